@@ -62,22 +62,22 @@ class Callbacks:
         try:
             for callback in self._callbacks:
                 if (method := getattr(callback, event, None)) is not None:
-                    asked = _asked(callback, event, method, arguments)
-                    asks |= asked
-                    if "stop" in asked:
-                        own = isinstance(callback, EarlyStopping)
-                        self.reason = callback.reason if own else ", as a callback asked"
+                    requests = _asked(callback, event, method, arguments)
+                    asks |= requests
+                    if "stop" in requests:
+                        is_early_stopping = isinstance(callback, EarlyStopping)
+                        self.reason = callback.reason if is_early_stopping else ", as a callback asked"
             if self._failures:
                 raise self._failures.pop(0)
         except CallbackError as error:
             failed = error
-        found = self._gather({"asks": sorted(asks), "error": failed and str(failed)})
+        outcomes = self._gather({"asks": sorted(asks), "error": failed and str(failed)})
         if failed:
             raise failed
-        for process, other in enumerate(found):
+        for process, other in enumerate(outcomes):
             if other["error"]:
                 raise CallbackError(f"process {process}: {other['error']}")
-        return set(found[0]["asks"])
+        return set(outcomes[0]["asks"])
 
 
 def load_callbacks(specs: Sequence[Code]) -> list[Any]:
@@ -86,21 +86,21 @@ def load_callbacks(specs: Sequence[Code]) -> list[Any]:
     Raises:
       UsageError: the code does not exist, or it fails.
     """
-    found = []
+    callbacks = []
     for spec in specs:
         make = load_function(spec, flag="--loop.callbacks")
         if not callable(make) or (_events(make) and not isinstance(make, type)):
-            found.append(make)  # an object passed from Python
+            callbacks.append(make)  # an object passed from Python
             continue
         try:
-            found.append(make())
+            callbacks.append(make())
         except TypeError as error:
             raise UsageError(
                 f"--loop.callbacks {spec}: {error}; wanted a class or function without arguments"
             ) from error
         except (Exception, SystemExit) as error:
             raise UsageError(f"--loop.callbacks {spec}: {failure(error)}") from error
-    return found
+    return callbacks
 
 
 def _events(callback: Any) -> list[str]:
@@ -108,33 +108,33 @@ def _events(callback: Any) -> list[str]:
 
 
 def _require_events(callback: Any) -> None:
-    named = type(callback).__name__
-    own = [name for name in dir(callback) if not name.startswith("_") and callable(getattr(callback, name))]
-    for name in own:
+    kind = type(callback).__name__
+    methods = [name for name in dir(callback) if not name.startswith("_") and callable(getattr(callback, name))]
+    for name in methods:
         near = difflib.get_close_matches(name, EVENTS, n=1, cutoff=0.75)
         if name not in EVENTS and near:
-            raise UsageError(f"callback {named}: {name} is not an event; did you mean {near[0]}?")
+            raise UsageError(f"callback {kind}: {name} is not an event; did you mean {near[0]}?")
     if not _events(callback):
-        raise UsageError(f"callback {named} has none of the methods {', '.join(EVENTS)}")
-    for name in own:
+        raise UsageError(f"callback {kind} has none of the methods {', '.join(EVENTS)}")
+    for name in methods:
         if name not in EVENTS and _HOOK.match(name):
             raise UsageError(
-                f"callback {named}: {name} is not an event, and would never be called; the events are "
+                f"callback {kind}: {name} is not an event, and would never be called; the events are "
                 f"{', '.join(EVENTS)}; if you call it yourself, name it _{name}"
             )
     for event in _events(callback):
-        require_call(getattr(callback, event), arguments_of(getattr(Callback, event)), f"callback {named}.{event}")
+        require_call(getattr(callback, event), arguments_of(getattr(Callback, event)), f"callback {kind}.{event}")
 
 
 def _asked(callback: Any, event: str, method: Callable, arguments: Sequence[Any]) -> set[str]:
-    named = f"callback {type(callback).__name__}.{event}"
+    source = f"callback {type(callback).__name__}.{event}"
     try:
         ask: Ask = method(*arguments)
     except (Exception, SystemExit) as error:
         stop = '; to end a run, return "stop"' if isinstance(error, SystemExit) else ""
-        raise CallbackError(f"{named}{at_step(arguments)}: {failure(error)}{stop}") from error
+        raise CallbackError(f"{source}{at_step(arguments)}: {failure(error)}{stop}") from error
     if ask is not None and ask not in _ASKS:
-        raise CallbackError(f'{named} returned {ask!r}: wanted "stop", "save" or None')
+        raise CallbackError(f'{source} returned {ask!r}: wanted "stop", "save" or None')
     return {ask} if ask else set()
 
 

@@ -35,9 +35,9 @@ def checksums_of(arrays: Mapping[str, Any]) -> dict[str, str]:
 def damaged(arrays: Mapping[str, Any], checksums: Mapping[str, str]) -> list[str]:
     """The names of arrays whose checksum differs, or that are missing in `arrays` or in `checksums`."""
     on_host = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
-    found = {name: _text(array, *_on_host(array)) for name, array in on_host.items()}
-    found |= checksums_of({name: array for name, array in arrays.items() if name not in on_host})
-    return sorted(name for name in found.keys() | checksums.keys() if found.get(name) != checksums.get(name))
+    computed = {name: _text(array, *_on_host(array)) for name, array in on_host.items()}
+    computed |= checksums_of({name: array for name, array in arrays.items() if name not in on_host})
+    return sorted(name for name in computed.keys() | checksums.keys() if computed.get(name) != checksums.get(name))
 
 
 def digest_of(about: Mapping[str, Any]) -> str:

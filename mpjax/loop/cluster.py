@@ -70,11 +70,11 @@ def _detected(timeout: float, environment: Mapping[str, str]) -> Seat | None:
     detect = cluster_environment().auto_detect_unset_distributed_params
     try:
         with warnings.catch_warnings(action="ignore"):
-            found = detect(None, None, None, None, None, int(timeout))
+            detected = detect(None, None, None, None, None, int(timeout))
     except Exception as error:  # each cluster has its own errors: a missing variable, a service without rights
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UsageError(f"cannot find the other processes of this run: {reason}; write {_FLAGS}, {_ALONE}") from error
-    coordinator, processes, process, local = found
+    coordinator, processes, process, local = detected
     if coordinator is None and "OMPI_COMM_WORLD_SIZE" in environment:  # JAX cannot detect version 5 or later
         size = environment["OMPI_COMM_WORLD_SIZE"]
         raise UsageError(
@@ -120,8 +120,8 @@ def own_gpus(environment: Mapping[str, str]) -> tuple[int, ...] | None:
             f"SLURM started {tasks} tasks on this node, which has {gpus} GPUs: write --ntasks-per-node={gpus}, one "
             "task for each GPU, or --ntasks-per-node=1, one task for all"
         )
-    each = gpus // tasks
-    return tuple(range(local * each, (local + 1) * each))
+    per_task = gpus // tasks
+    return tuple(range(local * per_task, (local + 1) * per_task))
 
 
 def _tasks_on_node(environment: Mapping[str, str]) -> int:

@@ -199,9 +199,9 @@ class Company:
                     values = self._coming.setdefault(number, {})
                     values[process] = message["value"]
                     if len(values) == self.processes:
-                        found = [values[index] for index in range(self.processes)]
+                        ordered = [values[index] for index in range(self.processes)]
                         del self._coming[number]
-                        self._tell_all({"kind": "values", "number": number, "values": found, "last": message["last"]})
+                        self._tell_all({"kind": "values", "number": number, "values": ordered, "last": message["last"]})
                 case "stop" if self.signal_number is None:
                     self._tell_all({"kind": "where", "signal": message["signal"]})
                 case "at":

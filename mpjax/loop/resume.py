@@ -47,9 +47,9 @@ def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
     leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
     names = [_plain(path_name(path)) for path, _ in leaves]
     saved = in_form_of(saved, filter(_is_of_model, names))
-    wanted = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
-    _refuse_other_model(wanted, saved)
-    saved = with_moments(with_weights(saved, wanted), wanted)
+    targets = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
+    _refuse_other_model(targets, saved)
+    saved = with_moments(with_weights(saved, targets), targets)
 
     missing, lossy, restored = [], [], []
     for name, (_, leaf) in zip(names, leaves, strict=True):
@@ -120,8 +120,8 @@ def places_in(state) -> Callable[[str, tuple[int, ...]], Sharding]:
     def place(name: str, shape: tuple[int, ...]) -> Sharding:
         words = without_field(_plain(name)).split("/")
         names = [_plain(name), *(PARAMS + "/".join(words[start:]) for start in range(1, len(words)))]
-        found = (known[name] for name in names if name in known)
-        return next((leaf.sharding for leaf in found if leaf.shape == shape), whole)
+        candidates = (known[name] for name in names if name in known)
+        return next((leaf.sharding for leaf in candidates if leaf.shape == shape), whole)
 
     return place
 
@@ -186,17 +186,17 @@ def with_weights(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[st
       saved: the arrays of a checkpoint by path.
       wanted: the leaves of the state to resume by path.
     """
-    found = dict(saved)
+    completed = dict(saved)
     for path, rest in saved.items():
         name = path.removeprefix(_COMPENSATION)
         if name != path and PARAMS + name in saved:
-            found.setdefault(MASTERS + name, _sum(saved[PARAMS + name].astype(FLOAT32), rest.astype(FLOAT32)))
+            completed.setdefault(MASTERS + name, _sum(saved[PARAMS + name].astype(FLOAT32), rest.astype(FLOAT32)))
     for path, leaf in wanted.items():
         name = path.removeprefix(_COMPENSATION)
         is_there = path in saved and saved[path].dtype == leaf.dtype
         if name != path and PARAMS + name in saved and not is_there:
-            found[path] = _left_over(saved[PARAMS + name], found.get(MASTERS + name), leaf.dtype)
-    return found
+            completed[path] = _left_over(saved[PARAMS + name], completed.get(MASTERS + name), leaf.dtype)
+    return completed
 
 
 def _sum(param: Any, rest: Any) -> Any:
@@ -220,16 +220,16 @@ def with_moments(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[st
       saved: the arrays of a checkpoint by path.
       wanted: the leaves of the state to resume by path.
     """
-    found = dict(saved)
+    converted = dict(saved)
     for path in wanted.keys() - saved.keys():
         whole = path.removesuffix(_VALUES)
         if whole != path and whole in saved:
-            parts = _beside(saved[whole], _grouped(saved[whole].astype(FLOAT32), jnp.uint32(0)))
-            found |= {whole + field: part for field, part in zip(_FIELDS, parts, strict=True)}
+            arrays = _beside(saved[whole], _grouped(saved[whole].astype(FLOAT32), jnp.uint32(0)))
+            converted |= {whole + field: array for field, array in zip(_FIELDS, arrays, strict=True)}
         elif path + _VALUES in saved:
             stored = Grouped(*(saved[path + field] for field in _FIELDS))
-            found[path] = _beside(stored.values, _ungrouped(stored))
-    return found
+            converted[path] = _beside(stored.values, _ungrouped(stored))
+    return converted
 
 
 def _beside(like: Any, found: Any) -> Any:

@@ -38,9 +38,9 @@ def call_roll(seat: Seat, about: Mapping[str, str], *, timeout: float) -> dict[i
 def _wait_for_others(seat: Seat, about: Mapping[str, str], timeout: float) -> dict[int, Connection]:
     ends = time.monotonic() + timeout
     lines: dict[int, Connection] = {}
-    said: dict[int, Mapping[str, str]] = {0: about}
+    descriptions: dict[int, Mapping[str, str]] = {0: about}
     with _listen(seat) as listener:
-        while len(said) < seat.processes and (left := ends - time.monotonic()) > 0:
+        while len(descriptions) < seat.processes and (left := ends - time.monotonic()) > 0:
             listener.settimeout(left)
             try:
                 line = Connection(listener.accept()[0])
@@ -51,13 +51,13 @@ def _wait_for_others(seat: Seat, about: Mapping[str, str], timeout: float) -> di
                 line.close()  # a scanner of ports
                 continue
             process = message["process"]
-            if fault := _no_seat(message, seat, said):
+            if fault := _no_seat(message, seat, descriptions):
                 line.send({"kind": "refused", "text": fault})
                 line.close()
                 continue
-            lines[process], said[process] = line, message["about"]
-    missing = sorted(set(range(seat.processes)) - said.keys())
-    fault = _absence(missing, seat, timeout) if missing else _difference(said)
+            lines[process], descriptions[process] = line, message["about"]
+    missing = sorted(set(range(seat.processes)) - descriptions.keys())
+    fault = _absence(missing, seat, timeout) if missing else _difference(descriptions)
     for line in lines.values():
         line.send({"kind": "refused", "text": fault} if fault else {"kind": "complete"})
     if fault:
@@ -129,10 +129,10 @@ def by_value(said: Mapping[int, str]) -> dict[str, list[int]]:
     >>> by_value({0: "a", 1: "b", 2: "a"})
     {'a': [0, 2], 'b': [1]}
     """
-    found: dict[str, list[int]] = {}
+    processes_of: dict[str, list[int]] = {}
     for process, value in said.items():
-        found.setdefault(value, []).append(process)
-    return found
+        processes_of.setdefault(value, []).append(process)
+    return processes_of
 
 
 def numbers(which: list[int]) -> str:

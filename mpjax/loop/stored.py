@@ -100,13 +100,13 @@ def read_checkpoint(
     faults = []
     for position in reversed(steps):
         try:
-            found = position, *_read(directory, position, places, gather)
+            checkpoint = position, *_read(directory, position, places, gather)
         except Damaged as fault:
             faults.append(fault)
             continue
         for fault in faults:
             warnings.warn(f"{fault}; using {directory / str(position)} instead", CheckpointWarning, stacklevel=2)
-        return found
+        return checkpoint
     raise faults[0]
 
 

@@ -136,8 +136,8 @@ def train_loop(
     ahead = max(2, AHEAD // when.per_call)
     unwritten: list = []
     looked: list = []
-    began = 0.0
-    asked: set[str] = set()  # requests of callbacks
+    interval_start = 0.0
+    requests: set[str] = set()  # requests of callbacks
 
     def write_layers() -> None:
         while looked:
@@ -153,12 +153,12 @@ def train_loop(
         return Diverged(f"{text}: {reason}\n{explained()}{failed}")
 
     def write_interval(position: int, interval: list) -> None:
-        nonlocal began, asked
+        nonlocal interval_start, requests
         if not interval:
             return
         steps = [step for metrics, count in jax.device_get(interval) for step in _each(metrics, count)]
-        seconds = clock.seconds() - began
-        began = clock.seconds()
+        seconds = clock.seconds() - interval_start
+        interval_start = clock.seconds()
         rate = {"examples_per_second": len(steps) * batch_size / seconds}
         metrics = _summary(steps) | rate
         metrics = {f"train/{name}": value for name, value in metrics.items()}
@@ -170,27 +170,27 @@ def train_loop(
                 raise diverged(text, number, reason, lambda number=number: explain().step(number))
         for number, step in numbered:
             if not step["finite"]:
-                asked |= callbacks.call("skipped", number, {name: float(value) for name, value in step.items()})
-        asked |= callbacks.call("logged", position, metrics)
+                requests |= callbacks.call("skipped", number, {name: float(value) for name, value in step.items()})
+        requests |= callbacks.call("logged", position, metrics)
 
     unread: tuple[int, list] | None = None  # the interval that ended with the previous call
     position = saved = start
 
     def evaluate_and_save(position: int, *, evaluating: bool, saving: bool) -> None:
-        nonlocal saved, asked
+        nonlocal saved, requests
         tested: Metrics = {}
         if evaluating:
             tested = evaluate(state)
             writer.write(position, tested)
             if draw:
                 writer.images(position, draw(state))
-            asked |= callbacks.call("evaluated", position, tested, model_of(state))
-        if saving or asked:
+            requests |= callbacks.call("evaluated", position, tested, model_of(state))
+        if saving or requests:
             save(position, state, score.higher_is_better(tested.get(f"test/{score.metric}")))
             saved = position
-            asked.discard("save")
-            asked |= callbacks.call("saved", position)
-        ends = position == when.steps or (evaluating and "stop" in asked)
+            requests.discard("save")
+            requests |= callbacks.call("saved", position)
+        ends = position == when.steps or (evaluating and "stop" in requests)
         if ends and not math.isfinite(tested["test/loss"]):
             reason = f"the test loss is {tested['test/loss']} at the end"
             raise diverged("training diverged", position, reason, lambda: explain().evaluation(position, state))
@@ -211,8 +211,8 @@ def train_loop(
                 jax.block_until_ready(unwritten[-ahead][0])
 
             stopping = stop.due(position) and position < when.steps
-            due_evaluate = (when.due(when.evaluate, position) or "stop" in asked) and not stopping
-            due_save = when.due(when.save, position) or stopping or bool(asked)
+            due_evaluate = (when.due(when.evaluate, position) or "stop" in requests) and not stopping
+            due_save = when.due(when.save, position) or stopping or bool(requests)
             if due_evaluate or due_save:
                 write_layers()
                 interval, unwritten = unwritten, []
@@ -221,7 +221,7 @@ def train_loop(
                     evaluate_and_save(position, evaluating=due_evaluate, saving=due_save)
                 if stopping:
                     raise Interrupted(f"stopped at step {position}; the checkpoint is saved", stop.signal_number)
-                if due_evaluate and saved == position and "stop" in asked:
+                if due_evaluate and saved == position and "stop" in requests:
                     break
             elif any(when.due(when.log, passed) for passed in range(before + 1, position + 1)):
                 unread, unwritten = (position, unwritten), []

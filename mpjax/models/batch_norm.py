@@ -120,7 +120,7 @@ def _spread(shape: tuple[int, ...], *vectors: jax.Array) -> list[jax.Array]:
     together = jnp.concatenate([vector.reshape(1, -1) for vector in vectors], axis=1)
     partial = jnp.split(jnp.broadcast_to(together, (parts, together.size)), len(vectors), axis=1)
     whole = parts, _rows(shape) // parts, shape[-1]
-    return [jnp.broadcast_to(each[:, None], whole).reshape(shape) for each in partial]
+    return [jnp.broadcast_to(x[:, None], whole).reshape(shape) for x in partial]
 
 
 def _rows(shape: tuple[int, ...]) -> int:

@@ -66,10 +66,10 @@ def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
             f"or --task {entry.task} for other data",
             repair={"model.name": fitting[0]} if len(fitting) == 1 else None,
         )
-    given = {name: value for name in _SETTINGS if (value := getattr(config, name))}
-    if extra := sorted(set(given) - set(entry.settings)):
-        raise UsageError(f"--model.{extra[0]} {given[extra[0]]}: {config.name} has no such setting; leave it out")
-    return entry.make(**{**entry.inputs(fields, config), **given}, rngs=rngs)
+    settings = {name: value for name in _SETTINGS if (value := getattr(config, name))}
+    if extra := sorted(set(settings) - set(entry.settings)):
+        raise UsageError(f"--model.{extra[0]} {settings[extra[0]]}: {config.name} has no such setting; leave it out")
+    return entry.make(**{**entry.inputs(fields, config), **settings}, rngs=rngs)
 
 
 def _own(name: Code, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:

@@ -53,7 +53,9 @@ def _max_pool_jvp(window: int, stride: int, padding: Padding, primals: tuple, ta
     wide = tangent.astype(widest(y.dtype, FLOAT32))
     candidates = _pixels(wide, 0, window, stride, padding)
     # Only one term of the sum is not 0. Its transpose adds up the gradients of each pixel.
-    chosen = functools.reduce(jnp.add, (jnp.where(place == index, one, 0) for index, one in enumerate(candidates)))
+    chosen = functools.reduce(
+        jnp.add, (jnp.where(place == index, candidate, 0) for index, candidate in enumerate(candidates))
+    )
     return y, chosen.astype(y.dtype)
 
 

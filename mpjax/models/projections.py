@@ -78,8 +78,8 @@ def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) 
 
     def forward(x, kernels, bias):
         # Calls the layers themselves, so that named scopes, audits and diagnoses find them.
-        given = (changed(layers[0], bias=nnx.Param(bias)), *without)
-        return tuple(changed(layer, kernel=nnx.Param(kernels[:, i]))(x) for i, layer in enumerate(given))
+        projections = (changed(layers[0], bias=nnx.Param(bias)), *without)
+        return tuple(changed(layer, kernel=nnx.Param(kernels[:, i]))(x) for i, layer in enumerate(projections))
 
     products = jax.custom_jvp(forward)
 
@@ -89,7 +89,7 @@ def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) 
         last_by_first = ((x.ndim - 1,), (0,)), ((), ())
         dot = jax.lax.dot_general
         slopes = dot(of_x, kernels, last_by_first) + dot(x, of_kernels, last_by_first)
-        first, *others = (jnp.squeeze(each, -3) for each in jnp.split(slopes, 3, axis=-3))
+        first, *others = (jnp.squeeze(slope, -3) for slope in jnp.split(slopes, 3, axis=-3))
         wide = jnp.broadcast_to(of_bias.astype(widest(bias.dtype, FLOAT32)), first.shape)
         # Not `products`: rematerialisation takes the function with the rule for one operation that is no product.
         return forward(*primals), (first + wide.astype(first.dtype), *others)

@@ -65,16 +65,16 @@ class Stack(nnx.Module):
         Raises:
           UsageError: blocks differ in structure.
         """
-        parts = [nnx.split(block) for block in blocks]
-        graph = parts[0][0]
-        if different := [number for number, (other, _) in enumerate(parts) if other != graph]:
+        splits = [nnx.split(block) for block in blocks]
+        graph = splits[0][0]
+        if different := [number for number, (other, _) in enumerate(splits) if other != graph]:
             raise UsageError(
                 f"scan_blocks: block {different[0]} differs from block 0 in structure, and a loop has one body: "
                 "write --model.no_scan_blocks"
             )
-        self.depth = len(parts)
+        self.depth = len(splits)
         self.keep = costly
-        self.all = nnx.merge(graph, jax.tree.map(lambda *rows: jnp.stack(rows), *(arrays for _, arrays in parts)))
+        self.all = nnx.merge(graph, jax.tree.map(lambda *rows: jnp.stack(rows), *(arrays for _, arrays in splits)))
 
     def __call__(self, x: jax.Array, *args: Any) -> jax.Array:
         """Applies the blocks in turn.
@@ -223,25 +223,25 @@ def names_apart(path: str, stacks: Stacks) -> list[str]:
 
 def apart(arrays: Mapping[str, Any], stacks: Stacks) -> Arrays:
     """Splits stacked arrays into the arrays of single blocks. Other arrays do not change."""
-    found: Arrays = {}
+    singles: Arrays = {}
     for path, array in arrays.items():
         names = names_apart(path, stacks)
-        found |= {path: array} if names == [path] else {name: array[row] for row, name in enumerate(names)}
-    return found
+        singles |= {path: array} if names == [path] else {name: array[row] for row, name in enumerate(names)}
+    return singles
 
 
 def replaced(arrays: Mapping[str, Any], given: Mapping[str, Any], stacks: Stacks) -> Arrays:
     """Replaces arrays, or rows of stacked arrays, with the `given` arrays, whose paths are those of single blocks."""
-    found: Arrays = {}
+    updated: Arrays = {}
     for path, array in arrays.items():
         names = names_apart(path, stacks)
         if given.keys().isdisjoint(names):
-            found[path] = array
+            updated[path] = array
         elif names == [path]:
-            found[path] = given[path]
+            updated[path] = given[path]
         else:
-            found[path] = jnp.stack([given[name] if name in given else array[row] for row, name in enumerate(names)])
-    return found
+            updated[path] = jnp.stack([given[name] if name in given else array[row] for row, name in enumerate(names)])
+    return updated
 
 
 def apart_in(tree: Any, stacks: Stacks) -> Any:
@@ -263,13 +263,13 @@ def in_form_of(arrays: Mapping[str, Any], wanted: Iterable[str]) -> Arrays:
       arrays: arrays by path, as in `params/blocks/0/x` and `opt_state/inner_state/0/mu/blocks/0/x`.
       wanted: the paths of the model's parameters and statistics, as in `params/blocks/all/x`.
     """
-    found = dict(arrays)
+    converted = dict(arrays)
     missing = [path for path in wanted if path not in arrays]
     for stack in {stack for path in missing if (stack := _counterpart(path, ALL, "0", arrays))}:
-        found = _together_in(found, stack)
+        converted = _together_in(converted, stack)
     for stack in {stack for path in missing if (stack := _counterpart(path, r"\d+", ALL, arrays))}:
-        found = _apart_in(found, stack)
-    return found
+        converted = _apart_in(converted, stack)
+    return converted
 
 
 def _counterpart(path: str, of: str, other: str, arrays: Mapping[str, Any]) -> str | None:
@@ -281,26 +281,26 @@ def _counterpart(path: str, of: str, other: str, arrays: Mapping[str, Any]) -> s
 
 
 def _together_in(arrays: Mapping[str, Any], stack: str) -> Arrays:
-    found: Arrays = {}
+    unchanged: Arrays = {}
     rows: dict[str, dict[int, Any]] = {}
     for path, array in arrays.items():
         match = re.fullmatch(rf"(.*/{re.escape(stack)})/(\d+)/(.*)", path)
         if match is None:
-            found[path] = array
+            unchanged[path] = array
         else:
             rows.setdefault(f"{match[1]}/{ALL}/{match[3]}", {})[int(match[2])] = array
-    return found | {path: _stack([parts[number] for number in sorted(parts)]) for path, parts in rows.items()}
+    return unchanged | {path: _stack([blocks[number] for number in sorted(blocks)]) for path, blocks in rows.items()}
 
 
 def _apart_in(arrays: Mapping[str, Any], stack: str) -> Arrays:
-    found: Arrays = {}
+    singles: Arrays = {}
     for path, array in arrays.items():
         match = re.fullmatch(rf"(.*/{re.escape(stack)})/{ALL}/(.*)", path)
         if match is None:
-            found[path] = array
+            singles[path] = array
         else:
-            found |= {f"{match[1]}/{row}/{match[2]}": array[row] for row in range(len(array))}
-    return found
+            singles |= {f"{match[1]}/{row}/{match[2]}": array[row] for row in range(len(array))}
+    return singles
 
 
 def _stack(rows: list) -> Any:

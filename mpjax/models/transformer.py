@@ -141,7 +141,7 @@ def with_positions(x: Float[Array, "B T D"], table: Float[Array, "L D"]) -> Floa
 def check_length(tokens: Int[Array, "B T"], most: int) -> None:
     """Raises UsageError if tokens are longer than `most`, the number of position embeddings."""
     if tokens.shape[1] > most:
-        given = tokens.shape[1]
+        length = tokens.shape[1]
         raise UsageError(
-            f"texts of {given} tokens, but the model takes at most {most}: cut them, or write length={given}"
+            f"texts of {length} tokens, but the model takes at most {most}: cut them, or write length={length}"
         )

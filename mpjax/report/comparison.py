@@ -178,9 +178,9 @@ def _contrast(values: Sequence[np.ndarray], kind: str, tolerance: float | None) 
     """The contrast of the values [runs] of two groups, the reference first."""
     bands = [_band(group[:, None], kind) for group in values]
     units = float(_in_bands(bands[0], bands[1], tolerance)[0])
-    one, two = (Band(float(band.center[0]), float(band.half[0])) for band in bands)
+    reference, other = (Band(float(band.center[0]), float(band.half[0])) for band in bands)
     seeds = _seeds(values[0]), _seeds(values[1])
-    return Contrast(one, two, seeds, seeds[1].mean - seeds[0].mean, units)
+    return Contrast(reference, other, seeds, seeds[1].mean - seeds[0].mean, units)
 
 
 def _seeds(values: np.ndarray) -> Seeds:

@@ -33,12 +33,12 @@ def comparison_table(names: tuple[str, str], comparisons: Sequence[Comparison]):
     table.add_column("metric", no_wrap=True)
     for head in (*names, f"{names[1]} - {names[0]}", "bands", "parts at"):
         table.add_column(head, justify="right", overflow="fold")
-    for one in comparisons:
-        parts = "never" if one.parts_at is None else f"step {one.parts_at}"
-        parts = "by design" if one.by_design else parts
-        table.add_row(*_cells(one.metric, one.metric, one.final), parts)
-        if one.best is not None:
-            table.add_row(*_cells("  best", one.metric, one.best), "")
+    for comparison in comparisons:
+        parting = "never" if comparison.parts_at is None else f"step {comparison.parts_at}"
+        parting = "by design" if comparison.by_design else parting
+        table.add_row(*_cells(comparison.metric, comparison.metric, comparison.final), parting)
+        if comparison.best is not None:
+            table.add_row(*_cells("  best", comparison.metric, comparison.best), "")
     return table
 
 
@@ -60,17 +60,22 @@ def evidence(
         if 1 in runs:
             sentences[0] += "; of a single run the band is a line"
         sentences[0] += "; shown are mean ± standard deviation"
-    for one in comparisons:
-        points = len(one.steps)
-        if one.by_design:
-            sentences.append(f"{one.metric}: one policy scales the loss and the other does not; no difference to judge")
-        elif one.parts_at is None:
-            sentences.append(f"{one.metric}: together at the last of {points} points, step {one.steps[-1]}")
+    for comparison in comparisons:
+        points = len(comparison.steps)
+        if comparison.by_design:
+            sentences.append(
+                f"{comparison.metric}: one policy scales the loss and the other does not; no difference to judge"
+            )
+        elif comparison.parts_at is None:
+            sentences.append(
+                f"{comparison.metric}: together at the last of {points} points, step {comparison.steps[-1]}"
+            )
         else:
             sentences.append(
-                f"{one.metric} parts at step {one.parts_at} and stays apart, {one.apart} of {points} points"
+                f"{comparison.metric} parts at step {comparison.parts_at} and stays apart, "
+                f"{comparison.apart} of {points} points"
             )
-        sentences[-1] += _averaged(one)
+        sentences[-1] += _averaged(comparison)
     return sentences
 
 
@@ -136,7 +141,7 @@ def _note(comparisons: Sequence[Sequence[Comparison]], band: str) -> str:
 
 def _draw(panel, of_metric: Sequence[Comparison]) -> None:
     first = of_metric[0]
-    bands = [(first.steps, first.reference), *((one.steps, one.other) for one in of_metric)]
+    bands = [(first.steps, first.reference), *((comparison.steps, comparison.other) for comparison in of_metric)]
     for i, (steps, band) in enumerate(bands):
         color = _COLORS[i % len(_COLORS)]
         dot = "o" if len(steps) < 15 else ""
@@ -144,11 +149,13 @@ def _draw(panel, of_metric: Sequence[Comparison]) -> None:
         width = 1.5 + 1.5 * (len(bands) - 1 - i) / max(len(bands) - 1, 1)
         panel.plot(steps, band.center, color=color, linewidth=width, marker=dot, markersize=2 + width, zorder=3)
         draw_band(panel, steps, band.center - band.half, band.center + band.half, color=color, alpha=0.2)
-    parted = [(i, one.parts_at) for i, one in enumerate(of_metric, start=1) if one.parts_at is not None]
+    parted = [
+        (i, comparison.parts_at) for i, comparison in enumerate(of_metric, start=1) if comparison.parts_at is not None
+    ]
     for i, step in parted:
         panel.axvline(step, color=_COLORS[i % len(_COLORS)], linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
     parting = ", ".join(f"{letter(i)} parts at step {step:,}" for i, step in parted) or "no parting"
-    parting = "differs by design" if any(one.by_design for one in of_metric) and not parted else parting
+    parting = "differs by design" if any(comparison.by_design for comparison in of_metric) and not parted else parting
     panel.set_title(first.metric + _averaged(first), loc="left", fontsize=11)
     panel.set_title(parting, loc="right", fontsize=9, color=GREY)
     if first.metric == "train/loss_scale":

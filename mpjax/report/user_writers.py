@@ -54,14 +54,14 @@ def require_writer(writer: Any, source: str) -> None:
       writer: the object.
       source: the beginning of the message; a description of the object follows.
     """
-    wanted = "wanted an object with the methods of mpjax.report.Writer"
+    expected = "wanted an object with the methods of mpjax.report.Writer"
     if isinstance(writer, type):
-        raise UsageError(f"{source} the class {writer.__name__}; {wanted}: write {writer.__name__}(...)")
+        raise UsageError(f"{source} the class {writer.__name__}; {expected}: write {writer.__name__}(...)")
     if isinstance(writer, str):
-        raise UsageError(f"{source} the text {writer!r}; {wanted}; names of loggers are for --report.writers")
+        raise UsageError(f"{source} the text {writer!r}; {expected}; names of loggers are for --report.writers")
     kind = type(writer).__name__
     if missing := [name for name in _REQUIRED if not _has(writer, name)]:
-        raise UsageError(f"{source} {kind}, which has no {', '.join(missing)}; {wanted}")
+        raise UsageError(f"{source} {kind}, which has no {', '.join(missing)}; {expected}")
     for name in _REQUIRED:
         require_call(getattr(writer, name), arguments_of(getattr(Writer, name)), f"{source} {kind}, whose {name}")
 
@@ -104,8 +104,8 @@ class UserWriters(Writers):
             getattr(writer, method)(*arguments)
         except (Exception, SystemExit) as cause:
             if id(writer) not in self._failed:
-                named = f"writer {type(writer).__name__}.{method}{at_step(arguments)}"
-                error = CallbackError(f"{named}: {failure(cause)}")
+                source = f"writer {type(writer).__name__}.{method}{at_step(arguments)}"
+                error = CallbackError(f"{source}: {failure(cause)}")
                 error.__cause__ = cause
                 self._failures.append(error)
             self._failed.add(id(writer))

@@ -32,7 +32,9 @@ class ArrayPaths:
         """Collects the paths of a model, which may be abstract."""
         single = one_by_one(model)
         _, params, stats = take_apart(single)
-        return cls(tuple(params), tuple(stats), {one[-1][0]: one for one in lineages_of(modules_of(single))})
+        return cls(
+            tuple(params), tuple(stats), {lineage[-1][0]: lineage for lineage in lineages_of(modules_of(single))}
+        )
 
     def decided(self, patterns: Iterable[str], paths: Iterable[str], flag: str) -> dict[str, str]:
         """Maps each path to the first pattern that covers it; paths without a pattern are left out.
@@ -48,9 +50,9 @@ class ArrayPaths:
         """
         patterns, paths = tuple(patterns), tuple(paths)
         by_path = {path: [pattern for pattern in patterns if self.covers(pattern, path)] for path in paths}
-        found = {path: matching[0] for path, matching in by_path.items() if matching}
+        pattern_of = {path: matching[0] for path, matching in by_path.items() if matching}
         for pattern in patterns:
-            if pattern in found.values():
+            if pattern in pattern_of.values():
                 continue
             before = next((matching[0] for matching in by_path.values() if pattern in matching), None)
             if before:
@@ -58,7 +60,7 @@ class ArrayPaths:
             known = sorted({path for path in self.lineages if path} | set(paths))
             near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4) or known[:3]
             raise UsageError(f"{flag} '{pattern}' matches nothing; nearest: {', '.join(near)}")
-        return found
+        return pattern_of
 
     def covers(self, pattern: str, path: str) -> bool:
         """True if a pattern covers the array at `path`."""

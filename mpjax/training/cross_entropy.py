@@ -120,9 +120,9 @@ def _reduced_jvp(primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
     change = tangents[0]
     row = _Row.of(logits, labels)
     total = jnp.sum(change * jnp.exp(logits - row.shift[..., None]), axis=-1)
-    own = jnp.sum(jnp.where(_is_label(labels, logits), change, 0), axis=-1)
+    label_change = jnp.sum(jnp.where(_is_label(labels, logits), change, 0), axis=-1)
     integers = np.zeros(row.first.shape, jax.dtypes.float0)
-    return tuple(row), (jnp.zeros_like(row.largest), total, own, jnp.sum(change, axis=-1), integers)
+    return tuple(row), (jnp.zeros_like(row.largest), total, label_change, jnp.sum(change, axis=-1), integers)
 
 
 def _finite_or_zero(largest: jax.Array) -> jax.Array:
@@ -171,5 +171,5 @@ def in_chunks(function: Callable, size: int, *arrays: Num[Array, "*S _"]) -> tup
         padded = jnp.pad(flat, [(0, chunks * size - tokens), *[(0, 0)] * (flat.ndim - 1)])
         return padded.reshape(chunks, size, *flat.shape[1:])
 
-    results = jax.lax.map(jax.checkpoint(lambda each: function(*each)), tuple(map(cut, arrays)))
+    results = jax.lax.map(jax.checkpoint(lambda chunk: function(*chunk)), tuple(map(cut, arrays)))
     return jax.tree.map(lambda x: x.reshape(-1)[:tokens].reshape(shape), results)

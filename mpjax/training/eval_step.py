@@ -56,8 +56,8 @@ def weighted_sums(values: Values, batch: Batch) -> dict[str, Any]:
 
     def total(value: jax.Array) -> jax.Array:
         # jnp.where, because a padding example may be NaN and 0 * NaN is NaN.
-        each = weight.reshape(size, *[1] * (value.ndim - 1))
-        return jnp.sum(jnp.where(each > 0, value * each, 0), axis=0)
+        weights = weight.reshape(size, *[1] * (value.ndim - 1))
+        return jnp.sum(jnp.where(weights > 0, value * weights, 0), axis=0)
 
     return jax.tree.map(total, dict(values)) | {"count": jnp.sum(weight)}
 

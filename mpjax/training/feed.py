@@ -126,22 +126,22 @@ class Resident:
         stream = self.batches.rows_from(position)
         sharding = _behind_steps(self.sharding)
         for count in counts:
-            chosen, given = zip(*itertools.islice(stream, count), strict=True)
+            chosen, fields = zip(*itertools.islice(stream, count), strict=True)
             numbers = np.stack(chosen).astype(np.int32)
-            yield SelectedRows(self.table, *jax.device_put((numbers, _stacked(given)), sharding))
+            yield SelectedRows(self.table, *jax.device_put((numbers, _stacked(fields)), sharding))
 
     def abstract(self, fed: Any, count: int) -> Any:
         """The same set with the shape of the row numbers for `count` steps."""
-        numbers, given = jax.tree.map(lambda x: _of_steps(x, count), (fed.numbers, fed.given))
-        return SelectedRows(fed.table, numbers, given)
+        numbers, fields = jax.tree.map(lambda x: _of_steps(x, count), (fed.numbers, fed.given))
+        return SelectedRows(fed.table, numbers, fields)
 
     def batch(self, fed: Any, index: Any) -> Any:
         """Gathers the examples of a step."""
         chosen = fed.numbers[index]
         # The row numbers are always in bounds. The mode omits the check of each.
         gathered = {name: x.at[chosen].get(mode="promise_in_bounds") for name, x in fed.table.items()}
-        given = {name: x[index] for name, x in fed.given.items()}
-        return jax.lax.with_sharding_constraint(gathered | given, self.sharding)
+        fields = {name: x[index] for name, x in fed.given.items()}
+        return jax.lax.with_sharding_constraint(gathered | fields, self.sharding)
 
 
 def _stacked(several: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -35,7 +35,7 @@ def frozen_paths(model: nnx.Module, patterns: Iterable[str]) -> frozenset[str]:
     single = paths.decided(patterns, [*paths.params, *paths.stats], _FLAG)
     if set(paths.params) <= single.keys():
         raise UsageError(f"{_FLAG} {' '.join(patterns)}: all parameters are frozen; wanted some to train")
-    stacks, found = stacks_of(model), set()
+    stacks, covered = stacks_of(model), set()
     for path in (name for arrays in take_apart(model)[1:] for name in arrays):
         rows = names_apart(path, stacks)
         frozen = [name for name in rows if name in single]
@@ -44,8 +44,8 @@ def frozen_paths(model: nnx.Module, patterns: Iterable[str]) -> frozenset[str]:
                 f"{_FLAG} '{single[frozen[0]]}' is for some of the {len(rows)} blocks that {path} holds, and with "
                 "scan_blocks they are one array: write --model.no_scan_blocks, or a pattern for all blocks"
             )
-        found |= {path} if frozen else set()
-    return frozenset(found)
+        covered |= {path} if frozen else set()
+    return frozenset(covered)
 
 
 def freeze_statistics(model: nnx.Module, frozen: Collection[str]) -> None:
@@ -80,8 +80,8 @@ def trained_only(tx: optax.GradientTransformation, frozen: Collection[str]) -> o
         return tx.init(trained(params))
 
     def update(updates, state, params=None, **extra):
-        found, state = tx.update(trained(updates), state, None if params is None else trained(params), **extra)
+        new_updates, state = tx.update(trained(updates), state, None if params is None else trained(params), **extra)
         still = {name: jnp.full_like(update, -0.0) for name, update in updates.items() if name in frozen}
-        return cast(Arrays, found) | still, state
+        return cast(Arrays, new_updates) | still, state
 
     return optax.GradientTransformationExtraArgs(init, update)

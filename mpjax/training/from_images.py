@@ -38,25 +38,25 @@ def arrays_from_images(task: Task, source: Source, config: Data) -> Arrays:
     Raises:
       UsageError: the data has no images, or a module names a variable that it does not have or returns another shape.
     """
-    modules = {path: one for path, one in modules_of(task.abstract).items() if isinstance(one, FromImages)}
+    modules = {path: module for path, module in modules_of(task.abstract).items() if isinstance(module, FromImages)}
     if not modules:
         return {}
     if "image" not in source.fields:
         raise UsageError(f"{next(iter(modules))} takes initial values from images, but the data has none")
     images = _images(task, source, config)
     _, params, stats = take_apart(task.abstract)
-    found: Arrays = {}
+    arrays: Arrays = {}
     for path, module in modules.items():
         for name, value in module.from_images(images).items():
             full = f"{path}/{name}" if path else name
-            wanted = (params | stats).get(full)
-            if wanted is None or wanted.shape != value.shape:
+            expected = (params | stats).get(full)
+            if expected is None or expected.shape != value.shape:
                 raise UsageError(
                     f"{type(module).__name__}.from_images returns '{name}' {value.shape}; wanted a variable of the "
-                    f"module and its shape{'' if wanted is None else f' {wanted.shape}'}"
+                    f"module and its shape{'' if expected is None else f' {expected.shape}'}"
                 )
-            found[full] = jax.numpy.asarray(value, wanted.dtype)
-    return found
+            arrays[full] = jax.numpy.asarray(value, expected.dtype)
+    return arrays
 
 
 def _images(task: Task, source: Source, config: Data) -> np.ndarray:

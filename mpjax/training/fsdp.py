@@ -61,15 +61,19 @@ class Gathers:
 
     def __call__(self, call, module, *args, **kwargs):
         """Calls a block with whole parameters."""
-        variables = {name: one for name, one in _variables(self.path, module) if isinstance(one.get_value(), Divided)}
-        parts = {name: variable.get_value() for name, variable in variables.items()}
+        variables = {
+            name: variable
+            for name, variable in _variables(self.path, module)
+            if isinstance(variable.get_value(), Divided)
+        }
+        divided = {name: variable.get_value() for name, variable in variables.items()}
         for name, variable in variables.items():
-            variable.set_value(_gather(self.layout, name, parts[name].array))
+            variable.set_value(_gather(self.layout, name, divided[name].array))
         try:
             return call(module, *args, **kwargs)
         finally:
             for name, variable in variables.items():
-                variable.set_value(parts[name])
+                variable.set_value(divided[name])
 
 
 @jax.tree_util.register_dataclass
@@ -103,7 +107,7 @@ class Divided:
 def _variables(path: str, module: nnx.Module) -> list[tuple[str, nnx.Param]]:
     """The parameters of the module at `path`, with their paths in the model."""
     graph = nnx.iter_graph(module)
-    return [(f"{path}/{'/'.join(map(str, p))}", one) for p, one in graph if isinstance(one, nnx.Param)]
+    return [(f"{path}/{'/'.join(map(str, p))}", variable) for p, variable in graph if isinstance(variable, nnx.Param)]
 
 
 def _widens(layout: Layout, name: str) -> bool:
@@ -119,7 +123,7 @@ def _gather(layout: Layout, name: str, part: jax.Array) -> jax.Array:
     axis = layout.fsdp_axis(name)
     if axis is None:
         return part
-    travels, given = (dtypes.get(name, part.dtype) for dtypes in (layout.travels, layout.given))
+    travels, dtype = (dtypes.get(name, part.dtype) for dtypes in (layout.travels, layout.given))
     over_tensor = over((TENSOR,), layout.spec(name))
 
     def apart(function):
@@ -133,8 +137,8 @@ def _gather(layout: Layout, name: str, part: jax.Array) -> jax.Array:
     @apart
     def gather_parts(part):
         if travels == E4M3:
-            return _gather_in_float8(part, axis, (FSDP, *((TENSOR,) if TENSOR in over_tensor else ()))).astype(given)
-        return jax.lax.all_gather(part.astype(travels), FSDP, axis=axis, tiled=True).astype(given)
+            return _gather_in_float8(part, axis, (FSDP, *((TENSOR,) if TENSOR in over_tensor else ()))).astype(dtype)
+        return jax.lax.all_gather(part.astype(travels), FSDP, axis=axis, tiled=True).astype(dtype)
 
     @apart
     def scatter(gradient):
@@ -162,6 +166,6 @@ def _gather_in_float8(part: jax.Array, axis: int, axes: tuple[str, ...]) -> jax.
       axes: the axes of the mesh that the parameter is divided over.
     """
     half = part.astype(BFLOAT16)
-    own = quantise_by(half, jax.lax.pmax(largest_of(half), axes), E4M3)
-    values = jax.lax.all_gather(own.values, FSDP, axis=axis, tiled=True)
-    return values.astype(BFLOAT16) * own.inverse.astype(BFLOAT16)
+    quantised = quantise_by(half, jax.lax.pmax(largest_of(half), axes), E4M3)
+    values = jax.lax.all_gather(quantised.values, FSDP, axis=axis, tiled=True)
+    return values.astype(BFLOAT16) * quantised.inverse.astype(BFLOAT16)

@@ -100,14 +100,14 @@ def _weighted(differentiated: Callable, shares: Shares) -> Callable:
     """Multiplies gradients by the weight of their micro-batch, in float32 or wider."""
 
     def weighted(scaling, params, stats, key, batch):
-        stats, part = differentiated(scaling, params, stats, key, batch)
-        weight = shares.add(part.means["loss"].weight)
+        stats, contribution = differentiated(scaling, params, stats, key, batch)
+        weight = shares.add(contribution.means["loss"].weight)
 
         def times_weight(g: jax.Array) -> jax.Array:
             dtype = widest(g.dtype, FLOAT32)
             return g.astype(dtype) * weight.astype(dtype)
 
-        return stats, Contribution(jax.tree.map(times_weight, part.grads), part.means)
+        return stats, Contribution(jax.tree.map(times_weight, contribution.grads), contribution.means)
 
     return weighted
 
@@ -117,19 +117,19 @@ def _in_turn(one: Callable, count: int, shares: Shares) -> Callable:
 
     def body(carry, micro):
         stats, total = carry
-        stats, part = one(stats, *micro)
-        return (stats, jax.tree.map(jnp.add, total, part)), None
+        stats, contribution = one(stats, *micro)
+        return (stats, jax.tree.map(jnp.add, total, contribution)), None
 
     def in_turn(stats, key, batch):
         keys, batches = jax.random.split(key, count), _micro_batches(batch, count)
         _, shapes = jax.eval_shape(one, stats, keys[0], jax.tree.map(lambda x: x[0], batches))
         zeros = jax.tree.map(lambda s: jnp.full(s.shape, -0.0, s.dtype), shapes)  # -0.0 + x is x, even if x is -0.0
-        (stats, part), _ = jax.lax.scan(body, (stats, zeros), (keys, batches))
-        weight = jnp.sum(part.means["loss"].weight)  # over all shares
+        (stats, contribution), _ = jax.lax.scan(body, (stats, zeros), (keys, batches))
+        weight = jnp.sum(contribution.means["loss"].weight)  # over all shares
         weight = jnp.where(weight != 0, weight, 1)
         # Before the sum: in half precision, gradients times the weight of a batch would overflow.
-        grads = {name: g / weight.astype(g.dtype) for name, g in part.grads.items()}
-        return shares.together(stats, Contribution(grads, part.means))
+        grads = {name: g / weight.astype(g.dtype) for name, g in contribution.grads.items()}
+        return shares.together(stats, Contribution(grads, contribution.means))
 
     return in_turn
 

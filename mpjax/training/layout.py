@@ -70,11 +70,11 @@ class Layout:
         Raises:
           UsageError: the batch does not divide evenly among devices and micro-batches.
         """
-        parts = self.shares * accumulate
-        if size % parts:
+        divisor = self.shares * accumulate
+        if size % divisor:
             raise UsageError(
                 f"a batch of {size} examples does not divide among {self.shares} devices x {accumulate} micro-batches: "
-                f"take a multiple of {parts}, such as {max(1, size // parts) * parts}"
+                f"take a multiple of {divisor}, such as {max(1, size // divisor) * divisor}"
             )
         return NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
 
@@ -106,8 +106,10 @@ class Layout:
         return jax.tree_util.tree_map_with_path(sharding, state)
 
     def _divides(self, spec: PartitionSpec, shape: tuple[int, ...]) -> bool:
-        parts = [self.mesh.shape[over] if over else 1 for over in spec]
-        return len(parts) == len(shape) and all(size % part == 0 for size, part in zip(shape, parts, strict=True))
+        divisors = [self.mesh.shape[over] if over else 1 for over in spec]
+        return len(divisors) == len(shape) and all(
+            size % divisor == 0 for size, divisor in zip(shape, divisors, strict=True)
+        )
 
 
 def over(axes: Sequence[str], spec: PartitionSpec) -> PartitionSpec:
@@ -131,15 +133,15 @@ def divide(
       mesh: the mesh.
       tensor_axes: the axis to divide over `tensor`, by path.
     """
-    parts = mesh.shape[FSDP]
-    found = {}
+    fsdp_size = mesh.shape[FSDP]
+    specs = {}
     for name, param in params.items():
         axes: list[str | None] = [None] * len(param.shape)
         if name in tensor_axes and mesh.shape[TENSOR] > 1:
             axes[tensor_axes[name]] = TENSOR
-        free = [axis for axis, size in enumerate(param.shape) if axes[axis] is None and size % parts == 0]
-        if parts > 1 and free and np.prod(param.shape) >= SMALL:
+        free = [axis for axis, size in enumerate(param.shape) if axes[axis] is None and size % fsdp_size == 0]
+        if fsdp_size > 1 and free and np.prod(param.shape) >= SMALL:
             axes[max(free, key=lambda axis: param.shape[axis])] = FSDP
         if any(axes):
-            found[name] = PartitionSpec(*axes)
-    return found
+            specs[name] = PartitionSpec(*axes)
+    return specs

@@ -117,10 +117,10 @@ def dice_loss(
     logits = widened(logits)
     counts = _counts(labels, ignore)[..., None]
     places = tuple(range(1, labels.ndim))
-    found = jnp.where(counts, jax.nn.softmax(logits), 0)
-    wanted = jnp.where(counts, jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype), 0)
-    overlap = jnp.sum(found * wanted, axis=places)
-    size = jnp.sum(jnp.square(found), axis=places) + jnp.sum(jnp.square(wanted), axis=places)
+    probabilities = jnp.where(counts, jax.nn.softmax(logits), 0)
+    targets = jnp.where(counts, jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype), 0)
+    overlap = jnp.sum(probabilities * targets, axis=places)
+    size = jnp.sum(jnp.square(probabilities), axis=places) + jnp.sum(jnp.square(targets), axis=places)
     return 1 - jnp.mean((2 * overlap + smooth) / (size + smooth), axis=-1)
 
 
@@ -144,9 +144,9 @@ def correct_in_top(k: int, logits: Float[Array, "B K"], labels: Int[Array, " B"]
       float32 [B]; 0 where the label's logit is NaN.
     """
     # A count of the rank, unlike a sort, needs no communication when the batch is sharded.
-    own = jnp.take_along_axis(logits, labels[:, None], axis=-1)
+    label_logit = jnp.take_along_axis(logits, labels[:, None], axis=-1)
     place = jnp.arange(logits.shape[-1], dtype=labels.dtype)[None, :]
-    behind = (logits < own) | ((logits == own) & (place >= labels[:, None]))
+    behind = (logits < label_logit) | ((logits == label_logit) & (place >= labels[:, None]))
     return (jnp.sum(~behind, axis=-1) < k).astype(jnp.float32)
 
 
@@ -168,9 +168,9 @@ def intersection_and_union(
     """
     counts = _counts(labels, ignore)[..., None]
     classes = jnp.arange(logits.shape[-1], dtype=jnp.int32).reshape((1,) * labels.ndim + (-1,))
-    found = (jnp.argmax(logits, axis=-1)[..., None] == classes) & counts
+    predicted = (jnp.argmax(logits, axis=-1)[..., None] == classes) & counts
     there = (labels.astype(jnp.int32)[..., None] == classes) & counts
-    return _count(found & there, keep=1).astype(jnp.float32), _count(found | there, keep=1).astype(jnp.float32)
+    return _count(predicted & there, keep=1).astype(jnp.float32), _count(predicted | there, keep=1).astype(jnp.float32)
 
 
 def _counts(labels: jax.Array, ignore: int | None) -> jax.Array:

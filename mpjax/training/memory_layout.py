@@ -44,10 +44,10 @@ def row_major_before_casts(run: Callable, select: Callable[[Any], Any]) -> Calla
         for place in places:
             results[place] = casts.get(results[place], results[place])
         narrow = closed(body.replace(outvars=results), consts)
-        found = core.jaxpr_as_fun(narrow)(*jax.tree.leaves(args))
+        outputs = core.jaxpr_as_fun(narrow)(*jax.tree.leaves(args))
         for place in places:
-            found[place] = row_major(found[place]).astype(leaves[place].dtype)
-        return jax.tree.unflatten(treedef, found)
+            outputs[place] = row_major(outputs[place]).astype(leaves[place].dtype)
+        return jax.tree.unflatten(treedef, outputs)
 
     return laid_out
 

@@ -43,8 +43,8 @@ def settle(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
     possible = min(settled.values()) > 0 and list(sizes.values()).count(-1) < 2
     if not possible or math.prod(settled.values()) != devices:
         shown, near = (
-            " ".join(f"--mesh.{name} {size}" for name, size in each.items())
-            for each in (sizes, _nearest(sizes, devices))
+            " ".join(f"--mesh.{name} {size}" for name, size in choice.items())
+            for choice in (sizes, _nearest(sizes, devices))
         )
         raise UsageError(
             f"{shown} does not divide {devices} devices: wanted sizes whose product is the number of devices, and -1 "
@@ -56,11 +56,11 @@ def settle(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
 def _nearest(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
     """The sizes with product `devices` that are nearest to `sizes` as ratios; sizes below 1 match any size."""
     divisors = [size for size in range(1, devices + 1) if devices % size == 0]
-    products = [each for each in itertools.product(divisors, repeat=len(sizes)) if math.prod(each) == devices]
+    products = [shape for shape in itertools.product(divisors, repeat=len(sizes)) if math.prod(shape) == devices]
 
-    def distance(each: tuple[int, ...]) -> float:
-        pairs = zip(each, sizes.values(), strict=True)
-        return sum(abs(math.log(one / other)) for one, other in pairs if other > 0)
+    def distance(shape: tuple[int, ...]) -> float:
+        pairs = zip(shape, sizes.values(), strict=True)
+        return sum(abs(math.log(size / other)) for size, other in pairs if other > 0)
 
     return dict(zip(sizes, min(products, key=distance), strict=True))
 

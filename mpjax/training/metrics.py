@@ -119,20 +119,20 @@ def _require_values(flag: str, returned: Any, size: int) -> None:
 def _require_sums(name: str, metric: Any) -> None:
     """Raises UsageError unless a merge of two metrics adds their arrays, and `compute` of the sums returns a number."""
     shapes, treedef = jax.tree.flatten(metric)
-    one, two = (treedef.unflatten([np.full(x.shape, n, x.dtype) for x in shapes]) for n in (1, 2))
-    where = f"--training.metrics {name}: merge() of {type(one).__name__} failed"
-    with named_failure(where, one), jax.numpy_dtype_promotion("standard"):  # the default of clu and metrax
-        merged = jax.tree.leaves(one.merge(two))
+    ones, twos = (treedef.unflatten([np.full(x.shape, n, x.dtype) for x in shapes]) for n in (1, 2))
+    where = f"--training.metrics {name}: merge() of {type(ones).__name__} failed"
+    with named_failure(where, ones), jax.numpy_dtype_promotion("standard"):  # the default of clu and metrax
+        merged = jax.tree.leaves(ones.merge(twos))
     added = len(merged) == len(shapes) and all(
         x.shape == np.shape(m) and np.all(np.asarray(m) == 3) for x, m in zip(shapes, merged, strict=True)
     )
     if not added:
         raise UsageError(
-            f"--training.metrics {name}: merging two {type(one).__name__} does not add their arrays, so it cannot be "
+            f"--training.metrics {name}: merging two {type(ones).__name__} does not add their arrays, so it cannot be "
             "summed over examples and devices; return values per example, [B]"
         )
     with contextlib.suppress(ZeroDivisionError):  # ones are not the sums of a set
-        _number_of(name, one)
+        _number_of(name, ones)
 
 
 def _values(flag: str, function: "Metric", outputs: Any, batch: Batch) -> Values:
@@ -160,14 +160,14 @@ def _number_of(name: str, metric: Any) -> float:
     where = f"--training.metrics {name}: compute() of {type(metric).__name__}"
     with jax.numpy_dtype_promotion("standard"):
         try:
-            found = metric.compute()
+            result = metric.compute()
         except ZeroDivisionError:
             raise
         except Exception as error:
             raise UsageError(f"{where} failed: {failure(error, file_of(metric))}") from error
-    if not is_array(found):
-        raise UsageError(f"{where} returned {kind_of(found)}: wanted a number; return one metric for each by its name")
-    value = np.asarray(found)
+    if not is_array(result):
+        raise UsageError(f"{where} returned {kind_of(result)}: wanted a number; return one metric for each by its name")
+    value = np.asarray(result)
     if value.shape:
         raise UsageError(f"{where} returned an array {value.shape}: wanted a number")
     return float(value)

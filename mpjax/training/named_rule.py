@@ -48,15 +48,15 @@ _MOVED: Mapping[str, str] = {
 @functools.cache
 def optax_rules() -> dict[str, Callable]:
     """Collects the optimizers of optax and optax.contrib by name: the public functions with a learning rate."""
-    found = {}
+    rules = {}
     for module in (contrib, optax):
         for name, function in vars(module).items():
             # Some are functools.partial. Each `scale_by_...` is a part of an optimizer, and some of them ascend the
             # gradient.
             is_public = isinstance(function, _FUNCTIONS) and not name.startswith(("_", "scale_by_"))
             if is_public and "learning_rate" in inspect.signature(function).parameters:
-                found[name] = function
-    return found
+                rules[name] = function
+    return rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +107,8 @@ class NamedRule:
         arguments = {**{key: value for key, value in known.items() if key in names}, **self.arguments}
         missing = [
             key
-            for key, one in names.items()
-            if one.default is one.empty and key not in arguments and key != "learning_rate"
+            for key, parameter in names.items()
+            if parameter.default is parameter.empty and key not in arguments and key != "learning_rate"
         ]
         if missing:
             raise UsageError(
@@ -240,9 +240,9 @@ def _decay(config: schema.Optimizer, names: Mapping[str, Any], arguments: Mappin
                 f"--optimizer.weight_decay {config.weight_decay}: {config.name} takes no weight_decay"
                 + (hint or "; leave it out, or write another optimizer")
             )
-        given = any(name in arguments for name in similar)
+        is_set = any(name in arguments for name in similar)
         note = f"no weight decay: {config.name} takes no weight_decay{hint}"
-        return {}, [note] if config.weight_decay and not given else []
+        return {}, [note] if config.weight_decay and not is_set else []
     value = arguments.get("weight_decay", config.weight_decay)
     without = f"weight decay {value} is of all parameters, norms and biases too: {config.name} takes no mask"
     has_mask = bool({"mask", "weight_decay_mask"} & names.keys())
@@ -255,10 +255,10 @@ def _in_optax(name: str) -> Callable:
         return rules[name]
     near = difflib.get_close_matches(name, [*OWN, *rules], n=3)
     hint = f"nearest: {', '.join(near)}; " if near else ""
-    found = next((module for module in (optax, contrib) if callable(getattr(module, name, None))), None)
-    what = f"{found.__name__}.{name} is no optimizer with a learning rate" if found else f"no optimizer {name!r}"
+    module = next((module for module in (optax, contrib) if callable(getattr(module, name, None))), None)
+    fault = f"{module.__name__}.{name} is no optimizer with a learning rate" if module else f"no optimizer {name!r}"
     raise UsageError(
-        f"--optimizer.name: {what}; {hint}wanted {', '.join(OWN)}, an optimizer of optax (such as lion, adam, "
+        f"--optimizer.name: {fault}; {hint}wanted {', '.join(OWN)}, an optimizer of optax (such as lion, adam, "
         "adafactor), or FILE.py:NAME or package.module:NAME of a function (learning_rate, ...)"
     )
 
@@ -293,8 +293,8 @@ def _kinds_in(state: Any) -> Iterator[str]:
     if hasattr(state, "_fields"):
         yield type(state).__name__
     inner = state.values() if isinstance(state, Mapping) else state if isinstance(state, tuple | list) else ()
-    for one in inner:
-        yield from _kinds_in(one)
+    for child in inner:
+        yield from _kinds_in(child)
 
 
 def _described(tree: Any) -> tuple:

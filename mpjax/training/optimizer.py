@@ -68,8 +68,8 @@ def update_rule(
             "--optimizer.moments float32, which leaves them as they are, or a policy with float32 parameters"
         )
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
-    named = find_rule(config)
-    if named is None:
+    named_rule = find_rule(config)
+    if named_rule is None:
         rule = {"sgd": _sgd, "adamw": _adamw, "lamb": _lamb, "muon": _muon}[str(config.name)](
             config, learning_rate, stacks
         )
@@ -79,16 +79,16 @@ def update_rule(
                 f"--optimizer.name {config.name} with --model.scan_blocks: the blocks are rows of one array, which it "
                 f"may treat as a whole; write --model.no_scan_blocks, or lamb, {', '.join(sorted(ELEMENTWISE))}"
             )
-        rule = named.build(config, learning_rate, _kernels(stacks), params=params, steps=steps, warmup=warmup)
-    parts = [clip, rule, scale_by_path(factors, stacks)] if factors else [clip, rule]
-    rule = optax.chain(*parts)
+        rule = named_rule.build(config, learning_rate, _kernels(stacks), params=params, steps=steps, warmup=warmup)
+    transforms = [clip, rule, scale_by_path(factors, stacks)] if factors else [clip, rule]
+    rule = optax.chain(*transforms)
     return {"float32": lambda rule: rule, "bfloat16": half_moments, "float8": float8_moments}[config.moments](rule)
 
 
 def advice_on(config: schema.Optimizer) -> tuple[str, ...]:
     """The notes on an optimizer for the user, such as that it applies no weight decay."""
-    named = find_rule(config)
-    return () if named is None else named.notes
+    named_rule = find_rule(config)
+    return () if named_rule is None else named_rule.notes
 
 
 def treats_numbers_one_by_one(config: schema.Optimizer) -> bool:

@@ -64,8 +64,8 @@ def _joined(values: list[Any]) -> Any:
 
 
 def _parted(array: Any, group: Group) -> dict[str, Any]:
-    parts = [None] * len(group) if array is None else _split(array, tuple(group.values()))
-    return dict(zip(group, parts, strict=True))
+    arrays = [None] * len(group) if array is None else _split(array, tuple(group.values()))
+    return dict(zip(group, arrays, strict=True))
 
 
 @functools.partial(jax.jit, inline=True)

@@ -78,8 +78,8 @@ def depths_of(task: Task, batch: Mapping[str, Any]) -> dict[str, int]:
     blocks = [path for path in blocks_of(model) if path.rpartition("/")[2].isdecimal()]
     lists = {path.rpartition("/")[0] for path in blocks}
     if len(lists) != 1:
-        found = f"blocks in several lists ({', '.join(sorted(lists))})" if lists else "no blocks (modules in a list)"
-        raise UsageError(f"{flag}: the model has {found}, and layers are counted along one; write --optimizer.rates")
+        fault = f"blocks in several lists ({', '.join(sorted(lists))})" if lists else "no blocks (modules in a list)"
+        raise UsageError(f"{flag}: the model has {fault}, and layers are counted along one; write --optimizer.rates")
     parent = lists.pop()
     count = len(blocks)
     below = _used_before(task, f"{parent}/0", batch)

@@ -47,14 +47,14 @@ _POLICIES = {"none": all_but_gathered, "dots": products, "full": None}
 
 def blocks_of(model: nnx.Module) -> dict[str, nnx.Module]:
     """Finds the blocks of a model by path: its outermost callable submodules that are items of a list or a stack."""
-    found: dict[tuple, nnx.Module] = {}
+    blocks: dict[tuple, nnx.Module] = {}
     stacked = {f"{stack}/{ALL}" for stack in stacks_in(model)}
     for path, module in sorted(nnx.iter_modules(model), key=lambda item: len(item[0])):
-        inside = any(path[:depth] in found for depth in range(len(path)))
+        inside = any(path[:depth] in blocks for depth in range(len(path)))
         repeated = bool(path) and (isinstance(path[-1], int) or "/".join(map(str, path)) in stacked)
         if repeated and has_call(type(module)) and not inside:
-            found[path] = module
-    return {"/".join(map(str, path)): module for path, module in found.items()}
+            blocks[path] = module
+    return {"/".join(map(str, path)): module for path, module in blocks.items()}
 
 
 def apply_remat(model: nnx.Module, remat: Remat) -> None:

@@ -61,22 +61,24 @@ _GIVEN = ("peak", "learning_rate", "steps", "warmup")
 def _own(spec: Code, peak: float, steps: int, warmup: int) -> optax.Schedule:
     flag = "--optimizer.schedule"
     function = load_function(spec, flag=flag)
-    wanted = parameters_of(function, f"{flag} {spec}")
-    warms_up = "warmup" in wanted
+    parameters = parameters_of(function, f"{flag} {spec}")
+    warms_up = "warmup" in parameters
     values = {"peak": peak, "learning_rate": peak, "steps": steps if warms_up else steps - warmup, "warmup": warmup}
-    if others := [key for key, one in wanted.items() if key not in values and one.default is one.empty]:
+    if others := [
+        key for key, parameter in parameters.items() if key not in values and parameter.default is parameter.empty
+    ]:
         raise UsageError(
             f"{flag} {spec} wants {', '.join(others)}, which mpjax does not know: it fills in {', '.join(_GIVEN)}; "
             "give the others a default"
         )
-    found: Any = function(**{key: value for key, value in values.items() if key in wanted})
-    if not callable(found):
+    result: Any = function(**{key: value for key, value in values.items() if key in parameters})
+    if not callable(result):
         raise UsageError(
-            f"{flag} {spec} returned {type(found).__name__}: wanted a function from step to learning rate, as "
+            f"{flag} {spec} returned {type(result).__name__}: wanted a function from step to learning rate, as "
             "optax's schedules are"
         )
-    own: optax.Schedule = cast(Any, found)
-    schedule = own if warms_up else _after_warmup(own, peak, warmup)
+    user_schedule: optax.Schedule = cast(Any, result)
+    schedule = user_schedule if warms_up else _after_warmup(user_schedule, peak, warmup)
     _require_rates(f"{flag} {spec}", schedule, sorted({0, 1, warmup, steps // 2, max(0, steps - 1)}))
     return schedule
 

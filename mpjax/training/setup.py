@@ -45,18 +45,18 @@ def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, n
     Raises:
       UsageError: the model takes other arguments, or returns logits of another shape.
     """
-    inputs, wanted = _call(task, fields, dtype)
+    inputs, expected = _call(task, fields, dtype)
     try:
         inspect.signature(model).bind(*inputs)
     except TypeError as error:
         raise UsageError(
             f"--model.name {name} cannot be called for --task {task}: {error}; wanted {_SIGNATURES[task]}"
         ) from error
-    found = nnx.eval_shape(lambda model, *inputs: model(*inputs), model, *inputs)
-    shape = getattr(found, "shape", type(found).__name__)
-    if shape != wanted:
+    logits = nnx.eval_shape(lambda model, *inputs: model(*inputs), model, *inputs)
+    shape = getattr(logits, "shape", type(logits).__name__)
+    if shape != expected:
         raise UsageError(
-            f"--model.name {name} gives {shape} for a batch of {_BATCH}; wanted logits {wanted}: {_SIGNATURES[task]}"
+            f"--model.name {name} gives {shape} for a batch of {_BATCH}; wanted logits {expected}: {_SIGNATURES[task]}"
         )
 
 
@@ -133,11 +133,11 @@ class Task:
         inputs = params, stats, jax.eval_shape(jax.random.key, 0), batch
         casts = narrowed_inputs(jax.make_jaxpr(jax.grad(loss_of))(*inputs).jaxpr)
         once = cast_once(jax.make_jaxpr(loss_of)(*inputs).jaxpr)
-        travels, given = {}, {}
+        travels, out_dtypes = {}, {}
         for name, cast, single in zip(sorted(params), casts, once, strict=False):
             travels[name] = params[name].dtype if cast is None else cast
-            given[name] = travels[name] if single else params[name].dtype
-        return travels, given
+            out_dtypes[name] = travels[name] if single else params[name].dtype
+        return travels, out_dtypes
 
 
 class Placed(NamedTuple):
@@ -165,9 +165,9 @@ def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedRepo
     if not config.pretrained:
         return {}, None
     model: Any = one_by_one(nnx.eval_shape(task.make_model, jax.random.key(0)))
-    found = load_pretrained(model, config.pretrained, skip=config.pretrained_skip)
+    report = load_pretrained(model, config.pretrained, skip=config.pretrained_skip)
     _, params, stats = take_apart(model)
-    return {row.path: (params | stats)[row.path] for row in found if row.key is not None}, found
+    return {row.path: (params | stats)[row.path] for row in report if row.key is not None}, report
 
 
 def make_state(
@@ -184,7 +184,7 @@ def make_state(
     """
     model = task.make_model(key)
     _, params, stats = take_apart(model)
-    params, stats = (replaced(part, pretrained, stacks_of(model)) for part in (params, stats))
+    params, stats = (replaced(arrays, pretrained, stacks_of(model)) for arrays in (params, stats))
     return create_state(params, stats, tx, ema=ema)
 
 
@@ -203,9 +203,9 @@ def initial_state(
 ) -> TrainState:
     """Creates the state of `make_state` directly on its devices, divided by the layout."""
     make = functools.partial(make_state, task, tx, ema=ema)
-    given = jax.random.key(seed), pretrained or {}
-    shardings = layout.state(jax.eval_shape(make, *given))
-    state = jax.jit(make, out_shardings=shardings, compiler_options=_RUNS_ONCE)(*given)
+    arguments = jax.random.key(seed), pretrained or {}
+    shardings = layout.state(jax.eval_shape(make, *arguments))
+    state = jax.jit(make, out_shardings=shardings, compiler_options=_RUNS_ONCE)(*arguments)
     return without_shared_buffers(state)  # a given array that is used twice appears twice in the state
 
 

@@ -87,7 +87,7 @@ class OneShare:
         # A program without a convolution has no gradient to lay out.
         if not any(param.ndim == 4 for param in params.values()):
             return run
-        return row_major_before_casts(run, lambda found: found[1].grads)
+        return row_major_before_casts(run, lambda result: result[1].grads)
 
     def sums(self, run: Callable) -> Callable:
         """Maps `run(params, stats, batch) -> sums` over the shares of a whole batch, of any size."""
@@ -118,9 +118,9 @@ class ManyShares:
 
     def spread(self, stats: Arrays) -> Arrays:
         """Repeats statistics along a leading axis of shares, each on its device."""
-        own = NamedSharding(self.layout.mesh, PartitionSpec(BATCH_AXES))
+        sharding = NamedSharding(self.layout.mesh, PartitionSpec(BATCH_AXES))
         repeated = {name: jnp.broadcast_to(x, (self.layout.shares, *x.shape)) for name, x in stats.items()}
-        return jax.lax.with_sharding_constraint(repeated, own)
+        return jax.lax.with_sharding_constraint(repeated, sharding)
 
     def add(self, array: jax.Array) -> jax.Array:
         """Sums over the shares."""
@@ -158,14 +158,14 @@ class ManyShares:
 
         def on_share(scaling, params, stats, key, batch):
             key = jax.random.fold_in(key, jax.lax.axis_index(BATCH_AXES))
-            stats, part = run(scaling, params, _first(stats), key, batch)
-            return jax.tree.map(lambda x: x[None], (stats, part))
+            stats, contribution = run(scaling, params, _first(stats), key, batch)
+            return jax.tree.map(lambda x: x[None], (stats, contribution))
 
         def on_each(scaling, params, stats, key, batch):
             whole, share = PartitionSpec(), PartitionSpec(BATCH_AXES)
-            given = whole, self._param_specs(params), share, whole, share
+            in_specs = whole, self._param_specs(params), share, whole, share
             trained = [name for name in params if name not in frozen]
-            return self._mapped(on_share, given, (share, self._part_specs(trained, lead=True)))(
+            return self._mapped(on_share, in_specs, (share, self._part_specs(trained, lead=True)))(
                 scaling, params, stats, key, batch
             )
 
@@ -187,35 +187,35 @@ class ManyShares:
             mean = is_floating(x) and not is_history(name)
             return jax.lax.pmean(x, BATCH_AXES) if mean else jax.lax.pmax(x, BATCH_AXES)
 
-        def add_up(stats, part):
-            stats, part = _first(stats), _first(part)
+        def add_up(stats, contribution):
+            stats, contribution = _first(stats), _first(contribution)
             grads: Arrays = {}
-            for axes in {self._unsummed(name): None for name in part.grads}:
-                own = {name: g for name, g in part.grads.items() if self._unsummed(name) == axes}
-                grads |= sum_in_buckets(own, layout.reduce_dtype, axes)
+            for axes in {self._unsummed(name): None for name in contribution.grads}:
+                group = {name: g for name, g in contribution.grads.items() if self._unsummed(name) == axes}
+                grads |= sum_in_buckets(group, layout.reduce_dtype, axes)
             stats = {name: agree(name, x) for name, x in stats.items()}
-            return stats, Contribution(grads, jax.lax.psum(part.means, BATCH_AXES))
+            return stats, Contribution(grads, jax.lax.psum(contribution.means, BATCH_AXES))
 
-        given = PartitionSpec(BATCH_AXES), self._part_specs(part.grads, lead=True)
-        found = PartitionSpec(), self._part_specs(part.grads, lead=False)
-        return self._mapped(add_up, given, found, axes=layout.mesh.axis_names)(stats, part)
+        in_specs = PartitionSpec(BATCH_AXES), self._part_specs(part.grads, lead=True)
+        out_specs = PartitionSpec(), self._part_specs(part.grads, lead=False)
+        return self._mapped(add_up, in_specs, out_specs, axes=layout.mesh.axis_names)(stats, part)
 
     def at_once(self, run: Callable, params: Arrays) -> Callable:
         """Builds `run(stats, key, batch) -> (stats, part)` of the only micro-batch of a step, after `together`."""
         del params
-        return lambda *given: self.together(*run(*given))
+        return lambda *inputs: self.together(*run(*inputs))
 
     def sums(self, run: Callable) -> Callable:
         """Runs `run` on the share of each device and sums; a batch that does not divide runs whole on each."""
 
-        def add_up(found: Any, divides: bool) -> Any:
-            return jax.lax.psum(found, BATCH_AXES) if divides else found
+        def add_up(sums: Any, divides: bool) -> Any:
+            return jax.lax.psum(sums, BATCH_AXES) if divides else sums
 
         return self._on_rows(run, add_up, lambda rows: PartitionSpec())
 
     def rows(self, run: Callable) -> Callable:
         """Runs `run` on the share of each device; a batch that does not divide runs whole on each."""
-        return self._on_rows(run, lambda found, divides: found, lambda rows: rows)
+        return self._on_rows(run, lambda values, divides: values, lambda rows: rows)
 
     def _on_rows(self, run: Callable, finish: Callable, out_specs: Callable) -> Callable:
         def on_rows(params, stats, batch):
@@ -225,8 +225,8 @@ class ManyShares:
                 return finish(run(gathered(self.layout, params), stats, batch), divides)
 
             rows = PartitionSpec(BATCH_AXES) if divides else PartitionSpec()
-            given = self._param_specs(params), PartitionSpec(), rows
-            return self._mapped(on_share, given, out_specs(rows))(params, stats, batch)
+            in_specs = self._param_specs(params), PartitionSpec(), rows
+            return self._mapped(on_share, in_specs, out_specs(rows))(params, stats, batch)
 
         return on_rows
 
@@ -237,10 +237,10 @@ class ManyShares:
         """The specs of a `Contribution`; with `lead`, before the sum over the shares."""
 
         def of_gradient(name: str) -> PartitionSpec:
-            own = self.layout.spec(name)
+            spec = self.layout.spec(name)
             if not lead:
-                return own
-            return PartitionSpec(self._unsummed(name), *own)
+                return spec
+            return PartitionSpec(self._unsummed(name), *spec)
 
         grads: Any = {name: of_gradient(name) for name in names}
         means: Any = PartitionSpec(BATCH_AXES) if lead else PartitionSpec()

@@ -120,9 +120,9 @@ def _streams(rngs, stacks: Stacks) -> tuple[Stream, ...]:
     index = {name: number for number, name in enumerate(order)}
 
     def stream(name: str, leaf: jax.Array) -> Stream:
-        own = tuple(index[single] for single in singles[name])
+        indices = tuple(index[single] for single in singles[name])
         is_stack = stack_of(name, stacks) is not None
-        return Stream(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key), own if is_stack else own[0])
+        return Stream(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key), indices if is_stack else indices[0])
 
     return tuple(stream(name, leaf) for name, leaf in leaves.items())
 

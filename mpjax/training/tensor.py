@@ -46,27 +46,29 @@ def tensor_axes(model: nnx.Module, parts: int, rules: Mapping[str, str]) -> dict
     """
     modules = modules_of(model)
     lineages, stacks = lineages_of(modules), stacks_of(model)
-    own = Rules(rules)
-    decide(own, lineages)  # raises if a rule matches nothing
-    every = Rules({**own, **{pattern: way for pattern, way in TRANSFORMERS.items() if pattern not in own}})
-    found: dict[str, int] = {}
-    idle = {pattern for pattern, way in own.items() if way != "whole"}
+    user_rules = Rules(rules)
+    decide(user_rules, lineages)  # raises if a rule matches nothing
+    every = Rules(
+        {**user_rules, **{pattern: way for pattern, way in TRANSFORMERS.items() if pattern not in user_rules}}
+    )
+    axes: dict[str, int] = {}
+    idle = {pattern for pattern, way in user_rules.items() if way != "whole"}
     for lineage in lineages:
         path, pattern = lineage[-1][0], winner(every, lineage)
         if pattern is not None and every[pattern] != "whole" and isinstance(modules[path], LAYERS):
             lead = 0 if stack_of(f"{path}/kernel", stacks) is None else 1
-            found |= dict(_axes(path, modules[path], every[pattern], parts, lead))
+            axes |= dict(_axes(path, modules[path], every[pattern], parts, lead))
             idle.discard(pattern)
     if idle:
         raise UsageError(
             f"--mesh.rules {', '.join(sorted(idle))}: names no linear layer or convolution, which alone can be divided"
         )
-    if not found:
+    if not axes:
         raise UsageError(
             f"--mesh.tensor {parts} divides no layer of {type(model).__name__}: name its layers, as in --mesh.rules "
             "'layers/*/up' columns 'layers/*/down' rows, or write --mesh.tensor 1"
         )
-    return found
+    return axes
 
 
 def _axes(path: str, layer: Any, way: Way, parts: int, lead: int) -> Iterator[tuple[str, int]]:

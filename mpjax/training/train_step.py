@@ -113,16 +113,16 @@ def make_train_step(
         _require_average(state, ema)
 
         # Forward and backward; the gradients are still scaled.
-        stats, part = gradients(state, step_key(seed, state), batch)
+        stats, contribution = gradients(state, step_key(seed, state), batch)
         stats |= {name: end_step(stats[name]) for name in filter(is_history, stats)}
-        metrics = {name: mean.value for name, mean in part.means.items()}
+        metrics = {name: mean.value for name, mean in contribution.means.items()}
 
         # The optimizer unscales the gradients. If one is not finite, its updates are -0.0 and its state stays.
         trained = {name: param for name, param in state.params.items() if name not in frozen}
         scale = loss_scale_state(state.opt_state).scale
         with shares.norms():
-            updates, opt_state = update(part.grads, state.opt_state, trained, value=metrics["loss"])
-            norm = global_norm(unscaled(part.grads, scale))
+            updates, opt_state = update(contribution.grads, state.opt_state, trained, value=metrics["loss"])
+            norm = global_norm(unscaled(contribution.grads, scale))
         with optax_promotion():
             moved: Any = moved_by(updates, trained)
         params = {**state.params, **moved}

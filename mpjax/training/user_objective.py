@@ -146,14 +146,14 @@ def check_objective(task: Task, batch: Mapping[str, Any], *, name: str, mixing: 
         model.train()
         return objective.loss_of(model, batch, key)[0].value
 
-    given = trained, rest, stats, _key(), augmented
+    arguments = trained, rest, stats, _key(), augmented
     gradient = jax.grad(loss_of)
-    if not any(jax.tree.leaves(used_arguments(gradient, *given))) and _is_zero(gradient, given):
+    if not any(jax.tree.leaves(used_arguments(gradient, *arguments))) and _is_zero(gradient, arguments):
         raise UsageError(
             f"{name}: the loss does not depend on any parameter that is trained: its gradient is 0 everywhere; compute "
             "it from what the model returns, without argmax, rounding or stop_gradient in between"
         )
-    if mixing and TARGET in augmented and not used_arguments(loss_of, *given)[-1][TARGET]:
+    if mixing and TARGET in augmented and not used_arguments(loss_of, *arguments)[-1][TARGET]:
         raise UsageError(
             f"{mixing}: images are mixed, and {name} does not use their mixed labels, batch['{TARGET}'] "
             f"{list(augmented[TARGET].shape[1:])} per example, which a training batch has; batch['label'] is that of "
@@ -206,8 +206,8 @@ def _is_zero(gradient: Any, given: tuple[Any, ...]) -> bool:
             return jax.random.key(0)
         return jnp.zeros(shape.shape, shape.dtype)
 
-    found = gradient(*jax.tree.map(zeros, given))
-    return not any(bool(jnp.any(leaf != 0)) for leaf in jax.tree.leaves(found))
+    values = gradient(*jax.tree.map(zeros, given))
+    return not any(bool(jnp.any(leaf != 0)) for leaf in jax.tree.leaves(values))
 
 
 def used_arguments(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:

@@ -64,13 +64,13 @@ def mirror_translate(images: Float[Array, "B H W C"]) -> Weighted:
     _, height, width, _ = images.shape
     padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
     shifted = padded[:, :height, :width], padded[:, 2:, 2:]
-    halves = [(0.5, images), *((0.25, one) for one in shifted)]
-    return [(share * part, view) for share, each in halves for part, view in mirror(each)]
+    halves = [(0.5, images), *((0.25, view) for view in shifted)]
+    return [(share * weight, view) for share, half in halves for weight, view in mirror(half)]
 
 
 def mean_logits(model: Callable[[jax.Array], jax.Array], views: Weighted) -> Float[Array, "B K"]:
     """Averages the logits of all views by weight; the model runs once, on all views as one batch."""
     logits = model(jnp.concatenate([view for _, view in views]))
     dtype = widest(logits.dtype, FLOAT32)
-    each = jnp.split(logits.astype(dtype), len(views))
-    return jnp.sum(jnp.stack([weight * one for (weight, _), one in zip(views, each, strict=True)]), axis=0)
+    per_view = jnp.split(logits.astype(dtype), len(views))
+    return jnp.sum(jnp.stack([weight * x for (weight, _), x in zip(views, per_view, strict=True)]), axis=0)

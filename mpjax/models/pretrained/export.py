@@ -63,20 +63,20 @@ def export_safetensors(
     rows, arrays, lossy = [], {}, []
     for name, variable in variables.items():
         array = np.asarray(jax.device_get(variable.get_value()))
-        wanted = array.dtype
+        target = array.dtype
         if dtype is not None and is_floating(array):
-            asked = as_dtype(dtype)
-            wanted = widest(asked, FLOAT32) if isinstance(variable, nnx.BatchStat) else asked
+            requested = as_dtype(dtype)
+            target = widest(requested, FLOAT32) if isinstance(variable, nnx.BatchStat) else requested
         key = chosen.entries[name].key
-        lost = losses(array, wanted) if jnp.issubdtype(wanted, jnp.floating) else None
+        lost = losses(array, target) if jnp.issubdtype(target, jnp.floating) else None
         counts = (lost.overflow, lost.flushed, lost.error) if lost else (0, 0, 0.0)
         if any(counts[:2]):
             lossy.append(
                 f"{name}: of {array.size} values in {array.dtype}, {counts[0]} overflow and {counts[1]} flush "
-                f"to zero in {wanted}"
+                f"to zero in {target}"
             )
-        rows.append(WeightRow(name, key, array.shape, array.dtype, wanted, *counts))
-        arrays[name] = cast(array, wanted)
+        rows.append(WeightRow(name, key, array.shape, array.dtype, target, *counts))
+        arrays[name] = cast(array, target)
     if lossy and not allow_lossy:
         raise UsageError(
             refusal(
@@ -92,16 +92,16 @@ def export_safetensors(
 
 def _foreign(arrays: Mapping[str, np.ndarray], layout: WeightMap) -> dict[str, np.ndarray]:
     """Converts arrays to the file's keys, axis order and shape, and concatenates fused tensors."""
-    parts = collections.defaultdict(dict)
+    fused = collections.defaultdict(dict)
     whole = dict(layout.filler)
     for name, array in arrays.items():
         entry = layout.entries[name]
         theirs = entry.transform.write(array)
         if entry.part:
-            parts[entry.key, entry.part.axis, entry.part.count][entry.part.index] = theirs
+            fused[entry.key, entry.part.axis, entry.part.count][entry.part.index] = theirs
         else:
             whole[entry.key] = theirs
-    for (key, axis, count), pieces in parts.items():
+    for (key, axis, count), pieces in fused.items():
         whole[key] = np.concatenate([pieces[index] for index in range(count)], axis)
     # safetensors writes memory without regard to strides, so a transposed view has to be made contiguous.
     return {key: np.array(array, order="C", copy=None) for key, array in whole.items()}

@@ -67,11 +67,11 @@ def _in_folder(folder: pathlib.Path) -> list[pathlib.Path]:
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
         return _parts(folder)
-    found = sorted(folder.glob("*.safetensors"))
-    if len(found) == 1:
-        return found
-    if found:
-        raise UsageError(f"several safetensors files in {folder}: name one of {', '.join(file.name for file in found)}")
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) == 1:
+        return files
+    if files:
+        raise UsageError(f"several safetensors files in {folder}: name one of {', '.join(file.name for file in files)}")
     if pickles := sorted(file for file in folder.iterdir() if file.suffix in PICKLES):
         return [_safe(pickles[0])]
     if (folder / "config.toml").is_file() and (folder / "checkpoints").is_dir():
@@ -110,18 +110,18 @@ def download(name: str) -> pathlib.Path:
     Raises:
       UsageError: huggingface_hub is not installed, the hub cannot be reached, or it has no such model.
     """
-    taken = f"there is no file or folder '{name}', so it was taken for an id of the Hugging Face hub"
+    prefix = f"there is no file or folder '{name}', so it was taken for an id of the Hugging Face hub"
     try:
         import huggingface_hub
     except ImportError as error:
         raise UsageError(
-            f"{taken}, for which huggingface_hub is needed: pip install huggingface_hub\n{_by_hand(name)}"
+            f"{prefix}, for which huggingface_hub is needed: pip install huggingface_hub\n{_by_hand(name)}"
         ) from error
     try:
         return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=PATTERNS))
     except Exception as error:  # also errors of its HTTP library, which differs by version
         reason = str(error).partition("\n")[0][:200] or type(error).__name__
-        raise UsageError(f"{taken}, but the download failed: {reason}\n{_by_hand(name)}") from error
+        raise UsageError(f"{prefix}, but the download failed: {reason}\n{_by_hand(name)}") from error
 
 
 def _by_hand(name: str) -> str:

@@ -175,13 +175,13 @@ def _checked(
       UsageError: after the last row, if the file has NaN or inf, the cast loses values, or tied tensors differ.
     """
     bad, lossy, lossy_names = [], [], []
-    found = dict(_counted(fit, dtypes))
+    counted = dict(_counted(fit, dtypes))
     for name, variable in variables.items():
         value = variable.get_value()
-        if name not in found:
+        if name not in counted:
             yield WeightRow(name, None, tuple(value.shape), np.dtype(value.dtype), np.dtype(value.dtype))
             continue
-        before, size, lost = found[name]
+        before, size, lost = counted[name]
         key = fit.tensors[name].key
         if lost.nonfinite:
             bad.append(f"{key} ({name}): {lost.nonfinite} of {size} values are NaN or inf in the file")
@@ -193,9 +193,9 @@ def _checked(
             )
         yield WeightRow(name, key, tuple(value.shape), before, dtypes[name], lost.overflow, lost.flushed, lost.error)
     untied = [
-        f"{one.key} differs from {other.key}, but the model shares one array for both"
-        for one, other in fit.tied
-        if not np.array_equal(one.read(), other.read())
+        f"{tensor.key} differs from {other.key}, but the model shares one array for both"
+        for tensor, other in fit.tied
+        if not np.array_equal(tensor.read(), other.read())
     ]
     if bad := bad + untied:
         raise UsageError("\n  ".join(["the file has values that cannot be used (nothing was loaded):", *bad]))

@@ -61,12 +61,14 @@ def match_arrays(
     chosen = _choose(model, tensors, layout)
     variables = variables_of(model)
     keys = _plain_keys(tensors, chosen)
-    wanted = dict(zip(chosen.entries, _plain((entry.key for entry in chosen.entries.values()), chosen), strict=True))
+    layout_keys = dict(
+        zip(chosen.entries, _plain((entry.key for entry in chosen.entries.values()), chosen), strict=True)
+    )
     skipped = {path for path in variables if _matches(path, skip)}
     _refuse_idle(skip, [*variables, *tensors, *keys])
 
     # Entries of the layout for variables that this model does not have are ignored.
-    key_of = {path: key for path, key in wanted.items() if path in variables}
+    key_of = {path: key for path, key in layout_keys.items() if path in variables}
     known = {*key_of.values(), *chosen.tied}
     idle = {
         key
@@ -75,7 +77,7 @@ def match_arrays(
     }
     spare = {key: tensor.key for key, tensor in keys.items() if key not in known | idle}
 
-    faults, found, patterns = [], {}, []
+    faults, matched, patterns = [], {}, []
     for path in sorted(variables.keys() - skipped):
         if path not in key_of:
             faults.append(f"missing: {path}, for which the {chosen.name} layout has no key")
@@ -84,23 +86,23 @@ def match_arrays(
             near = [keys[key].key for key in _nearest(key_of[path], spare or keys)] if len(faults) < _SHOWN else []
             faults.append(f"missing: {chosen.entries[path].key} ({path}){_or_nearest(near)}")
         else:
-            found[path] = keys[key_of[path]]
-            unfit = _unfit(path, variables[path].get_value(), chosen.entries[path], found[path])
+            matched[path] = keys[key_of[path]]
+            unfit = _unfit(path, variables[path].get_value(), chosen.entries[path], matched[path])
             patterns += [_pattern(path, "/")] if unfit else []
             faults += unfit
-    patterns += [_pattern(path, "/") for path in variables.keys() - skipped - found.keys()]
+    patterns += [_pattern(path, "/") for path in variables.keys() - skipped - matched.keys()]
     patterns += [_pattern(name, ".") for name in spare.values()]
-    absent = [key for path, key in key_of.items() if path not in found]
+    absent = [key for path, key in key_of.items() if path not in matched]
     for number, (key, name) in enumerate(spare.items()):
         near = _nearest(key, absent or known) if number < _SHOWN else []
         faults.append(f"unexpected: {name}{_or_nearest(near)}")
     if faults:
         raise UsageError(_summary(faults, chosen) + _skip_advice(faults, sorted(set(patterns)), len(variables)))
 
-    used = {tensor.key for tensor in found.values()}
+    used = {tensor.key for tensor in matched.values()}
     unread = sorted(tensor.key for key, tensor in keys.items() if tensor.key not in used and key not in chosen.tied)
     tied = tuple((keys[a], keys[b]) for a, b in chosen.tied.items() if a in keys and b in keys)
-    return Match(chosen, found, tuple(unread), tied)
+    return Match(chosen, matched, tuple(unread), tied)
 
 
 def foreign_shape(shape: tuple[int, ...], entry: FileEntry) -> tuple[int, ...]:
@@ -176,9 +178,9 @@ def _refuse_idle(skip: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _unfit(path: str, value, entry: FileEntry, tensor: Tensor) -> list[str]:
-    wanted = foreign_shape(value.shape, entry)
-    if tensor.shape != wanted:
-        return [f"shape: {tensor.key} is {tensor.shape}, wanted {wanted} ({path})"]
+    expected = foreign_shape(value.shape, entry)
+    if tensor.shape != expected:
+        return [f"shape: {tensor.key} is {tensor.shape}, wanted {expected} ({path})"]
     if jnp.issubdtype(value.dtype, jnp.floating):
         if tensor.dtype not in FLOATING.values():
             return [f"dtype: {tensor.key} is {tensor.dtype}, wanted one of {', '.join(FLOATING.values())} ({path})"]

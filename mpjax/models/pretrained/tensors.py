@@ -102,8 +102,8 @@ def variables_of(model: "nnx.Module") -> "dict[str, nnx.Variable]":
     from flax import nnx
 
     passing = (nnx.RngState, nnx.Cache, nnx.Intermediate)
-    found = {}
+    variables = {}
     for path, node in nnx.iter_graph(model):
         if isinstance(node, nnx.Variable) and not isinstance(node, passing) and hasattr(node.get_value(), "dtype"):
-            found["/".join(map(str, path))] = node
-    return found
+            variables["/".join(map(str, path))] = node
+    return variables

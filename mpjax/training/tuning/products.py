@@ -66,13 +66,13 @@ def products_of(task: Task, policy: Policy, batch: Mapping[str, Any]) -> list[Pr
     """
     calls, owners = _calls(task, batch)
     modules = modules_of(with_first_blocks(task.abstract))
-    found: list[Product] = []
+    products: list[Product] = []
     for path in sorted(owners & set(calls), key=lambda path: (path.count("/"), path)):
-        if _is_open(path, task.precision) and not any(is_in(path, one.path) for one in found):
+        if _is_open(path, task.precision) and not any(is_in(path, product.path) for product in products):
             half, full = (_program(modules[path], calls[path], policy, d) for d in (policy.compute_dtype, FLOAT32))
-            found.append(Product(path, type(modules[path]).__name__, half, full))
+            products.append(Product(path, type(modules[path]).__name__, half, full))
     order = list(calls)  # in the order of the program
-    return sorted(found, key=lambda product: order.index(product.path))
+    return sorted(products, key=lambda product: order.index(product.path))
 
 
 def is_in(path: str, module: str) -> bool:

@@ -57,21 +57,21 @@ def side_by_side(half: Callable[[], Any], full: Callable[[], Any], rounds: int =
     for run in (half, full):
         _seconds(run, 1)
     repeats = [max(1, math.ceil(SHORTEST / max(_seconds(run, 1), 1e-7))) for run in (half, full)]
-    taken: tuple[list[float], list[float]] = ([], [])
+    seconds: tuple[list[float], list[float]] = ([], [])
     for turn in range(rounds):
         for which in (0, 1) if turn % 2 else (1, 0):
             run = (half, full)[which]
-            taken[which].append(_seconds(run, repeats[which]) / repeats[which])
-    return Timing(tuple(taken[0]), tuple(taken[1]))
+            seconds[which].append(_seconds(run, repeats[which]) / repeats[which])
+    return Timing(tuple(seconds[0]), tuple(seconds[1]))
 
 
 def _seconds(run: Callable[[], Any], repeats: int) -> float:
-    began = time.perf_counter()
+    start = time.perf_counter()
     results = None
     for _ in range(repeats):
         results = run()
     jax.block_until_ready(results)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 class Timed(NamedTuple):
@@ -100,7 +100,7 @@ def rules_of(timed: Iterable[Timed], report: PolicyReport) -> dict[str, str]:
       timed: the timed modules.
       report: the dtypes and the deciding rule of each module without these rules.
     """
-    slow = {path for one in timed if one.slower_in_half for path in one.modules}
+    slow = {path for kind in timed if kind.slower_in_half for path in kind.modules}
     rest = [row.path for row in report if row.rule != NORM and not any(is_in(row.path, path) for path in slow)]
     patterns: list[str] = []
     for path in sorted(slow):

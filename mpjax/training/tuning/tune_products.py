@@ -36,7 +36,7 @@ class Tuning(NamedTuple):
         return self.proposed if self.step is not None and self.step.faster_by(GAIN) else {}
 
     def __str__(self) -> str:
-        slow = sum(one.slower_in_half for one in self.timed)
+        slow = sum(kind.slower_in_half for kind in self.timed)
         count = f"{slow} of {len(self.timed)} kinds of products are slower in half precision"
         if self.step is None:
             return f"{count}: no rules"
@@ -65,10 +65,10 @@ def tune(
     kinds = kinds_of(products)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         # Compilation takes most of the time and occupies one processor per program.
-        compiled = [[_compiled(pool, program) for program in (one.half, one.full)] for one, *_ in kinds]
+        compiled = [[_compiled(pool, program) for program in (first.half, first.full)] for first, *_ in kinds]
     timed = tuple(
-        Timed(one.type, (one.path, *(other.path for other in others)), side_by_side(*map(_ready, programs)))
-        for (one, *others), programs in zip(kinds, compiled, strict=True)
+        Timed(first.type, (first.path, *(other.path for other in others)), side_by_side(*map(_ready, programs)))
+        for (first, *others), programs in zip(kinds, compiled, strict=True)
     )
     proposed = rules_of(timed, task.precision)
     return Tuning(timed, proposed, time_step(proposed) if proposed else None)
@@ -102,12 +102,12 @@ def _ready(compiled: _Compiled) -> Callable[[], Any]:
 def read_tuning(folder: pathlib.Path, key: Mapping[str, Any]) -> Tuning | None:
     """Reads the stored result for `key`; None if there is none or the file is damaged."""
     try:
-        found = json.loads(tuning_file(folder, key).read_text())
-        if found["key"] != _plain(key):
+        stored = json.loads(tuning_file(folder, key).read_text())
+        if stored["key"] != _plain(key):
             return None
-        timed = tuple(Timed(one["type"], tuple(one["modules"]), _timing(one)) for one in found["products"])
-        step = found["step"]
-        return Tuning(timed, {str(p): str(d) for p, d in found["rules"].items()}, step and _timing(step))
+        timed = tuple(Timed(kind["type"], tuple(kind["modules"]), _timing(kind)) for kind in stored["products"])
+        step = stored["step"]
+        return Tuning(timed, {str(p): str(d) for p, d in stored["rules"].items()}, step and _timing(step))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
@@ -115,13 +115,13 @@ def read_tuning(folder: pathlib.Path, key: Mapping[str, Any]) -> Tuning | None:
 def write_tuning(folder: pathlib.Path, key: Mapping[str, Any], tuning: Tuning) -> pathlib.Path:
     """Writes the result for `key` and returns the path of the file."""
     file = tuning_file(folder, key)
-    found = {
+    content = {
         "key": _plain(key),
-        "products": [{"type": one.type, "modules": one.modules, **one.timing._asdict()} for one in tuning.timed],
+        "products": [{"type": kind.type, "modules": kind.modules, **kind.timing._asdict()} for kind in tuning.timed],
         "rules": tuning.proposed,
         "step": tuning.step and tuning.step._asdict(),
     }
-    write_atomically(file, f"{strict_json.encode(found, indent=2)}\n".encode())  # another run may read the file
+    write_atomically(file, f"{strict_json.encode(content, indent=2)}\n".encode())  # another run may read the file
     return file
 
 

@@ -62,7 +62,7 @@ def _layout(name: str, model: ViT, parts: Mapping[str, str]) -> WeightMap:
         names[f"{ours}/norm2"] = f"{theirs}.layernorm_after"
         names[f"{ours}/mlp/up"] = f"{theirs}.{parts['up']}"
         names[f"{ours}/mlp/down"] = f"{theirs}.{parts['down']}"
-        products = {part: f"{theirs}.{parts[part]}" for part in ("query", "key", "value", "out")}
+        products = {product: f"{theirs}.{parts[product]}" for product in ("query", "key", "value", "out")}
         entries |= attention_entries(block.attention, f"{ours}/attention", **products)
     return WeightMap(name, layer_entries(model, names) | entries, base="vit.", ignored=("pooler.*",))
 
