@@ -58,7 +58,7 @@ def compare_runs(settings: Compare) -> dict[str, Any]:
     runs = [_read(folder) for folder in _distinct(folders)]
     _require_one_task(runs)
     groups = _grouped(runs, settings.seeds)
-    by_group = [
+    comparisons_by_group = [
         [
             compare_groups(
                 metric,
@@ -74,23 +74,25 @@ def compare_runs(settings: Compare) -> dict[str, Any]:
     ]
     says = [
         comparison_view.evidence(groups[0], other, comparisons, band=settings.band, tolerance=settings.tolerance)
-        for other, comparisons in zip(groups[1:], by_group, strict=True)
+        for other, comparisons in zip(groups[1:], comparisons_by_group, strict=True)
     ]
     result = strict_json.spelled(
         {
             "groups": [_described(g, runs) for g in groups],
-            "comparisons": [_results(f) for f in by_group],
+            "comparisons": [_results(f) for f in comparisons_by_group],
             "evidence": says,
         }
     )
     names = [f"{comparison_view.letter(i)}: {group.name}" for i, group in enumerate(groups)]
     if settings.plot:
         labels = [f"{name} ({_count(group)})" for name, group in zip(names, groups, strict=True)]
-        comparison_view.plot_comparison(labels, by_group, expanded(settings.plot), _title(runs), band=settings.band)
+        comparison_view.plot_comparison(
+            labels, comparisons_by_group, expanded(settings.plot), _title(runs), band=settings.band
+        )
     if settings.json:
         print(strict_json.encode(result))
     else:
-        _print(settings, names, groups, by_group, says)
+        _print(settings, names, groups, comparisons_by_group, says)
     return result
 
 

@@ -73,11 +73,11 @@ def _hashes(parts: Iterable[Arrays]) -> dict[str, np.ndarray]:
     This takes a quarter of the time of a cryptographic hash of each row. Two different rows collide with a
     probability of 2^-33.
     """
-    by_field: dict[str, list[np.ndarray]] = {}
+    hashes_by_field: dict[str, list[np.ndarray]] = {}
     for arrays in parts:
         for name, values in arrays.items():
-            by_field.setdefault(name, []).append(_of_rows(values))
-    return {name: np.concatenate(hashes) for name, hashes in by_field.items()}
+            hashes_by_field.setdefault(name, []).append(_of_rows(values))
+    return {name: np.concatenate(hashes) for name, hashes in hashes_by_field.items()}
 
 
 _CHUNK = 2**20  # words widened to uint64 at a time

@@ -188,8 +188,8 @@ def _read(split: Iterable, where: str, config: Data) -> list[Any]:
         if size > config.in_memory_mb * 1e6:
             raise UsageError(
                 f"{where}: an iterable is read into memory, and {len(examples):,} examples are over "
-                f"--data.in_memory_mb {config.in_memory_mb}; write a larger limit, or return something with a length and "
-                "integer indices"
+                f"--data.in_memory_mb {config.in_memory_mb}; write a larger limit, or return something with a length "
+                "and integer indices"
             )
     if not examples:
         raise UsageError(f"{where}: the iterable has no examples; an iterator can be read once, so return a new one")
