@@ -70,12 +70,12 @@ def failure(error: BaseException, file: str = "") -> str:
     The line is the last frame in `file`, or the last frame of the traceback if no frame is in `file`. The first frame
     belongs to the caller and is skipped. `SystemExit` is shown as a call of `sys.exit`.
     """
-    said = first_line(error) if str(error) else type(error).__name__
+    message = first_line(error) if str(error) else type(error).__name__
     if isinstance(error, SystemExit):
-        said = f"it called sys.exit({'' if error.code is None else repr(error.code)})"
+        message = f"it called sys.exit({'' if error.code is None else repr(error.code)})"
     frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [frame for frame in frames if frame.filename == file] or frames
-    return f"{said} ({pathlib.Path(own[-1].filename).name}, line {own[-1].lineno})" if own else said
+    stack = [frame for frame in frames if frame.filename == file] or frames
+    return f"{message} ({pathlib.Path(stack[-1].filename).name}, line {stack[-1].lineno})" if stack else message
 
 
 class PrecisionWarning(UserWarning):
@@ -110,7 +110,7 @@ def printable(text: object) -> str:
     >>> printable("a\\x1b[2J")
     'a\\\\x1b[2J'
     """
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], str(text))
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], str(text))
 
 
 def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
@@ -121,11 +121,11 @@ def show_warning(message, category, filename, lineno, file=None, line=None) -> N
     """
     if issubclass(category, WARNINGS):
         print(f"warning: {printable(message)}", file=sys.stderr)
-    elif found := _CACHE.match(str(message)):
+    elif match := _CACHE.match(str(message)):
         folder = str(sys.modules["jax"].config.jax_compilation_cache_dir)
-        is_read = found[1] == "reading"
+        is_read = match[1] == "reading"
         if is_read:
-            _remove_programs(pathlib.Path(folder), found[2])
+            _remove_programs(pathlib.Path(folder), match[2])
         _say_of_cache(folder, is_read)
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))

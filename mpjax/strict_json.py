@@ -22,7 +22,7 @@ def encode(values: Mapping[str, Any], *, indent: int | None = None, default: Cal
       default: converts any other value to one of these.
     """
     text = json.dumps(spelled(values), indent=indent, default=default, allow_nan=False, ensure_ascii=False)
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 _CONTROL = re.compile("[\x7f-\x9f]")
@@ -46,18 +46,18 @@ def decode(text: str) -> dict[str, Any]:
 
 def _read(value):
     if isinstance(value, dict):
-        return {name: _read(each) for name, each in value.items()}
+        return {name: _read(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_read(each) for each in value]
+        return [_read(item) for item in value]
     return _SPELLED.get(value, value) if isinstance(value, str) else value
 
 
 def spelled(value) -> Any:
     """Converts NaN and the infinities in `value` to strings, mappings to dicts and tuples to lists."""
     if isinstance(value, Mapping):
-        return {name: spelled(each) for name, each in value.items()}
+        return {name: spelled(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [spelled(each) for each in value]
+        return [spelled(item) for item in value]
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

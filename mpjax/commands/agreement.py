@@ -37,23 +37,23 @@ def require_agreement(
         "the test data": _digest_of_split(run.source.test),
         "the initial state": _digest_of_state(state),
     }
-    said = company.gather(mine)
-    for what in mine:
-        who_says = by_value({process: found[what] for process, found in enumerate(said)})
+    digests = company.gather(mine)
+    for name in mine:
+        who_says = by_value({process: theirs[name] for process, theirs in enumerate(digests)})
         if len(who_says) > 1:
             groups = " and of ".join(map(numbers, who_says.values()))
             raise UsageError(
-                f"{what} of processes {groups} differ: all processes have to train the same; look for code, files or "
+                f"{name} of processes {groups} differ: all processes have to train the same; look for code, files or "
                 "environment variables that are not the same on all machines"
             )
 
 
 def _digest(*parts: str | bytes) -> str:
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for part in parts:
-        found.update(part.encode() if isinstance(part, str) else part)
-        found.update(b"\0")
-    return found.hexdigest()[:12]
+        hasher.update(part.encode() if isinstance(part, str) else part)
+        hasher.update(b"\0")
+    return hasher.hexdigest()[:12]
 
 
 def _digest_of_split(split: Any) -> str:

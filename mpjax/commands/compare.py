@@ -58,7 +58,7 @@ def compare_runs(settings: Compare) -> dict[str, Any]:
     runs = [_read(folder) for folder in _distinct(folders)]
     _require_one_task(runs)
     groups = _grouped(runs, settings.seeds)
-    found = [
+    comparisons_by_group = [
         [
             compare_groups(
                 metric,
@@ -74,23 +74,25 @@ def compare_runs(settings: Compare) -> dict[str, Any]:
     ]
     says = [
         comparison_view.evidence(groups[0], other, comparisons, band=settings.band, tolerance=settings.tolerance)
-        for other, comparisons in zip(groups[1:], found, strict=True)
+        for other, comparisons in zip(groups[1:], comparisons_by_group, strict=True)
     ]
     result = strict_json.spelled(
         {
             "groups": [_described(g, runs) for g in groups],
-            "comparisons": [_results(f) for f in found],
+            "comparisons": [_results(f) for f in comparisons_by_group],
             "evidence": says,
         }
     )
     names = [f"{comparison_view.letter(i)}: {group.name}" for i, group in enumerate(groups)]
     if settings.plot:
         labels = [f"{name} ({_count(group)})" for name, group in zip(names, groups, strict=True)]
-        comparison_view.plot_comparison(labels, found, expanded(settings.plot), _title(runs), band=settings.band)
+        comparison_view.plot_comparison(
+            labels, comparisons_by_group, expanded(settings.plot), _title(runs), band=settings.band
+        )
     if settings.json:
         print(strict_json.encode(result))
     else:
-        _print(settings, names, groups, found, says)
+        _print(settings, names, groups, comparisons_by_group, says)
     return result
 
 
@@ -116,7 +118,7 @@ def _with_changes(settings: dict[str, Any], changed: Mapping[str, str]) -> dict[
     for name, values in changed.items():
         if name in settings:
             told[name] = values
-        elif owner := next((own for own in settings if name.startswith(f"{own}.")), ""):
+        elif owner := next((key for key in settings if name.startswith(f"{key}.")), ""):
             told[owner] = f"{told[owner]} ({name.removeprefix(f'{owner}.')}: {values})"
         elif name == "seed":
             told[name] = values
@@ -164,14 +166,14 @@ def _grouped(runs: Sequence[ComparedRun], seeds: Sequence[int]) -> list[Group]:
     names = dict.fromkeys(name for run in runs for name in run.settings)
     differing = [name for name in names if len({dict(key).get(name) for key in members}) > 1]
     groups = []
-    for key, found in members.items():
+    for key, group_runs in members.items():
         of_group = dict(key)  # without a seed, unless it changed
         name = ", ".join(f"{name}={of_group[name]}" for name in differing if name in of_group)
         for seed in seeds:
-            if seed not in [run.seed for run in found]:
-                has = ", ".join(str(run.seed) for run in found)
+            if seed not in [run.seed for run in group_runs]:
+                has = ", ".join(str(run.seed) for run in group_runs)
                 raise UsageError(f"--seeds: no run of seed {seed} with {name}: it has {has}")
-        kept = {run.folder: run.records for run in found if not seeds or run.seed in seeds}
+        kept = {run.folder: run.records for run in group_runs if not seeds or run.seed in seeds}
         groups.append(Group(name, kept))
     return groups
 
@@ -193,17 +195,17 @@ def _described(group: Group, runs: Sequence[ComparedRun]) -> dict[str, Any]:
 
 def _results(found: Sequence[Comparison]) -> dict[str, Any]:
     return {
-        one.metric: {
-            "final": _contrast(one.final),
-            "best": one.best and _contrast(one.best),
-            "parts_at": one.parts_at,
-            "by_design": one.by_design,
-            "points_apart": one.apart,
-            "points": len(one.steps),
-            "last_step": one.steps[-1],
-            "averaged_over": one.window,
+        comparison.metric: {
+            "final": _contrast(comparison.final),
+            "best": comparison.best and _contrast(comparison.best),
+            "parts_at": comparison.parts_at,
+            "by_design": comparison.by_design,
+            "points_apart": comparison.apart,
+            "points": len(comparison.steps),
+            "last_step": comparison.steps[-1],
+            "averaged_over": comparison.window,
         }
-        for one in found
+        for comparison in found
     }
 
 

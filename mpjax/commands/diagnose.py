@@ -58,14 +58,14 @@ def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
     if settings.step < 0:
         raise UsageError(f"--step {settings.step}: wanted a step from 1 on, or 0 for the one after the last checkpoint")
     if settings.evaluation:
-        what, name, found = _of_evaluation(settings, run, folder)
+        title, name, result = _of_evaluation(settings, run, folder)
     else:
-        what, name, found = _of_step(settings, run, folder)
-    text = f"{what} of {folder}\n{found}"
-    if isinstance(found, Diagnosis):
-        text += f"\nsee {write(found, folder, name)}"
-    print(found.to_json() if settings.json else printable(text))
-    return found
+        title, name, result = _of_step(settings, run, folder)
+    text = f"{title} of {folder}\n{result}"
+    if isinstance(result, Diagnosis):
+        text += f"\nsee {write(result, folder, name)}"
+    print(result.to_json() if settings.json else printable(text))
+    return result
 
 
 def _of_step(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, str, Diagnosis | Fastest]:
@@ -75,11 +75,11 @@ def _of_step(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, s
         text = f"step {number} ran under other settings than those of config.toml, under which it is diagnosed: {later}"
         warnings.warn(text, PrecisionWarning, stacklevel=2)
     state, batch = replay(run, run.train_call, folder, number)
-    what, single, seed, tolerance = f"step {number}", run.block_by_block(state), run.config.seed, settings.tolerance
+    title, single, seed, tolerance = f"step {number}", run.block_by_block(state), run.config.seed, settings.tolerance
     if settings.search == "fastest":
-        return what, "", fastest_of_step(run.task_under, single, batch, seed=seed, tolerance=tolerance)
+        return title, "", fastest_of_step(run.task_under, single, batch, seed=seed, tolerance=tolerance)
     with progress_at() as progress:
-        found = diagnose_step(
+        diagnosis = diagnose_step(
             run.task_under,
             get_policy(settings.policy) if settings.policy else run.plan.policy,
             single,
@@ -91,7 +91,7 @@ def _of_step(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, s
             progress=progress,
             tx=None if settings.policy else run.learner.tx,  # its state has the dtypes of the run's own policy
         )
-    return what, str(number), in_view_of_float32(found, run.config, state, number)
+    return title, str(number), in_view_of_float32(diagnosis, run.config, state, number)
 
 
 def _of_evaluation(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, str, Diagnosis]:
@@ -103,7 +103,7 @@ def _of_evaluation(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[
     state = resumed_state(run, lambda shapes: adopt(shapes, saved, same_scaling=False))
     policy = get_policy(settings.policy) if settings.policy else run.plan.policy
     with progress_at() as progress:
-        found = diagnosed_evaluation(
+        diagnosis = diagnosed_evaluation(
             run,
             policy,
             state,
@@ -111,7 +111,7 @@ def _of_evaluation(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[
             search=settings.search == "repair",
             progress=progress,
         )
-    return f"evaluation after step {position}", f"evaluation_{position}", found
+    return f"evaluation after step {position}", f"evaluation_{position}", diagnosis
 
 
 def on_devices_here(config: Config) -> Config:
@@ -144,17 +144,17 @@ def explain_now(run: Run, train_call: Callable, folder: pathlib.Path) -> Explain
         state, batch = replay(run, train_call, folder, number)
         seed, single = config.seed, run.block_by_block(state)
         policy, tx = run.plan.policy, run.learner.tx
-        found = diagnose_step(run.task_under, policy, single, batch, seed=seed, search=search, tx=tx)
-        found = in_view_of_float32(found, config, state, number, diverged=True)
-        page = write(found, folder, str(number))
-        return f"{first_bad_layer(found)}{found}\nsee {page}, and again: {command_for(folder, number)}"
+        diagnosis = diagnose_step(run.task_under, policy, single, batch, seed=seed, search=search, tx=tx)
+        diagnosis = in_view_of_float32(diagnosis, config, state, number, diverged=True)
+        page = write(diagnosis, folder, str(number))
+        return f"{first_bad_layer(diagnosis)}{diagnosis}\nsee {page}, and again: {command_for(folder, number)}"
 
     @as_usual()
     def evaluation(position: int, packed: TrainState) -> str:
-        found = diagnosed_evaluation(run, run.plan.policy, run.packing.unpack(packed), search=search)
-        page = write(found, folder, f"evaluation_{position}")
+        diagnosis = diagnosed_evaluation(run, run.plan.policy, run.packing.unpack(packed), search=search)
+        page = write(diagnosis, folder, f"evaluation_{position}")
         again = command_for(folder, position, "--evaluation")
-        return f"{first_bad_layer(found)}{found}\nsee {page}, and again: {again}"
+        return f"{first_bad_layer(diagnosis)}{diagnosis}\nsee {page}, and again: {again}"
 
     return Explain(step, evaluation)
 

@@ -49,20 +49,22 @@ def diagnosed_evaluation(
     task, full = run.task_under(policy), run.task_under(get_policy("float32"))
     eval_step = _eval_step(task)
     sums = (eval_step(state.params, state.stats, batch) for batch in run.tests)
-    bad = next((index for index, found in enumerate(sums) if not _is_finite(found)), None)
+    bad = next((index for index, batch_sums in enumerate(sums) if not _is_finite(batch_sums)), None)
     batch = jax.device_put(next(itertools.islice(run.tests, bad or 0, None)))
-    found = diagnose_evaluation(
+    diagnosis = diagnose_evaluation(
         run.task_under, policy, state, batch, tolerance=tolerance, search=search, progress=progress
     )
     loss = evaluate(_eval_step(full), state.params, state.stats, run.tests, full.objective.conclude)["loss"]
     examined = f"Examined: the evaluation of batch {(bad or 0) + 1} of {len(run.tests)} of the test set."
-    found = dataclasses.replace(found, evidence=f"{examined} {found.evidence}")
+    diagnosis = dataclasses.replace(diagnosis, evidence=f"{examined} {diagnosis.evidence}")
     lagging = _advice_on_statistics(task, state, batch) if bad is not None else ()
     if not math.isfinite(loss):
         reason = "The loss of the whole test set is not finite in float32 either"
-        return found.beyond_dtypes(reason, f"with these parameters it is {loss:.3g}", lagging or [NO_DTYPE_REPAIRS])
+        return diagnosis.beyond_dtypes(reason, f"with these parameters it is {loss:.3g}", lagging or [NO_DTYPE_REPAIRS])
     whole = f"With these parameters, the loss of the whole test set is {loss:.3g} in float32."
-    return dataclasses.replace(found, evidence=f"{found.evidence} {whole}", advice=(*found.advice, *lagging))
+    return dataclasses.replace(
+        diagnosis, evidence=f"{diagnosis.evidence} {whole}", advice=(*diagnosis.advice, *lagging)
+    )
 
 
 def _advice_on_statistics(task: Task, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[str, ...]:

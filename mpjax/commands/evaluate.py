@@ -63,8 +63,8 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
         print(strict_json.encode({"checkpoint": position, "policy": str(plan.policy), **metrics}))
     else:
         trained = policies_of(history_in(about, position))
-        said = f"checkpoint {position} of {folder}, trained under {trained}, evaluated under {plan.policy}"
-        print(printable(said))
+        heading = f"checkpoint {position} of {folder}, trained under {trained}, evaluated under {plan.policy}"
+        print(printable(heading))
         for name, value in metrics.items():
             print(f"  {name:<16}{value:.6f}")
     return metrics
@@ -96,16 +96,17 @@ def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[Preci
     try:
         return open_task(config)
     except UsageError as error:
-        own = from_toml(pathlib.Path(settings.run) / CONFIG_FILE).data.test_split
-        if settings.split in ("", own):
+        split = from_toml(pathlib.Path(settings.run) / CONFIG_FILE).data.test_split
+        if settings.split in ("", split):
             raise
-        said = error
-    open_task(dataclasses.replace(config, data=dataclasses.replace(config.data, test_split=own)))  # raises on bad data
-    fact = str(said).partition("; write --data.")[0]  # without the flags of `train`
+        cause = error
+    # This raises if the data itself is bad.
+    open_task(dataclasses.replace(config, data=dataclasses.replace(config.data, test_split=split)))
+    fact = str(cause).partition("; write --data.")[0]  # without the flags of `train`
     raise UsageError(
-        f"--split {settings.split}: {fact}; write --split {shlex.quote(own)}, which is the test split of the run, or "
+        f"--split {settings.split}: {fact}; write --split {shlex.quote(split)}, which is the test split of the run, or "
         "another split that the data has"
-    ) from said
+    ) from cause
 
 
 def trained_state(
@@ -131,8 +132,8 @@ def trained_state(
       UsageError: there is no such checkpoint.
     """
     position, saved, about = read_checkpoint(folder / CHECKPOINTS, checkpoint)
-    found = changes(about["config"], to_toml(from_toml(folder / CONFIG_FILE)))
-    others = [change for change in found if change[0].startswith(_OF_ONE_RUN) and change[0] not in _OF_FORM]
+    differences = changes(about["config"], to_toml(from_toml(folder / CONFIG_FILE)))
+    others = [change for change in differences if change[0].startswith(_OF_ONE_RUN) and change[0] not in _OF_FORM]
     if others and not begins(read_history(folder / HISTORY_FILE), about):
         warnings.warn(
             f"checkpoint {position} of {folder} may be of another run: it was written under other settings than its "

@@ -52,8 +52,8 @@ def export_run(settings: Export) -> PretrainedReport | None:
 
     if settings.what == "program":
         params = state.ema if settings.ema else state.params
-        said = write_program(settings, config, plan, source, task, params, state.stats)
-        print(printable(f"checkpoint {position} of {folder}: {said}"))
+        description = write_program(settings, config, plan, source, task, params, state.stats)
+        print(printable(f"checkpoint {position} of {folder}: {description}"))
         return None
 
     model = task.structure.assemble(state.ema if settings.ema else state.params, state.stats)
@@ -120,12 +120,12 @@ def write_program(
         raise UsageError(f"--what program: JAX cannot export {config.model.name}: {first_line(error)}") from error
     path, written = expanded(settings.output), bytes(exported.serialize())
 
-    found = np.asarray(export.deserialize(bytearray(written)).call(batch), np.float64)
-    wanted = np.asarray(jax.jit(program)(batch), np.float64)
-    difference, largest = np.max(np.abs(found - wanted)), np.max(np.abs(wanted))
+    logits = np.asarray(export.deserialize(bytearray(written)).call(batch), np.float64)
+    expected = np.asarray(jax.jit(program)(batch), np.float64)
+    difference, largest = np.max(np.abs(logits - expected)), np.max(np.abs(expected))
     if not difference <= _ROUNDING * largest:
         raise UsageError(
-            f"--what program: on {len(found)} test examples the program's logits differ from the model's by "
+            f"--what program: on {len(logits)} test examples the program's logits differ from the model's by "
             f"{difference:.3g}, of {largest:.3g}; write --policy float32"
         )
     write_atomically(path, written)
@@ -133,7 +133,7 @@ def write_program(
     return (
         f"{path}, {len(written):,} bytes for {', '.join(settings.platforms)}: {takes} to logits "
         f"{_shown(exported.out_avals[0])} under {plan.policy}; at most {difference:.2g} from the model's on "
-        f"{len(found)} test examples"
+        f"{len(logits)} test examples"
     )
 
 

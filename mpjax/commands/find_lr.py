@@ -54,21 +54,21 @@ def find_rate(settings: RateSearch, config: Config) -> dict[str, Any]:
         run = build_run(with_growing_rates(config, settings))
     folder = new_folder(config, prefix="find_lr-")
     points, skipped, ended = _trained(settings, run)
-    found = suggest(points)
+    suggestion = suggest(points)
 
     result = {
-        "suggestion": found.rate,
-        "reason": found.reason,
+        "suggestion": suggestion.rate,
+        "reason": suggestion.reason,
         "ended": ended,
         "skipped": skipped,
         "points": [list(point) for point in points],
-        "smoothed": list(found.smoothed),
+        "smoothed": list(suggestion.smoothed),
         "config": to_toml(config),
     }
     write_atomically(folder / "find_lr.json", f"{strict_json.encode(result, indent=1)}\n".encode())
     for file in report.image_files(folder / "find_lr", config.report) if points else ():
-        plot_rates(points, found.smoothed, found.rate, file, report.title_of(config))
-    print(strict_json.encode(result) if settings.json else _text(settings, found, points, ended, folder))
+        plot_rates(points, suggestion.smoothed, suggestion.rate, file, report.title_of(config))
+    print(strict_json.encode(result) if settings.json else _text(settings, suggestion, points, ended, folder))
     return result
 
 

@@ -67,10 +67,10 @@ def fitted(
     @functools.cache
     def bytes_of(batch: int, accumulate: int) -> int:
         sized = with_sizes(config, batch=batch, accumulate=accumulate)
-        taken = needed(memory_here(planned_step(sized, fields), mesh))
-        parts = f" in {accumulate} micro-batches" if accumulate > 1 else ""
-        say(f"a batch of {batch}{parts} takes {size(taken)} of {size(limit)}")
-        return taken
+        nbytes = needed(memory_here(planned_step(sized, fields), mesh))
+        suffix = f" in {accumulate} micro-batches" if accumulate > 1 else ""
+        say(f"a batch of {batch}{suffix} takes {size(nbytes)} of {size(limit)}")
+        return nbytes
 
     if batch == AUTO:
         step = devices * accumulate
@@ -82,19 +82,19 @@ def fitted(
                 f"{step} examples, an epoch has {most:,}; write a smaller --training.accumulate"
             )
         batch = batch_that_fits(most, limit, lambda count: bytes_of(count, accumulate), step=step)
-        found, flag, tried = batch, f"--data.batch_size {batch}", f"--data.batch_size auto: a batch of {step}"
+        number, flag, tried = batch, f"--data.batch_size {batch}", f"--data.batch_size auto: a batch of {step}"
     else:
         accumulate = micro_batches_that_fit(batch, limit, lambda count: bytes_of(batch, count), devices=devices)
-        found, flag = accumulate, f"--training.accumulate {accumulate}"
+        number, flag = accumulate, f"--training.accumulate {accumulate}"
         tried = f"--training.accumulate auto: a batch of {batch} in any number of micro-batches"
-    if not found:
+    if not number:
         raise UsageError(
             f"{tried} does not fit into the {size(limit)} that a run may take of each device; choose a smaller model "
             "or shorter examples"
         )
-    taken = size(bytes_of(batch, accumulate))
+    memory = size(bytes_of(batch, accumulate))
     kind = jax.devices()[0].device_kind
-    message = f"{flag} was found: the step takes {taken} of the {size(limit)} that it may on each {kind}"
+    message = f"{flag} was found: the step takes {memory} of the {size(limit)} that it may on each {kind}"
     return with_sizes(config, batch=batch, accumulate=accumulate), message
 
 

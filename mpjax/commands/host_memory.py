@@ -29,8 +29,8 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # another C library
         return False
-    taken = [mallopt(*setting) for setting in _SETTINGS.values()]
-    return all(taken)
+    results = [mallopt(*setting) for setting in _SETTINGS.values()]
+    return all(results)
 
 
 _VARIABLES = ("MALLOC_ARENA_MAX", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")

@@ -33,10 +33,10 @@ def with_following(error: UsageError, config: Config) -> UsageError:
     """Extends an error that has a `repair` with the errors that would follow it, and all flags to write."""
     if not error.repair:
         return error
-    said, settings = _followed(error, config)
-    if len(said) == 1:
+    messages, settings = _followed(error, config)
+    if len(messages) == 1:
         return error
-    followed = UsageError("\n".join([*said, *_to_write(settings)]), repair=settings)
+    followed = UsageError("\n".join([*messages, *_to_write(settings)]), repair=settings)
     followed.__cause__ = error
     return followed
 
@@ -53,8 +53,8 @@ def _followed(error: UsageError, config: Config) -> tuple[list[str], dict[str, A
 
     If a message repeats, its repair has no effect, or another repair undoes it. Then no settings are named.
     """
-    said, settings = [str(error)], dict(error.repair)
-    while error.repair and len(said) < _MOST:
+    messages, settings = [str(error)], dict(error.repair)
+    while error.repair and len(messages) < _MOST:
         config = with_settings(config, error.repair)
         try:
             with warnings.catch_warnings(action="ignore"):
@@ -62,11 +62,11 @@ def _followed(error: UsageError, config: Config) -> tuple[list[str], dict[str, A
             break
         except UsageError as other:
             error = other
-            if str(error) in (said[0], *(text.removeprefix(_THEN) for text in said[1:])):
-                return said, {}
-            said.append(f"{_THEN}{error}")
+            if str(error) in (messages[0], *(text.removeprefix(_THEN) for text in messages[1:])):
+                return messages, {}
+            messages.append(f"{_THEN}{error}")
             settings.update(error.repair)
-    return said, settings
+    return messages, settings
 
 
 def _attempt(config: Config) -> None:
@@ -80,9 +80,9 @@ def _attempt(config: Config) -> None:
 def with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
     """Replaces some settings, with names such as `data.image_size`."""
     for name, value in settings.items():
-        own, _, inner = name.partition(".")
-        changed = with_settings(getattr(config, own), {inner: value}) if inner else value
-        config = dataclasses.replace(config, **{own: changed})
+        section, _, inner = name.partition(".")
+        changed = with_settings(getattr(config, section), {inner: value}) if inner else value
+        config = dataclasses.replace(config, **{section: changed})
     return config
 
 

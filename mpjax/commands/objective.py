@@ -39,11 +39,11 @@ def choose_objective(
             f"--training.chunked_loss {chunk}: {config.model.name} has no methods `features` and `logits` to compute "
             "the logits of some tokens at a time with; write --training.chunked_loss 0"
         )
-    if named := config.training.objective:
+    if spec := config.training.objective:
         from mpjax.training.user_objective import checked_objective  # local, because most runs have their task's
 
-        function = load_function(named, flag="--training.objective")
-        objective = RunObjective(checked_objective(function, name=f"--training.objective {named}"), prepare)
+        function = load_function(spec, flag="--training.objective")
+        objective = RunObjective(checked_objective(function, name=f"--training.objective {spec}"), prepare)
     else:
         objective = _of_task(config, prepare, policy, fields)
     return _with_metrics(config, objective, abstract, fields) if config.training.metrics else objective

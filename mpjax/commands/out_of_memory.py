@@ -40,27 +40,27 @@ def require_memory(company: Alone | Company, programs: Iterable[jax.stages.Compi
     if devices[0].platform != "cpu":
         return
     processes = company.gather(here).count(here)
-    found = filter(None, (program.memory_analysis() for program in programs))
-    each = (of.temp_size_in_bytes + of.output_size_in_bytes - of.alias_size_in_bytes for of in found)
-    taken = max(each, default=0) * len(devices) * processes
-    if taken > (free := free_memory() + free_swap()):
+    analyses = filter(None, (program.memory_analysis() for program in programs))
+    sizes = (of.temp_size_in_bytes + of.output_size_in_bytes - of.alias_size_in_bytes for of in analyses)
+    needed = max(sizes, default=0) * len(devices) * processes
+    if needed > (free := free_memory() + free_swap()):
         from mpjax.plan.table import size  # local, because no other run needs it
 
-        raise MemoryError(f"the step takes {size(taken)} of the {size(free)} that are free")
+        raise MemoryError(f"the step takes {size(needed)} of the {size(free)} that are free")
 
 
 def _advice(config: Config) -> str:
     from mpjax.commands.fit import fitted  # local, because few runs need the modules of the plan
 
-    asked = dataclasses.replace(config.training, accumulate=AUTO)
+    training = dataclasses.replace(config.training, accumulate=AUTO)
     try:
-        found, _ = fitted(dataclasses.replace(config, training=asked, resume=False), say=lambda line: None)
+        fitted_config, _ = fitted(dataclasses.replace(config, training=training, resume=False), say=lambda line: None)
     except (UsageError, jax.errors.JaxRuntimeError, MemoryError):
         return (
             f"no number of micro-batches of a batch of {config.data.batch_size} fits by the estimate; write a smaller "
             "--data.batch_size, --training.remat full, or a smaller model"
         )
-    count = found.training.accumulate
+    count = fitted_config.training.accumulate
     if count > config.training.accumulate:
         return f"write --training.accumulate {count}, with which the step fits by the estimate and learns the same"
     return (

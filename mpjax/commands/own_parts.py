@@ -37,9 +37,9 @@ def with_parts(config: Config, **parts: Any) -> Config:
         section, _, field = PARTS[name].partition(".")
         before = getattr(getattr(config, section), field)
         several = isinstance(before, tuple)
-        those = require_several(name, part) if several else (part,)
-        _require_callable(name, those)
-        value = (*before, *map(_wrapped, those)) if several else _wrapped(part)
+        values = require_several(name, part) if several else (part,)
+        _require_callable(name, values)
+        value = (*before, *map(_wrapped, values)) if several else _wrapped(part)
         changed = dataclasses.replace(getattr(config, section), **{field: value})
         config = dataclasses.replace(config, **{section: changed})
     return config
@@ -52,9 +52,9 @@ def _wrapped(part: Any) -> PythonObject:
 def _require_callable(name: str, parts: Sequence[Any]) -> None:
     if name in ("source", "callbacks"):  # these may be values and objects
         return
-    for one in parts:
-        if not (callable(one) or isinstance(one, PythonObject)):
-            raise UsageError(f"{name} of mpjax.run is not callable: {described(one)}")
+    for part in parts:
+        if not (callable(part) or isinstance(part, PythonObject)):
+            raise UsageError(f"{name} of mpjax.run is not callable: {described(part)}")
 
 
 def require_several(name: str, parts: Any) -> tuple:

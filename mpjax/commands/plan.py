@@ -45,13 +45,13 @@ class Plans(dict[str, Any]):
         self.estimates = tuple(estimates)
 
     def _repr_html_(self) -> str:
-        parts = []
+        elements = []
         for gpu in dict.fromkeys(plan.gpu for plan in self.estimates):
-            own = [plan for plan in self.estimates if plan.gpu == gpu]
-            heads = ["per step and GPU", *(plan.title for plan in own)]
-            table = notebook.table(heads, [[label, *cells] for label, cells in rows(own)])
-            parts += [notebook.heading(title(own)), table, notebook.paragraphs(comparisons(own))]
-        return notebook.block(*parts)
+            estimates = [plan for plan in self.estimates if plan.gpu == gpu]
+            heads = ["per step and GPU", *(plan.title for plan in estimates)]
+            table = notebook.table(heads, [[label, *cells] for label, cells in rows(estimates)])
+            elements += [notebook.heading(title(estimates)), table, notebook.paragraphs(comparisons(estimates))]
+        return notebook.block(*elements)
 
 
 def scaling_title(plans: Sequence[Estimate]) -> str:
@@ -74,11 +74,11 @@ def scaling_table(plans: Sequence[Estimate]):
 
 def scaling_rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
     """For each number of GPUs, the number, and each policy's time of a step and efficiency."""
-    found: dict[int, list[str]] = {}
+    by_devices: dict[int, list[str]] = {}
     for plan in plans:
         for scale in plan.communication.scaling:
-            found.setdefault(scale.devices, []).append(f"{duration(scale.timing.step)} {scale.efficiency:6.1%}")
-    return [(str(devices), cells) for devices, cells in found.items()]
+            by_devices.setdefault(scale.devices, []).append(f"{duration(scale.timing.step)} {scale.efficiency:6.1%}")
+    return [(str(devices), cells) for devices, cells in by_devices.items()]
 
 
 EPOCH = 1000
@@ -230,25 +230,25 @@ def _print(settings: Plan, plans: list[Estimate]) -> None:
         console.print(text, markup=False, emoji=False, soft_wrap=True)
 
     for gpu in settings.gpu:
-        own = [plan for plan in plans if plan.gpu == gpu]
-        say(title(own))
-        console.print(plan_table(own))
+        estimates = [plan for plan in plans if plan.gpu == gpu]
+        say(title(estimates))
+        console.print(plan_table(estimates))
         say("")
-        for line in comparisons(own):
+        for line in comparisons(estimates):
             say(line)
-        if any(plan.float8 for plan in own):
+        if any(plan.float8 for plan in estimates):
             say("")
-        if own[-1].costliest:
-            say(f"the kernels that move the most, with {own[-1].title}")
-            console.print(costliest_table(own[-1]))
+        if estimates[-1].costliest:
+            say(f"the kernels that move the most, with {estimates[-1].title}")
+            console.print(costliest_table(estimates[-1]))
             say("")
-        for plan in own:
+        for plan in estimates:
             if plan.receipt is not None:
                 say(f"what runs, with {plan.title}\n{plan.receipt}\n")
         if settings.devices > 1:
-            say(scaling_title(own))
-            if own[0].communication.scaling:
-                console.print(scaling_table(own))
+            say(scaling_title(estimates))
+            if estimates[0].communication.scaling:
+                console.print(scaling_table(estimates))
             say("")
     say(LEFT_OUT)
     if settings.devices > 1:

@@ -51,9 +51,9 @@ def predict_run(settings: Prediction) -> int:
     if config.training.objective:  # its model must have the outputs of the task
         fields = data.batch_fields(source, config.data)
         check_fit(task.abstract, config.task, fields, name=str(config.model.name), dtype=plan.policy.compute_dtype)
-    given = _given(settings, config, source)
+    inputs = _given(settings, config, source)
     segments = config.task == "segmentation"
-    masks = _folder_of_masks(settings, given) if segments else None
+    masks = _folder_of_masks(settings, inputs) if segments else None
     values = _values(source) if segments else np.empty(0)
     layout = Layout(make_mesh())
     _, state, _ = trained_state(task, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
@@ -66,15 +66,15 @@ def predict_run(settings: Prediction) -> int:
     batch_size = settings.batch_size or config.data.eval_batch_size
     sharding = layout.evaluation(batch_size)
 
-    with _lines(None if masks else settings.output) as file, _progress(settings, len(given.names)) as at:
-        skip = (lambda said: print(printable(f"skipped: {said}"), file=sys.stderr)) if settings.skip_bad else None
-        batches = given_batches(given, batch_size, workers=config.data.workers, skip=skip)
+    with _lines(None if masks else settings.output) as file, _progress(settings, len(inputs.names)) as at:
+        skip = (lambda message: print(printable(f"skipped: {message}"), file=sys.stderr)) if settings.skip_bad else None
+        batches = given_batches(inputs, batch_size, workers=config.data.workers, skip=skip)
 
         def computed() -> Iterator[tuple[np.ndarray, Mapping[str, np.ndarray], Mapping[str, np.ndarray]]]:
             """Yields inputs, batches and outputs; later batches are read while the device computes."""
             running: collections.deque = collections.deque()
-            for found in batches:
-                running.append((*found, step(params, state.stats, place(found.arrays, sharding))))
+            for batch in batches:
+                running.append((*batch, step(params, state.stats, place(batch.arrays, sharding))))
                 while len(running) >= AHEAD:
                     yield jax.device_get(running.popleft())
             while running:
@@ -83,15 +83,15 @@ def predict_run(settings: Prediction) -> int:
         names = getattr(source.fields.get("label"), "names", ())
         count = 0
         for owner, rows in _by_input(computed()):
-            record: Record = {"input": given.names[owner]}
+            record: Record = {"input": inputs.names[owner]}
             if not all(row["finite"] for row in rows):
                 raise UsageError(
-                    f"{given.names[owner]}: the model's output is not finite under {plan.policy}; "
+                    f"{inputs.names[owner]}: the model's output is not finite under {plan.policy}; "
                     "write --policy float32, or another --checkpoint"
                 )
-            if masks and given.mask:
-                record["mask"] = str(masks / _mask_name(given.names[owner]))
-                mask = given.mask(given.load([owner])[0], [row["mask"] for row in rows])
+            if masks and inputs.mask:
+                record["mask"] = str(masks / _mask_name(inputs.names[owner]))
+                mask = inputs.mask(inputs.load([owner])[0], [row["mask"] for row in rows])
                 Image.fromarray(values[mask]).save(record["mask"])
             elif config.task == "language_modeling":
                 record |= _loss(rows)
@@ -101,7 +101,7 @@ def predict_run(settings: Prediction) -> int:
             count += 1
             at(owner + 1)
     if not count:
-        raise UsageError(f"none of {len(given.names)} inputs could be read, see above")
+        raise UsageError(f"none of {len(inputs.names)} inputs could be read, see above")
     return count
 
 
@@ -161,11 +161,11 @@ def _folder_of_masks(settings: Prediction, given: Inputs) -> pathlib.Path:
     """
     if not settings.output:
         raise UsageError("--output is empty: wanted a folder for the masks, such as --output masks")
-    taken: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for name in given.names:
-        if (mask := _mask_name(name)) in taken:
-            raise UsageError(f"{taken[mask]} and {name}: both masks would be {mask}; predict one folder at a time")
-        taken[mask] = name
+        if (mask := _mask_name(name)) in owners:
+            raise UsageError(f"{owners[mask]} and {name}: both masks would be {mask}; predict one folder at a time")
+        owners[mask] = name
     folder = expanded(settings.output)
     folder.mkdir(parents=True, exist_ok=True)
     return folder

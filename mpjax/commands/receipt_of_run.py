@@ -33,7 +33,7 @@ def check_receipt(
     strict = run.config.precision.strict
     jaxpr, _, executable = programs[max(programs)]
     try:
-        found = receipt_of(
+        receipt = receipt_of(
             executable,
             jaxpr,
             run.plan.policy,
@@ -47,16 +47,16 @@ def check_receipt(
                 "--precision.no_strict to train without knowing what runs"
             ) from error
         return f"{RECEIPT_FILE} is not written: this program cannot be read ({type(error).__name__}: {error})"
-    put(folder / RECEIPT_FILE, found.to_json().encode() + b"\n")
+    put(folder / RECEIPT_FILE, receipt.to_json().encode() + b"\n")
     if strict:
         try:
-            found.require(device_limits=False)
+            receipt.require(device_limits=False)
         except DtypeError as error:
             raise DtypeError(
                 f"--precision.strict: {error}\nwrite a rule for what is to run otherwise, such as --precision.rules "
                 '"PATH" float32, or --precision.no_strict to train all the same'
             ) from error
-    if strict and any(row.device_limit for row in found):
-        return f"{found.line}; --precision.strict accepts that, as no program for this device could do otherwise"
-    more = "" if all(row.verdict == "as asked" or row.device_limit for row in found) else f"; see {RECEIPT_FILE}"
-    return f"{found.line}{more}"
+    if strict and any(row.device_limit for row in receipt):
+        return f"{receipt.line}; --precision.strict accepts that, as no program for this device could do otherwise"
+    more = "" if all(row.verdict == "as asked" or row.device_limit for row in receipt) else f"; see {RECEIPT_FILE}"
+    return f"{receipt.line}{more}"

@@ -58,11 +58,11 @@ def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable
       new: whether this command created it.
     """
     kept = () if new else {path.name for path in folder.iterdir()}
-    begun = []
+    calls = []
     try:
-        yield lambda: begun.append(True)
+        yield lambda: calls.append(True)
     except (UsageError, CallbackError):
-        if not begun:
+        if not calls:
             for path in folder.iterdir():
                 if path.name not in kept:
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
@@ -171,21 +171,21 @@ def _resumed(run: Run, folder: pathlib.Path, about: dict, company: Alone | Compa
     Raises:
       UsageError: there is none, it is of another model, or of other data, and `run.config.other_data` is off.
     """
-    found: list = []
+    checkpoint: list = []
 
     def read(shapes: TrainState) -> TrainState:
         position, saved, then = read_checkpoint(folder / CHECKPOINTS, places=places_in(shapes), gather=company.gather)
-        if not run.config.other_data and (said := differences(then.get("data"), about["data"])):
+        if not run.config.other_data and (lines := differences(then.get("data"), about["data"])):
             raise UsageError(
                 f"--resume: the data is not that of checkpoint {position} in {folder}:\n  "
-                + "\n  ".join(said)
+                + "\n  ".join(lines)
                 + "\nresume with the data of before, or, if this is meant, write --other_data"
             )
-        found.extend((position, then))
+        checkpoint.extend((position, then))
         return adopt(shapes, saved, same_scaling=then["loss_scale"] == about["loss_scale"])
 
     state = resumed_state(run, read)
-    position, then = found
+    position, then = checkpoint
     if company.first:
         set_aside(folder / CHECKPOINTS, after=position)
     company.gather(None)  # no process writes checkpoints before the later ones are set aside

@@ -67,8 +67,8 @@ def sweep(config: Config) -> dict:
     report.write_summary(folder / "summary.json", result)
     print(table(result, folder))
     if diverged:
-        said = "; ".join(f"seed {seed}: {text}" for seed, text in diverged.items())
-        raise Diverged(f"{len(diverged)} of {len(config.seeds)} runs diverged: {said}")
+        reasons = "; ".join(f"seed {seed}: {text}" for seed, text in diverged.items())
+        raise Diverged(f"{len(diverged)} of {len(config.seeds)} runs diverged: {reasons}")
     return result
 
 
@@ -91,17 +91,17 @@ def _joined(config: Config, folder: pathlib.Path) -> Config:
     Raises:
       UsageError: a run has started with settings that change its results.
     """
-    stored, begun = from_toml(folder / CONFIG_FILE), seeds_in(folder)
-    for seed in begun:
-        own = folder / seed_folder(seed)
-        before = to_toml(from_toml(own / CONFIG_FILE))
-        if found := list(changes(before, to_toml(dataclasses.replace(config, seed=seed)))):
-            said = "; ".join(f"{name} {new}, before {old}" for name, old, new in found)
+    stored, started = from_toml(folder / CONFIG_FILE), seeds_in(folder)
+    for seed in started:
+        path = folder / seed_folder(seed)
+        before = to_toml(from_toml(path / CONFIG_FILE))
+        if differences := list(changes(before, to_toml(dataclasses.replace(config, seed=seed)))):
+            detail = "; ".join(f"{name} {new}, before {old}" for name, old, new in differences)
             raise UsageError(
-                f"--resume with settings that {own} has not: {said}; a mean would be of different runs; write another "
-                f"--output_dir for a new sweep, or resume that run alone: --output_dir {own}"
+                f"--resume with settings that {path} has not: {detail}; a mean would be of different runs; write "
+                f"another --output_dir for a new sweep, or resume that run alone: --output_dir {path}"
             )
-    return dataclasses.replace(config, seeds=tuple(dict.fromkeys((*stored.seeds, *begun, *config.seeds))))
+    return dataclasses.replace(config, seeds=tuple(dict.fromkeys((*stored.seeds, *started, *config.seeds))))
 
 
 @contextlib.contextmanager
@@ -112,14 +112,14 @@ def _config_written(config: Config, folder: pathlib.Path) -> Iterator[Callable[[
     """
     file = folder / CONFIG_FILE
     before = file.read_bytes()
-    begun = []
+    calls = []
     try:
         write_atomically(file, run_settings(config, folder).encode())
-        yield lambda: begun.append(True)
+        yield lambda: calls.append(True)
     except UsageError:
-        if not begun and config.resume:
+        if not calls and config.resume:
             write_atomically(file, before)
-        elif not begun:
+        elif not calls:
             file.unlink()
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
@@ -133,8 +133,8 @@ def _trained(
     summaries: dict[int, Mapping[str, Any]] = {}
     diverged: dict[int, str] = {}
     for seed in config.seeds:
-        own = folder / seed_folder(seed)
-        alone = dataclasses.replace(config, seed=seed, seeds=(), output_dir=str(own), resume=seed in seeds_in(folder))
+        path = folder / seed_folder(seed)
+        alone = dataclasses.replace(config, seed=seed, seeds=(), output_dir=str(path), resume=seed in seeds_in(folder))
         print(f"seed {seed} ({len(summaries) + len(diverged) + 1} of {len(config.seeds)})", flush=True)
         try:
             summaries[seed] = run(alone)
@@ -142,12 +142,12 @@ def _trained(
             diverged[seed] = str(error).splitlines()[0]
             print(printable(f"seed {seed}: {error}"), flush=True)
         except Interrupted as error:
-            said, *_ = str(error).splitlines()  # the second line resumes only the run of this seed
+            message, *_ = str(error).splitlines()  # the second line resumes only the run of this seed
             line = resume_command(config, folder)
-            raise Interrupted(f"seed {seed}: {said}\n{line}".rstrip(), error.signal_number) from error
+            raise Interrupted(f"seed {seed}: {message}\n{line}".rstrip(), error.signal_number) from error
         except UsageError:
-            file = own / CONFIG_FILE
-            if file.exists() and file.read_text() == run_settings(alone, own):  # it ran steps with these settings
+            file = path / CONFIG_FILE
+            if file.exists() and file.read_text() == run_settings(alone, path):  # it ran steps with these settings
                 begin()
             raise
         begin()
@@ -169,11 +169,11 @@ def summarised(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     changed = {seed: _changes_of(summary) for seed, summary in summaries.items()}
     warnings = []
     if len(set(lengths.values())) > 1:
-        said = ", ".join(f"seed {seed} has {length}" for seed, length in lengths.items())
-        warnings.append(f"the runs differ in their steps: {said}")
+        detail = ", ".join(f"seed {seed} has {length}" for seed, length in lengths.items())
+        warnings.append(f"the runs differ in their steps: {detail}")
     if len(set(changed.values())) > 1:
-        said = ", ".join(f"seed {seed} {text}" for seed, text in changed.items() if text)
-        warnings.append(f"the runs differ in settings that changed on the way: {said}")
+        detail = ", ".join(f"seed {seed} {text}" for seed, text in changed.items() if text)
+        warnings.append(f"the runs differ in settings that changed on the way: {detail}")
     return {"seeds": list(summaries), **({"warning": "; ".join(warnings)} if warnings else {}), **spread}
 
 

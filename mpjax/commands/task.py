@@ -224,8 +224,8 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields
     """
     _, params, stats = take_apart(task.abstract)
     require_alike(task.abstract, config.mesh.rules, "--mesh.rules")
-    parts = mesh.shape[TENSOR]
-    divided = divide(params, mesh, tensor_axes(task.abstract, parts, config.mesh.rules) if parts > 1 else {})
+    shards = mesh.shape[TENSOR]
+    divided = divide(params, mesh, tensor_axes(task.abstract, shards, config.mesh.rules) if shards > 1 else {})
     layout = Layout(mesh, divided=divided, reduce_dtype=plan.policy.reduce_dtype, batch_norm=config.training.batch_norm)
     if mesh.shape[FSDP] == 1:
         if config.mesh.float8_gather:
@@ -249,13 +249,13 @@ def _quantised_weights(task: Task, divided: Collection[str]) -> list[str]:
       UsageError: there are none.
     """
     recipes = {f"{path}/kernel": recipe_of(module) for path, module in modules_of(task.abstract).items()}
-    found = [name for name in divided if recipes.get(name) == FLOAT8]
-    if not found:
+    weights = [name for name in divided if recipes.get(name) == FLOAT8]
+    if not weights:
         raise UsageError(
             "--mesh.float8_gather: no weight that is divided over fsdp is quantised by one scale; write "
             "--precision.policy mixed_float8, or leave it out"
         )
-    return found
+    return weights
 
 
 def _prepared(task: Task, fields: data.Fields) -> Any:

@@ -125,16 +125,16 @@ def _start_ray(settings: OnRay) -> dict[str, int]:
             raise UsageError(f"no Ray cluster at {where}: {error}") from error
     there = ray.cluster_resources()
     gpus = settings.gpus if settings.gpus >= 0 else min(1, int(there.get("GPU", 0)))
-    each = {"CPU": settings.cpus} | ({"GPU": gpus} if gpus else {})
+    resources = {"CPU": settings.cpus} | ({"GPU": gpus} if gpus else {})
     here_alone = not settings.address and "RAY_ADDRESS" not in os.environ and len(ray.nodes()) == 1
-    for name, wanted in each.items():
-        if here_alone and settings.workers * wanted > there.get(name, 0):  # Ray would wait for more machines
+    for name, count in resources.items():
+        if here_alone and settings.workers * count > there.get(name, 0):  # Ray would wait for more machines
             raise UsageError(
-                f"{settings.workers} workers with {wanted} {name}s each need {settings.workers * wanted} {name}s, and "
+                f"{settings.workers} workers with {count} {name}s each need {settings.workers * count} {name}s, and "
                 f"this machine has {there.get(name, 0):g}: write a smaller --workers or --{name.lower()}s, or a "
                 "cluster's --address"
             )
-    return each
+    return resources
 
 
 def check_reachable(address: str) -> None:
@@ -189,18 +189,18 @@ class _PassedOn(StopRequest):
 
 def _fit(trainer: Any) -> tuple[Any, Exception | None]:
     """Trains in a thread: in the main thread, Ray would take Ctrl-C for a request to kill the workers."""
-    found: list = [None, None]
+    outcome: list = [None, None]
 
     def fit() -> None:
         try:
-            found[0] = trainer.fit()
+            outcome[0] = trainer.fit()
         except Exception as error:
-            found[1] = error
+            outcome[1] = error
 
     thread = threading.Thread(target=fit, daemon=True)
     thread.start()
     thread.join()
-    return found[0], found[1]
+    return outcome[0], outcome[1]
 
 
 def _explained(error: Exception, restarts: int) -> Exception:

@@ -42,13 +42,13 @@ def tuned(config: Config) -> tuple[Config, str]:
     products = products_of(run.task, policy, shapes)
     key = _key(run, products)
     folder = cache_folder(config) / "tuning"
-    found = read_tuning(folder, key)
+    tuning = read_tuning(folder, key)
     when = "found earlier"
-    if found is None:
+    if tuning is None:
         print(f"tuning: {len(kinds_of(products))} kinds of products in both dtypes, then the step", flush=True)
-        found = tune(run.task, products, lambda rules: _time_step(run, rules, batch))
-        when = f"kept in {write_tuning(folder, key, found)}"
-    return _with_rules(settled, found.rules), f"tuned on {key['device']}: {found}; {when}"
+        tuning = tune(run.task, products, lambda rules: _time_step(run, rules, batch))
+        when = f"kept in {write_tuning(folder, key, tuning)}"
+    return _with_rules(settled, tuning.rules), f"tuned on {key['device']}: {tuning}; {when}"
 
 
 def _with_rules(config: Config, rules: Mapping[str, str]) -> Config:

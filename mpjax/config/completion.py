@@ -29,11 +29,11 @@ def script(shell: str, commands: Mapping[str, Sequence[type]]) -> str:
         raise UsageError(f"--print-completion {shell or 'without a shell'}: wanted {' or '.join(SHELLS)}")
     flags, values = [], []
     for command, kinds in commands.items():
-        found = {"--help": (), **{flag: words for kind in kinds for flag, words in flags_of(kind)}}
+        choices = {"--help": (), **{flag: words for kind in kinds for flag, words in flags_of(kind)}}
         if Config in kinds:
-            found["--config"] = ()
-        flags.append(f"    {command}) flags='{' '.join(sorted(found))}' ;;")
-        values += [f"    '{command} {flag}') values='{' '.join(words)}' ;;" for flag, words in found.items() if words]
+            choices["--config"] = ()
+        flags.append(f"    {command}) flags='{' '.join(sorted(choices))}' ;;")
+        values += [f"    '{command} {flag}') values='{' '.join(words)}' ;;" for flag, words in choices.items() if words]
     text = _BASH.replace("@NAME@", NAME).replace("@COMMANDS@", " ".join(["--help", "--version", *commands]))
     text = text.replace("@FLAGS@", "\n".join(flags)).replace("@VALUES@", "\n".join(values))
     return _ZSH + text if shell == "zsh" else text

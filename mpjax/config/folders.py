@@ -37,9 +37,9 @@ def data_folder(config: Config) -> pathlib.Path:
 
     The `data_dir` of a stored run is only read. Data sets that mpjax would write there are in the cache folder.
     """
-    given, names = config.data.data_dir, {config.data.name, *config.data.mix}
-    if given and not (isinstance(given, Stored) and names <= set(GENERATED)):
-        return expanded(given)
+    data_dir, names = config.data.data_dir, {config.data.name, *config.data.mix}
+    if data_dir and not (isinstance(data_dir, Stored) and names <= set(GENERATED)):
+        return expanded(data_dir)
     return cache_folder(config) / "data"
 
 
@@ -177,16 +177,16 @@ def new_folder(config: Config, *, prefix: str = "") -> pathlib.Path:
     if config.output_dir:
         return made(folder)
     made(folder.parent)
-    own, number = folder, 1
+    candidate, number = folder, 1
     while True:
         try:
-            own.mkdir()
-            return own
+            candidate.mkdir()
+            return candidate
         except FileExistsError:
             number += 1
-            own = folder.with_name(f"{folder.name}-{number}")
+            candidate = folder.with_name(f"{folder.name}-{number}")
         except OSError as error:
-            raise UsageError(f"cannot make folder {own}: {error.strerror}") from None
+            raise UsageError(f"cannot make folder {candidate}: {error.strerror}") from None
 
 
 def _taken(folder: pathlib.Path) -> str:
@@ -219,9 +219,9 @@ def made(folder: pathlib.Path, *, mode: int = 0o777) -> pathlib.Path:
     """
     try:
         if not folder.is_dir():
-            for each in reversed(folder.parents):
-                if not each.exists():
-                    each.mkdir(mode, exist_ok=True)
+            for parent in reversed(folder.parents):
+                if not parent.exists():
+                    parent.mkdir(mode, exist_ok=True)
             folder.mkdir(mode, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make folder {folder}: {error.strerror}") from None
@@ -240,8 +240,8 @@ def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
         is False.
     """
     if seeds := seeds_in(folder):
-        each = " or ".join(f"--run {folder / seed_folder(seed)}" for seed in seeds)
-        raise UsageError(f"{folder} holds runs of several seeds: write {each}")
+        flags = " or ".join(f"--run {folder / seed_folder(seed)}" for seed in seeds)
+        raise UsageError(f"{folder} holds runs of several seeds: write {flags}")
     if not (folder / CONFIG_FILE).exists():
         raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that {typed('train')} printed")
     require_no_links(folder)

@@ -138,9 +138,9 @@ def _own_parts(config: Config) -> Iterator[str]:
     if objective and (views := config.data.test_time_augmentation) != "none":
         yield f"--data.test_time_augmentation {views}: is for the task's own objective, not for --training.objective"
     if config.training.chunked_loss and (objective or config.training.metrics):
-        own = "objective" if objective else "metrics"
+        setting = "objective" if objective else "metrics"
         chunk = config.training.chunked_loss
-        yield f"--training.chunked_loss {chunk} with --training.{own}, which needs all logits: leave one out"
+        yield f"--training.chunked_loss {chunk} with --training.{setting}, which needs all logits: leave one out"
     yield from _best(config)
 
 
@@ -189,12 +189,12 @@ _TOGETHER = "--distributed.coordinator HOST:PORT --distributed.processes N --dis
 
 def _of_distributed(distributed: Distributed) -> Iterator[str]:
     coordinator, processes, process = distributed.coordinator, distributed.processes, distributed.process
-    given = bool(coordinator), processes > 0, process >= 0
+    is_set = bool(coordinator), processes > 0, process >= 0
     alone = processes == 1 and process in (-1, 0)
-    if any(given) and not all(given) and not alone:
+    if any(is_set) and not all(is_set) and not alone:
         shown = f"coordinator {coordinator or 'not set'}, processes {processes}, process {process}"
         yield f"--distributed: {shown}: wanted all three, {_TOGETHER}, or none"
-    elif all(given) and process >= processes:
+    elif all(is_set) and process >= processes:
         yield f"--distributed.process is {process} of {processes}: wanted a number from 0 to {processes - 1}"
     host, _, port = coordinator.rpartition(":")
     if coordinator and not (host and port.isdecimal() and 0 < int(port) < 65536):

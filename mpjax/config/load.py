@@ -53,16 +53,16 @@ def load_config(argv: Sequence[str], *, prog: str = "") -> Config:
     if config.resume:
         if not config.output_dir:
             raise UsageError("--resume needs --output_dir: the folder of the run to resume")
-        own = expanded(config.output_dir) / CONFIG_FILE
-        if own.exists():
-            config = _parse([*_checked_flags(own, prog), *from_files, *flags], prog)
-            runs.append(own)
+        stored_file = expanded(config.output_dir) / CONFIG_FILE
+        if stored_file.exists():
+            config = _parse([*_checked_flags(stored_file, prog), *from_files, *flags], prog)
+            runs.append(stored_file)
     if runs:
         written = [flag for path in paths if path not in runs for flag in _checked_flags(path, prog)]
-        said = _parse([*written, *flags], prog)
-        require_trust(config, runs[-1].parent, trusted=said.trust_code, said=said)
-        tell_data(config, runs[-1].parent, said)
-        config = as_stored(config, said, trusted=said.trust_code)
+        user_config = _parse([*written, *flags], prog)
+        require_trust(config, runs[-1].parent, trusted=user_config.trust_code, said=user_config)
+        tell_data(config, runs[-1].parent, user_config)
+        config = as_stored(config, user_config, trusted=user_config.trust_code)
     return dataclasses.replace(config, trust_code=False)  # trust is for this command only
 
 
@@ -204,8 +204,8 @@ def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[st
             raise UsageError(f"{prefix}{key} has {flags[0]!r}, which would be read as a flag: wanted a value")
         if "\0" in str(value):
             raise UsageError(f"{prefix}{key} is {value!r}: wanted a text without NUL")
-        if wanted := _other_kind(value, default):
-            raise UsageError(f"{prefix}{key} is {value!r}: wanted {wanted}")
+        if kind := _other_kind(value, default):
+            raise UsageError(f"{prefix}{key} is {value!r}: wanted {kind}")
         if isinstance(default, dict):
             yield from [name, *(str(word) for rule in value.items() for word in rule)] if value else []
         elif value == {} and default is None:

@@ -48,8 +48,8 @@ def settings_file(text: str) -> pathlib.Path:
     if path.is_absolute() or (path.exists() and not path.is_dir()) or ".." in path.parts:
         return path
     inside = pathlib.PurePath(text.removeprefix(_PREFIX))
-    found = (FOLDER / inside, FOLDER / f"{inside}.toml")
-    return next((file for file in found if file.is_file()), path)
+    candidates = (FOLDER / inside, FOLDER / f"{inside}.toml")
+    return next((file for file in candidates if file.is_file()), path)
 
 
 def tell_data(stored: Config, where: pathlib.Path, said: Config | None = None) -> None:
@@ -60,10 +60,10 @@ def tell_data(stored: Config, where: pathlib.Path, said: Config | None = None) -
       where: the folder of the run.
       said: the settings of the user; data that they name are not listed.
     """
-    given = dict(_data_of(said)) if said else {}
-    named = [f"--{name} {value}" for name, value in _data_of(stored) if given.get(name) != value]
-    if named:
-        print(printable(f"the run in {where} names what is read, as data alone: {', '.join(named)}"), file=sys.stderr)
+    user_data = dict(_data_of(said)) if said else {}
+    flags = [f"--{name} {value}" for name, value in _data_of(stored) if user_data.get(name) != value]
+    if flags:
+        print(printable(f"the run in {where} names what is read, as data alone: {', '.join(flags)}"), file=sys.stderr)
 
 
 def _data_of(config: Config) -> Iterator[tuple[str, str]]:

@@ -227,8 +227,8 @@ _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or 
 def wrong_types(settings: Any, prefix: str = "") -> Iterator[str]:
     """Yields a line for each setting with a value of another type: the value, and the wanted type."""
     for name, hint, value in _fields(settings, prefix):
-        if wanted := _wanted(hint, value):
-            yield f"--{name} is {value!r} ({type(value).__name__}): wanted {wanted}"
+        if expected := _wanted(hint, value):
+            yield f"--{name} is {value!r} ({type(value).__name__}): wanted {expected}"
 
 
 def out_of_range(settings: Any, prefix: str = "") -> Iterator[str]:
@@ -260,8 +260,8 @@ def _wanted(hint: Any, value: Any) -> str:
     kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if parser := next((mark for mark in marks if hasattr(mark, "is_instance")), None):
         several = "a tuple, " if parser.is_instance(()) else "a dict, " if parser.is_instance({}) else ""
-        wanted = _KINDS[str] if parser.metavar == "STR" else parser.metavar
-        return "" if parser.is_instance(value) else f"{several}{wanted}"
+        expected = _KINDS[str] if parser.metavar == "STR" else parser.metavar
+        return "" if parser.is_instance(value) else f"{several}{expected}"
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         return "" if value in choices else f"one of {', '.join(map(str, choices))}"

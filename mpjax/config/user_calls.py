@@ -24,18 +24,20 @@ def read_arguments(flag: str, texts: Mapping[str, str], function: Callable, name
       UsageError: the function has no such argument, or takes a value of another type.
     """
     accepted = parameters_of(function, name)
-    is_open = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(function).parameters.values())
-    found = {}
+    is_open = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    arguments = {}
     for key, text in texts.items():
         if key not in accepted and not is_open:
             near = difflib.get_close_matches(key, accepted, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}? " if near else ""
             raise UsageError(f"{flag} {key}: {name} has no such argument; {hint}it takes {', '.join(accepted)}")
-        found[key] = _literal(text)
-        wanted = _wanted(accepted[key].default) if key in accepted else None
-        if wanted and type(found[key]) not in wanted[1]:
-            raise UsageError(f"{flag} {key} is {text!r}: wanted {wanted[0]}, as its default {accepted[key].default!r}")
-    return found
+        arguments[key] = _literal(text)
+        expected = _wanted(accepted[key].default) if key in accepted else None
+        if expected and type(arguments[key]) not in expected[1]:
+            raise UsageError(
+                f"{flag} {key} is {text!r}: wanted {expected[0]}, as its default {accepted[key].default!r}"
+            )
+    return arguments
 
 
 def parameters_of(function: Callable, name: str) -> dict[str, inspect.Parameter]:
@@ -49,7 +51,7 @@ def parameters_of(function: Callable, name: str) -> dict[str, inspect.Parameter]
     except (TypeError, ValueError) as error:
         raise UsageError(f"{name}: wanted a function of Python, with a signature: {error}") from None
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {key: one for key, one in parameters.items() if one.kind in by_name}
+    return {key: parameter for key, parameter in parameters.items() if parameter.kind in by_name}
 
 
 def require_call(function: Callable, arguments: Sequence[str], name: str) -> None:
@@ -114,9 +116,9 @@ def file_of(code: Any) -> str:
     """The file of a function, of a class, or of the class of an object; empty if Python does not know it."""
     while isinstance(code, functools.partial):
         code = code.func
-    for one in (code, type(code)):
+    for candidate in (code, type(code)):
         try:
-            return inspect.getsourcefile(inspect.unwrap(one)) or ""
+            return inspect.getsourcefile(inspect.unwrap(candidate)) or ""
         except (TypeError, ValueError):
             continue
     return ""

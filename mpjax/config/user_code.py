@@ -71,15 +71,15 @@ def _stored(value: Code) -> Code:
 
 def code_of(config: Config) -> dict[str, str]:
     """Collects the settings that name code outside mpjax, by setting."""
-    found = {}
+    code = {}
     for name in CODE:
         section, _, field = name.partition(".")
         value = getattr(getattr(config, section), field)
         is_code = names_code if section == "data" and field in ("name", "mix") else has_colon
         specs = map(str, value if isinstance(value, tuple | list | dict) else [value])
         if outside := [spec for spec in specs if is_code(spec) and not _is_own(spec)]:
-            found[name] = " ".join(outside)
-    return found
+            code[name] = " ".join(outside)
+    return code
 
 
 def has_colon(spec: Code) -> bool:
@@ -89,13 +89,13 @@ def has_colon(spec: Code) -> bool:
 
 def files_of(config: Config) -> dict[str, pathlib.Path]:
     """Collects the files that settings name as `FILE.py:NAME`, by setting; files of modules are not included."""
-    found = {}
+    files = {}
     for setting, specs in code_of(config).items():
         for number, spec in enumerate(specs.split()):
             where, _, _ = spec.rpartition(":")
             if where.endswith(".py"):
-                found[f"--{setting}" + (f" ({number + 1})" if number else "")] = settings_file(where)
-    return found
+                files[f"--{setting}" + (f" ({number + 1})" if number else "")] = settings_file(where)
+    return files
 
 
 def names_code(spec: Code) -> bool:
@@ -114,13 +114,13 @@ def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: C
       said: the settings of the user, without those of stored runs.
     """
     said_code = code_of(said) if said else {}
-    named = {name: value for name, value in code_of(stored).items() if said_code.get(name) != value}
-    if in_python := [f"{name} {value}" for name, value in named.items() if is_passed_in_python(value)]:
+    code = {name: value for name, value in code_of(stored).items() if said_code.get(name) != value}
+    if in_python := [f"{name} {value}" for name, value in code.items() if is_passed_in_python(value)]:
         raise UsageError(
             f"the run in {where} was given parts in Python, which its settings cannot hold: {', '.join(in_python)}; "
             "name them here as FILE.py:NAME, or call mpjax.run with them again"
         )
-    untrusted = [f"{name} {value}" for name, value in named.items()]
+    untrusted = [f"{name} {value}" for name, value in code.items()]
     if untrusted and not trusted:
         raise UsageError(
             f"the run in {where} names code outside mpjax, which would be executed here: {', '.join(untrusted)}; "
@@ -182,15 +182,15 @@ def load_function(spec: Code, *, flag: str) -> Callable:
     if not (colon and where and name):
         raise UsageError(f"{flag} {spec}: wanted FILE.py:NAME or package.module:NAME")
     module = _module(where, flag, spec)
-    found = getattr(module, name, None)
-    if found is not None and not callable(found):
-        raise UsageError(f"{flag} {spec} is not callable: {described(found)}")
-    if found is None:
+    function = getattr(module, name, None)
+    if function is not None and not callable(function):
+        raise UsageError(f"{flag} {spec} is not callable: {described(function)}")
+    if function is None:
         there = [n for n, value in vars(module).items() if _is_defined_in(module, value)]
         near = difflib.get_close_matches(name, there, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UsageError(f"{flag} {spec}: {where} has no {name}; {hint}it has {', '.join(there) or 'no functions'}")
-    return found
+    return function
 
 
 def _is_defined_in(module: ModuleType, value: Any) -> bool:

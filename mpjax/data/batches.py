@@ -67,8 +67,8 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
         return chosen[rows], split.batch(chosen[rows], drawn[rows])
 
     def oriented(position: int, read: tuple[np.ndarray, Batch]) -> Batch:
-        chosen, found = read
-        return found | orientation.of(chosen, order.epochs(position)[rows]) if orientation else found
+        chosen, arrays = read
+        return arrays | orientation.of(chosen, order.epochs(position)[rows]) if orientation else arrays
 
     batches = indices.random_map(batch).map_with_index(oriented)
     return StreamedBatches(batches, batch_size, order.steps_per_epoch, config.workers)
@@ -76,12 +76,12 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
 
 def require_batch(source: Source, config: Data) -> None:
     """Raises UsageError if an epoch has fewer examples than a batch."""
-    for part in source.trained_on:
-        require_examples(config.train_split, len(part.train))
+    for member in source.trained_on:
+        require_examples(config.train_split, len(member.train))
     size = epoch_size(source)
     if config.batch_size > size:
-        named = f"split '{config.train_split}' of '{source.name}'"
-        has = f"one pass through {named}, an epoch of the mixture, takes" if source.mix else f"{named} has"
+        split_name = f"split '{config.train_split}' of '{source.name}'"
+        has = f"one pass through {split_name}, an epoch of the mixture, takes" if source.mix else f"{split_name} has"
         raise UsageError(
             f"{has} {size} examples, fewer than one batch of {config.batch_size}; write --data.batch_size {size} or "
             "less",

@@ -27,11 +27,11 @@ def require_together(config: Data, fields: Fields) -> None:
         or images would be mixed with labels whose number of classes is unknown.
     """
     if moving := [*_geometric(config)]:
-        named = " and ".join(flag for flag, _ in moving)
+        flags = " and ".join(flag for flag, _ in moving)
         without = " ".join(off for _, off in moving)
         if behind := {name: field for name, field in fields_behind(fields).items() if field.rank >= 2}:
             raise UsageError(
-                f"{named}: the image moves, and {_list(behind)} would not; write {without}, leave "
+                f"{flags}: the image moves, and {_list(behind)} would not; write {without}, leave "
                 f"{'it' if len(behind) == 1 else 'them'} out with --data.columns, {_YOURS}"
             )
         vectors = {
@@ -39,7 +39,7 @@ def require_together(config: Data, fields: Fields) -> None:
         }
         if vectors := {name: field for name, field in vectors.items() if field.rank == 1}:
             warnings.warn(
-                f"{named}: the image moves, and {_list(vectors)} stays as it is; if these are coordinates, write "
+                f"{flags}: the image moves, and {_list(vectors)} stays as it is; if these are coordinates, write "
                 f"{without}, {_YOURS}",
                 DataWarning,
                 stacklevel=2,
@@ -75,16 +75,16 @@ def _require_mixed(config: Data, fields: Fields) -> None:
     mixing = [f"--data.{name} {value}" for name in ("mixup", "cutmix") if (value := getattr(config, name))]
     if not mixing:
         return
-    named, without = " and ".join(mixing), " ".join(f"--data.{flag} 0" for flag in ("mixup", "cutmix"))
+    flags, without = " and ".join(mixing), " ".join(f"--data.{flag} 0" for flag in ("mixup", "cutmix"))
     partner = "mask" if "mask" in fields and _is_moved("mask", fields["mask"], fields) else "label"
     if partner == "label" and not getattr(fields.get("label"), "num_classes", 0):
         raise UsageError(
-            f"{named}: images are mixed with their labels, which have no number of classes here; write "
+            f"{flags}: images are mixed with their labels, which have no number of classes here; write "
             f"--data.num_classes N, or {without}"
         )
     if behind := {name: field for name, field in fields.items() if name not in ("image", partner)}:
         raise UsageError(
-            f"{named}: image and {partner} are mixed, and {_list(behind)} would not be; write {without}, leave "
+            f"{flags}: image and {partner} are mixed, and {_list(behind)} would not be; write {without}, leave "
             f"{'it' if len(behind) == 1 else 'them'} out with --data.columns, {_YOURS}"
         )
 

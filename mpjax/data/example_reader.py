@@ -59,17 +59,17 @@ class Reader:
         Raises:
           UsageError: an example does not match the fields, or differs in dtype from the first example.
         """
-        named = Numbered(self.name, numbers)
-        named.each(functools.partial(require_fields, fields=self.fields), examples)
+        numbered = Numbered(self.name, numbers)
+        numbered.each(functools.partial(require_fields, fields=self.fields), examples)
         columns: dict[str, list | np.ndarray] = {name: [example[name] for example in examples] for name in self.fields}
         if self.frame:
             drawn = draws(np.random.default_rng(0), len(examples)) if drawn is None else drawn
-            columns |= self._cropped(columns, self.frame, drawn, named)
+            columns |= self._cropped(columns, self.frame, drawn, numbered)
         else:
             for name, field in self.fields.items():
                 if isinstance(field, Image | Mask):
-                    columns[name] = named.each(functools.partial(_decoded, name, field), columns[name])
-        return conform_all(columns, self.fields, named)
+                    columns[name] = numbered.each(functools.partial(_decoded, name, field), columns[name])
+        return conform_all(columns, self.fields, numbered)
 
     def size(self, name: str, value: Any) -> tuple[int, int]:
         """The width and height of a stored image, the field `name`."""
@@ -113,8 +113,8 @@ class Reader:
 def _decoded(name: str, field: Image | Mask, value: Any) -> np.ndarray:
     """Decodes an image, or a mask without its channel axis, at the stored size."""
     encoded = isinstance(value, bytes)
-    found = decode(value, _channels(field), _depth(field)) if encoded else array(name, value, field)
-    return found[..., 0] if isinstance(field, Mask) and found.shape[2:] == (1,) else found
+    pixels = decode(value, _channels(field), _depth(field)) if encoded else array(name, value, field)
+    return pixels[..., 0] if isinstance(field, Mask) and pixels.shape[2:] == (1,) else pixels
 
 
 def _channels(field: Image | Mask) -> int:
@@ -137,7 +137,7 @@ def reader(source: Source, config: Data, *, training: bool) -> Reader:
         them, or a package that `config` needs is not installed.
     """
     split = config.train_split if training else config.test_split
-    named = f"split '{split}' of '{source.name}'"
+    split_name = f"split '{split}' of '{source.name}'"
     size = config.image_size
     if size and any(isinstance(field, Image) for field in source.fields.values()):
         require_one_frame(source.fields, size)
@@ -146,10 +146,10 @@ def reader(source: Source, config: Data, *, training: bool) -> Reader:
             frame = random_part if training else centre(_EVALUATED_SHARE)
         fields = {name: _resized(field, size) for name, field in source.fields.items()}
         if config.antialias:
-            return Reader(fields, frame, named)
+            return Reader(fields, frame, split_name)
         require_packages()
         # Whole pixels give an image and its mask the same crop.
-        return Reader(fields, whole_pixels(frame), named, linear, read_plain_header)
+        return Reader(fields, whole_pixels(frame), split_name, linear, read_plain_header)
     for name, field in source.fields.items():
         if isinstance(field, Image) and None in field.shape:
             raise UsageError(
@@ -157,7 +157,7 @@ def reader(source: Source, config: Data, *, training: bool) -> Reader:
                 "write --data.image_size 224",
                 repair={"data.image_size": 224},
             )
-    return Reader(source.fields, None, named)
+    return Reader(source.fields, None, split_name)
 
 
 def _resized(field: Any, size: int) -> Any:

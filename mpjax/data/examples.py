@@ -65,15 +65,15 @@ def array(name: str, value: Any, field: Field | None = None) -> np.ndarray:
     """
     name = called(name, field)
     try:
-        found = np.asarray(value)
+        numbers = np.asarray(value)
     except ValueError as error:
         raise UsageError(f"{name}: {error}; wanted lists of one length; pad or cut them") from error
-    if found.dtype.kind in "OUS":
+    if numbers.dtype.kind in "OUS":
         raise UsageError(
             f"{name}: got {type(value).__name__} {str(value)[:40]!r}; wanted an array of numbers; "
             "write --data.preprocess FILE.py:FUNCTION with a function that returns one"
         )
-    return found
+    return numbers
 
 
 def require_examples(split: str, count: int) -> None:

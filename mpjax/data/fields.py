@@ -242,16 +242,16 @@ class Numbers(_FromColumn):
             raise UsageError(
                 f"{called(name, self)}: shape {value.shape}; wanted {self.shape}, that of the first example"
             )
-        found = dtype_of_numbers(name, value.dtype)
-        if found != self.dtype:
+        dtype = dtype_of_numbers(name, value.dtype)
+        if dtype != self.dtype:
             raise UsageError(
                 f"{called(name, self)}: dtype {value.dtype}; wanted {self.dtype}, that of the first example"
             )
         with np.errstate(over="ignore"):
-            cast = value.astype(found, copy=False)
-        if found.kind == "i" and not np.array_equal(cast, value):
+            cast = value.astype(dtype, copy=False)
+        if dtype.kind == "i" and not np.array_equal(cast, value):
             raise UsageError(f"{called(name, self)}: {value.max()} does not fit int32; wanted numbers below 2**31")
-        if found.kind == "f" and np.any(np.isinf(cast) & np.isfinite(value)):
+        if dtype.kind == "f" and np.any(np.isinf(cast) & np.isfinite(value)):
             raise UsageError(f"{called(name, self)}: {np.abs(value).max()} overflows float32; scale it {_LINE}")
         return cast
 

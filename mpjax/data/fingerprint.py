@@ -73,11 +73,11 @@ def _hashes(parts: Iterable[Arrays]) -> dict[str, np.ndarray]:
     This takes a quarter of the time of a cryptographic hash of each row. Two different rows collide with a
     probability of 2^-33.
     """
-    found: dict[str, list[np.ndarray]] = {}
-    for part in parts:
-        for name, values in part.items():
-            found.setdefault(name, []).append(_of_rows(values))
-    return {name: np.concatenate(hashes) for name, hashes in found.items()}
+    hashes_by_field: dict[str, list[np.ndarray]] = {}
+    for arrays in parts:
+        for name, values in arrays.items():
+            hashes_by_field.setdefault(name, []).append(_of_rows(values))
+    return {name: np.concatenate(hashes) for name, hashes in hashes_by_field.items()}
 
 
 _CHUNK = 2**20  # words widened to uint64 at a time
@@ -86,14 +86,14 @@ _CHUNK = 2**20  # words widened to uint64 at a time
 def _of_rows(values: np.ndarray) -> np.ndarray:
     rows = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
     words = -(-rows.shape[1] // 4)
-    factors, found = _factors(words), np.empty(len(rows), np.uint64)
+    factors, hashes = _factors(words), np.empty(len(rows), np.uint64)
     step = max(1, _CHUNK // max(words, 1))
     for start in range(0, len(rows), step):
-        part = rows[start : start + step]
+        chunk = rows[start : start + step]
         if rows.shape[1] % 4:
-            part = np.pad(part, ((0, 0), (0, -rows.shape[1] % 4)))
-        found[start : start + step] = part.view(np.uint32).astype(np.uint64) @ factors
-    return found
+            chunk = np.pad(chunk, ((0, 0), (0, -rows.shape[1] % 4)))
+        hashes[start : start + step] = chunk.view(np.uint32).astype(np.uint64) @ factors
+    return hashes
 
 
 def _factors(count: int) -> np.ndarray:
@@ -114,7 +114,7 @@ def differences(before: Fingerprint | None, now: Fingerprint) -> list[str]:
       before: the fingerprint of a checkpoint. None: the checkpoint has none, and no difference is reported.
       now: the fingerprint of this run.
     """
-    return [f"{name}: {said}" for name, split in (before or {}).items() for said in _of_splits(split, now[name])]
+    return [f"{name}: {line}" for name, split in (before or {}).items() for line in _of_splits(split, now[name])]
 
 
 def _of_splits(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -127,7 +127,7 @@ def _of_splits(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[st
         then, new = before["types"].get(name, "missing"), now["types"].get(name, "missing")
         if then != new:
             yield f"{name} is {new}, before {then}"
-    same_kind = all(before[what] == now[what] for what in ("examples", "in_memory", "looked_at", "types"))
+    same_kind = all(before[key] == now[key] for key in ("examples", "in_memory", "looked_at", "types"))
     both = before["values"].keys() & now["values"].keys()
     if not same_kind or not (changed := sorted(n for n in both if before["values"][n] != now["values"][n])):
         return

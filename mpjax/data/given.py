@@ -80,11 +80,11 @@ def given_batches(
             positions = range(start, min(start + batch_size, len(given.names)))
             for position, rows in zip(positions, pool.map(attempt, given.load(positions)), strict=True):
                 if isinstance(rows, UsageError):
-                    name, said = given.names[position], str(rows)
-                    said = said if name in said else f"{name}: {said}"
+                    name, message = given.names[position], str(rows)
+                    message = message if name in message else f"{name}: {message}"
                     if skip is None:
-                        raise UsageError(said) from rows
-                    skip(said)
+                        raise UsageError(message) from rows
+                    skip(message)
                     continue
                 first = first or rows
                 _require_dtypes(rows, first, given.names[position])
@@ -99,8 +99,8 @@ def given_batches(
 
 def _require_dtypes(rows: Arrays, first: Arrays, name: str) -> None:
     for field, value in rows.items():
-        if value.dtype != (wanted := first[field].dtype):
-            raise UsageError(f"{name}: {field} is {value.dtype}, that of the first input is {wanted}; wanted one dtype")
+        if value.dtype != (dtype := first[field].dtype):
+            raise UsageError(f"{name}: {field} is {value.dtype}, that of the first input is {dtype}; wanted one dtype")
 
 
 def _joined(rows: Sequence[tuple[int, Arrays]], batch_size: int) -> GivenBatch:
@@ -152,7 +152,7 @@ def given_images(inputs: Sequence[str], source: Source, config: Data) -> Inputs:
     def load(positions: Sequence[int]) -> list[str]:
         return [paths[position] for position in positions]
 
-    paths = [path for given in inputs for path in files_of(given)]
+    paths = [path for pattern in inputs for path in files_of(pattern)]
     if isinstance(source.fields.get("mask"), Mask):
         return _to_segment(paths, load, source, config, stored_in)
     read = _of_images(source, config)
@@ -181,15 +181,15 @@ def _to_segment(
     """
     read = _of_images(source, config)
 
-    def rows(given: Any) -> Arrays:
-        stored = stored_in(given)
+    def rows(image: Any) -> Arrays:
+        stored = stored_in(image)
         if read.frame is None:
             return read.batch([{"image": stored}])
-        parts = [read.part(square).batch([{"image": stored}]) for square in squares_of(*read.size("image", stored))]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        batches = [read.part(square).batch([{"image": stored}]) for square in squares_of(*read.size("image", stored))]
+        return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
-    def mask(given: Any, masks: Sequence[np.ndarray]) -> np.ndarray:
-        return joined(masks, *read.size("image", stored_in(given))) if read.frame else masks[0]
+    def mask(image: Any, masks: Sequence[np.ndarray]) -> np.ndarray:
+        return joined(masks, *read.size("image", stored_in(image))) if read.frame else masks[0]
 
     return Inputs(names, load, rows, mask)
 
@@ -204,13 +204,13 @@ def files_of(given: str) -> list[str]:
     """
     path = expanded(given)
     if path.is_dir():
-        found = []
+        paths = []
         for folder, inner, names in os.walk(path):
             inner[:] = sorted(name for name in inner if not name.startswith("."))
-            found += [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]
-        if not found:
+            paths += [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]
+        if not paths:
             raise UsageError(f"{given}: the folder has no files; wanted images")
-        return found
+        return paths
     if path.exists():
         return [str(path)]
     if matching := [name for name in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(name)]:

@@ -24,7 +24,7 @@ def in_range(columns: Mapping[str, Column], config: Data, set_name: str) -> tupl
     Raises:
       UsageError: neither the files nor `config` state the range, or `config` states it and there is no such image.
     """
-    found, notes = dict(columns), []
+    ranged, notes = dict(columns), []
     for name, column in columns.items():
         if not isinstance(column, Image) or column.depth.name == EIGHT.name:
             continue
@@ -39,11 +39,11 @@ def in_range(columns: Mapping[str, Column], config: Data, set_name: str) -> tupl
             )
         else:
             advice = "; for another range write --data.range LOW HIGH"
-        found[name] = dataclasses.replace(column, depth=depth)
+        ranged[name] = dataclasses.replace(column, depth=depth)
         notes.append(f"'{set_name}': {name}: {depth.told()}{advice}")
     if config.range and not notes:
         raise UsageError(
             f"--data.range {' '.join(f'{bound:g}' for bound in config.range)}: '{set_name}' has no image files of more "
             "than 8 bits per channel; 8 bits are scaled by 255 and arrays of floats are taken as they are: leave it out"
         )
-    return found, tuple(notes)
+    return ranged, tuple(notes)

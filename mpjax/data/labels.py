@@ -32,21 +32,21 @@ def check_labels(fields: Fields, batches: Batches, tests: EvalBatches, config: D
         name, value = ("mask", IGNORED) if "mask" in fields else ("label", IGNORED_LABEL)
         if train is not None:
             _require_counted(config.train_split, name, config, any(np.any(x != value) for x in train[name]))
-        counted = any(np.any(part[name] != value) for part in tests.parts())
+        counted = any(np.any(batch[name] != value) for batch in tests.parts())
         _require_counted(config.test_split, name, config, counted)
     label: Any = fields.get("label")
     if isinstance(label, Label) and train is not None and tests.arrays is not None:
         numbers = [np.asarray(arrays["label"]) for arrays in (train, tests.arrays)]
         counts = [np.bincount(values[values >= 0], minlength=label.num_classes) for values in numbers]
-        if said := _of_no_class(counts[0], config) or _of_other_classes(counts[0], counts[1], label, config):
-            warnings.warn(said, DataWarning, stacklevel=2)
+        if warning := _of_no_class(counts[0], config) or _of_other_classes(counts[0], counts[1], label, config):
+            warnings.warn(warning, DataWarning, stacklevel=2)
 
 
 def _require_counted(split: str, name: str, config: Data, counted: bool) -> None:
     if not counted:
-        what = "pixel of the masks" if name == "mask" else "label"
+        unit = "pixel of the masks" if name == "mask" else "label"
         raise UsageError(
-            f"every {what} of split '{split}' is ignored by --data.ignore_index "
+            f"every {unit} of split '{split}' is ignored by --data.ignore_index "
             f"{' '.join(map(str, config.ignore_index))}; wanted some that count: leave out the values that are classes"
         )
 
@@ -72,10 +72,10 @@ def _of_other_classes(train: np.ndarray, test: np.ndarray, label: Label, config:
     examples, classes = int(both.sum()), int(np.count_nonzero(both))
     if tested in (0, examples):
         return ""
-    found = []
+    problems = []
     unseen = (train == 0) & (classes * (tested / examples) ** test < _CHANCE)
     if unseen.any():
-        found.append(
+        problems.append(
             f"{int(test[unseen].sum())} of the {tested} examples of the test split '{config.test_split}' have classes "
             f"that no training example has ({_listed(unseen, label)})"
         )
@@ -86,15 +86,15 @@ def _of_other_classes(train: np.ndarray, test: np.ndarray, label: Label, config:
         largest = int(np.sort(both)[::-1][:has].sum())
         log = _log_choices(classes, has) + _log_choices(largest, tested) - _log_choices(examples, tested)
         if log < math.log(_CHANCE):
-            found.append(
+            problems.append(
                 f"the test split '{config.test_split}' has no example of {np.count_nonzero(missing)} of the "
                 f"{np.count_nonzero(train)} classes of '{config.train_split}' ({_listed(missing, label)})"
             )
-    if not found:
+    if not problems:
         return ""
     return (
-        f"label: {', and '.join(found)}, as where rows are sorted by class: parts of such a split are no random parts; "
-        "shuffle the rows in the data once, or write a --data.test_split that has all classes"
+        f"label: {', and '.join(problems)}, as where rows are sorted by class: parts of such a split are no random "
+        "parts; shuffle the rows in the data once, or write a --data.test_split that has all classes"
     )
 
 

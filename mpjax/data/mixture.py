@@ -50,12 +50,12 @@ def named(name: str, config: Data) -> Iterator[None]:
 def _of_mix(text: str, name: str, config: Data, repair: Mapping[str, Any]) -> str:
     """Replaces `--data.name` by `--data.mix` in a message that proposes another name."""
 
-    def renamed(found: re.Match) -> str:
-        shares = _other_name(name, found[1], config)
+    def renamed(match: re.Match) -> str:
+        shares = _other_name(name, match[1], config)
         return shlex.join(["--data.mix", *(word for other, share in shares.items() for word in (other, str(share)))])
 
-    wanted = re.escape(repair["data.name"]) if "data.name" in repair else r"[^\s,;]+"
-    return re.sub(f"--data\\.name ({wanted})", renamed, text)
+    pattern = re.escape(repair["data.name"]) if "data.name" in repair else r"[^\s,;]+"
+    return re.sub(f"--data\\.name ({pattern})", renamed, text)
 
 
 def _other_name(name: str, other: str, config: Data) -> dict[str, float]:
@@ -63,11 +63,11 @@ def _other_name(name: str, other: str, config: Data) -> dict[str, float]:
 
 
 def _instead(repair: Mapping[str, Any]) -> str:
-    own = "or open it by a function of your own (docs/data.md: several sets in one run)"
+    alternative = "or open it by a function of your own (docs/data.md: several sets in one run)"
     if "data.header" not in repair:
-        return f"change its files, {own}"
+        return f"change its files, {alternative}"
     change = "give this file a line of names" if repair["data.header"] else "drop the first line of this file"
-    return f"{change} instead, {own}"
+    return f"{change} instead, {alternative}"
 
 
 def mixed(first: Source, others: Sequence[Portion], config: Data) -> Source:
@@ -84,14 +84,14 @@ def mixed(first: Source, others: Sequence[Portion], config: Data) -> Source:
 
 
 def _require_agreement(first: Source, other: Source, config: Data) -> None:
-    wanted, found = batch_fields(first, config), batch_fields(other, config)
-    if wanted.keys() != found.keys():
+    expected, actual = batch_fields(first, config), batch_fields(other, config)
+    if expected.keys() != actual.keys():
         raise UsageError(
-            f"'{other.name}' of --data.mix: its fields are {', '.join(found)}, those of '{first.name}' are "
-            f"{', '.join(wanted)}; wanted the same fields; rename or choose columns in a data set of your own"
+            f"'{other.name}' of --data.mix: its fields are {', '.join(actual)}, those of '{first.name}' are "
+            f"{', '.join(expected)}; wanted the same fields; rename or choose columns in a data set of your own"
         )
-    for name, field in wanted.items():
-        theirs = found[name]
+    for name, field in expected.items():
+        theirs = actual[name]
         if isinstance(field, Label) and isinstance(theirs, Label):
             _require_names(name, field, theirs, first, other)
         if field != theirs:
@@ -115,9 +115,11 @@ def _require_names(name: str, wanted: Label, found: Label, first: Source, other:
         return
     pairs = enumerate(itertools.zip_longest(found.names, wanted.names))
     number, names = next((number, pair) for number, pair in pairs if len(set(pair)) > 1)
-    one, two = (f"without a class {number}" if called is None else f"'{called}' as class {number}" for called in names)
+    actual, expected = (
+        f"without a class {number}" if called is None else f"'{called}' as class {number}" for called in names
+    )
     advice = "a number has to mean one class in all sets: give them the same class names, in the same order"
-    raise _differs(name, one, two, first, other, advice)
+    raise _differs(name, actual, expected, first, other, advice)
 
 
 def _tell_names(names: Sequence[str], called: str, plain: str, other: str, config: Data) -> None:
@@ -130,12 +132,12 @@ def _tell_names(names: Sequence[str], called: str, plain: str, other: str, confi
         return  # the names are the numbers, as in digits
     shown = ", ".join(f"{number} = {name}" for number, name in enumerate(names[:8]))
     besides = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    taken = f"class numbers of '{plain}', which have no names, are taken for those of '{called}': {shown}"
+    assumption = f"class numbers of '{plain}', which have no names, are taken for those of '{called}': {shown}"
     if config.num_classes:
-        warnings.warn(f"--data.mix: {taken}{besides}", DataWarning, stacklevel=2)
+        warnings.warn(f"--data.mix: {assumption}{besides}", DataWarning, stacklevel=2)
         return
     raise UsageError(
-        f"'{other}' of --data.mix: {taken}{besides}; if they mean that, write --data.num_classes {len(names)}; if "
+        f"'{other}' of --data.mix: {assumption}{besides}; if they mean that, write --data.num_classes {len(names)}; if "
         f"not, give '{plain}' the same class names, or let --data.preprocess number the classes of all sets"
     )
 
@@ -186,8 +188,8 @@ class MixedSplit:
             places = np.flatnonzero(owners == owner)
             if not places.size:
                 continue
-            own = numbers[places] - (ends[owner] - len(split))
-            arrays = split.batch(own, None if drawn is None else drawn[places])
+            local = numbers[places] - (ends[owner] - len(split))
+            arrays = split.batch(local, None if drawn is None else drawn[places])
             for row, place in enumerate(places.tolist()):
                 rows[place] = {name: values[row] for name, values in arrays.items()}
         return {name: stacked([row[name] for row in rows]) for name in self.first}
@@ -199,4 +201,4 @@ def mixed_split(source: Source, config: Data) -> Split:
     Raises:
       UsageError: as `reader`.
     """
-    return MixedSplit([SplitOfOne(one.train, reader(one, config, training=True)) for one in source.trained_on])
+    return MixedSplit([SplitOfOne(member.train, reader(member, config, training=True)) for member in source.trained_on])

@@ -142,12 +142,12 @@ def order_of(source: Source, batch_size: int, seed: int) -> Order:
     """The order in which a run trains on a set, or on the mixture whose first set is `source`."""
     if not source.mix:
         return Shuffled(len(source.train), batch_size, seed)
-    return Mixed([len(part.train) for part in source.trained_on], counts_of(_shares(source)), batch_size, seed)
+    return Mixed([len(member.train) for member in source.trained_on], counts_of(_shares(source)), batch_size, seed)
 
 
 def epoch_size(source: Source) -> int:
     """The number of examples in an epoch: the size of a set, or of one pass through the first set of a mixture."""
-    return _pass_through_first([len(part.train) for part in source.trained_on], counts_of(_shares(source)))
+    return _pass_through_first([len(member.train) for member in source.trained_on], counts_of(_shares(source)))
 
 
 def _pass_through_first(sizes: Sequence[int], counts: Sequence[int]) -> int:

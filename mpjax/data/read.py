@@ -71,9 +71,9 @@ class SplitOfOne:
 
     def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
         """Reads examples as one batch, in the dtypes of the first example."""
-        found = read_batch(self.examples, indices, self.read, drawn)
-        require_dtypes(found, self.first, int(indices[0]), self.read.name)
-        return found
+        arrays = read_batch(self.examples, indices, self.read, drawn)
+        require_dtypes(arrays, self.first, int(indices[0]), self.read.name)
+        return arrays
 
 
 def read_all(split: Split, workers: int) -> Arrays:
@@ -85,9 +85,9 @@ def read_all(split: Split, workers: int) -> Arrays:
     whole = {name: np.empty((len(split), *value.shape[1:]), value.dtype) for name, value in split.first.items()}
 
     def fill(start: int) -> None:
-        part = slice(start, min(start + _CHUNK, len(split)))
-        for name, value in split.batch(range(part.start, part.stop)).items():
-            whole[name][part] = value
+        rows = slice(start, min(start + _CHUNK, len(split)))
+        for name, value in split.batch(range(rows.start, rows.stop)).items():
+            whole[name][rows] = value
 
     with concurrent.futures.ThreadPoolExecutor(max(workers, 1)) as pool:
         list(pool.map(fill, range(0, len(split), _CHUNK)))
@@ -96,8 +96,8 @@ def read_all(split: Split, workers: int) -> Arrays:
 
 def fits_in_memory(source: Source, config: Data, read: Reader) -> bool:
     """True if all decoded splits fit in memory. False if sizes vary, because each epoch then crops images anew."""
-    if any(part.varies for part in source.trained_on):
+    if any(member.varies for member in source.trained_on):
         return False
     example = sum(value.nbytes for value in read(source.train[0]).values())
-    count = sum(len(part.train) for part in source.trained_on) + len(source.test)
+    count = sum(len(member.train) for member in source.trained_on) + len(source.test)
     return count * example <= config.in_memory_mb * 1e6

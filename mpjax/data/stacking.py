@@ -59,9 +59,9 @@ def conform_all(columns: Mapping[str, Sequence | np.ndarray], fields: Fields, ex
       UsageError: an example does not match its fields, or differs in dtype from the first example; the message names
         it.
     """
-    found = _conform_at_once(columns, fields)
-    if found is not None:
-        return found
+    arrays = _conform_at_once(columns, fields)
+    if arrays is not None:
+        return arrays
     settled = examples.each(
         lambda *values: _conform_one(dict(zip(columns, values, strict=True)), fields), *columns.values()
     )
@@ -74,7 +74,7 @@ def _conform_at_once(columns: Mapping[str, Sequence | np.ndarray], fields: Field
     """Stacks each field as [N, ...]. None if a check fails, or stored dtypes or shapes differ."""
     try:
         arrays = {name: _stacked_alike(name, values) for name, values in columns.items()}
-        if any(found is None or found.ndim != 1 + fields[name].rank for name, found in arrays.items()):
+        if any(array is None or array.ndim != 1 + fields[name].rank for name, array in arrays.items()):
             return None
         return {name: _realigned(value) for name, value in conform(arrays, fields).items()}
     except UsageError:

@@ -162,9 +162,9 @@ class EvalBatches:
         return math.ceil(self.size / self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        for part in self.parts():
+        for batch in self.parts():
             rows = self.share.rows(self.batch_size)
-            yield {field: values[rows] for field, values in padded_batch(part, self.batch_size).items()}
+            yield {field: values[rows] for field, values in padded_batch(batch, self.batch_size).items()}
 
 
 def padded_batch(part: Batch, batch_size: int) -> Batch:

@@ -199,16 +199,16 @@ def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[S
     instruction: Any = tfds.core.ReadInstruction
     infos = {name: SimpleNamespace(num_examples=size) for name, size in sizes.items()}
     try:
-        found = instruction.from_spec(expression).to_absolute(infos)
+        instructions = instruction.from_spec(expression).to_absolute(infos)
     except (ValueError, NotImplementedError) as error:
         names = list(sizes)
-        one = names[0] if names else "train"
+        split = names[0] if names else "train"
         held = ", ".join(f"{name} ({size} examples)" for name, size in sizes.items())
-        if len(names) == 1 and one not in base_names(expression):
+        if len(names) == 1 and split not in base_names(expression):
             raise UsageError(
                 f"data set '{set_name}' has only the split {held}, not '{expression}'; write --data.train_split "
-                f"'{one}[:90%]' --data.test_split '{one}[90%:]'",
-                repair={"data.train_split": f"{one}[:90%]", "data.test_split": f"{one}[90%:]"},
+                f"'{split}[:90%]' --data.test_split '{split}[90%:]'",
+                repair={"data.train_split": f"{split}[:90%]", "data.test_split": f"{split}[90%:]"},
             ) from error
         advice, repair = advice_on_splits(expression, names)
         raise UsageError(
@@ -216,7 +216,8 @@ def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[S
             repair=repair,
         ) from error
     parts = [
-        SplitPart(part.splitname, *slice(part.from_, part.to).indices(sizes[part.splitname])[:2]) for part in found
+        SplitPart(part.splitname, *slice(part.from_, part.to).indices(sizes[part.splitname])[:2])
+        for part in instructions
     ]
     require_examples(expression, sum(max(part.stop - part.start, 0) for part in parts))
     return parts
@@ -235,9 +236,9 @@ def advice_on_splits(missing: str, names: Sequence[str]) -> tuple[str, dict[str,
     """
     if missing == _TEST and (fitting := [name for name in _FOR_TEST if name in names]):
         return f"write --data.test_split {fitting[0]} to evaluate on it", {"data.test_split": fitting[0]}
-    one = names[0] if names else "train"
+    split = names[0] if names else "train"
     advice = "write --data.train_split or --data.test_split with one of these, or parts of one: "
-    return f"{advice}'{one}[:90%]' and '{one}[90%:]'", {}
+    return f"{advice}'{split}[:90%]' and '{split}[90%:]'", {}
 
 
 def base_names(expression: str) -> list[str]:

@@ -64,13 +64,13 @@ class PreprocessedExamples:
         return self._apply(self.examples[index], index)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        found = self.examples.__getitems__(indices)
-        return [self._apply(example, index) for index, example in zip(indices, found, strict=True)]
+        examples = self.examples.__getitems__(indices)
+        return [self._apply(example, index) for index, example in zip(indices, examples, strict=True)]
 
     def _apply(self, example: Example, index: int) -> Example:
-        given = {name: readable(value, self.columns.get(name)) for name, value in example.items()}
+        fields = {name: readable(value, self.columns.get(name)) for name, value in example.items()}
         with named_failure(f"{_FLAG} {self.name} failed on example {index}", self.function):
-            result = self.function(given)
+            result = self.function(fields)
         if not isinstance(result, Mapping):
             raise UsageError(
                 f"{_FLAG} {self.name} returned {type(result).__name__}; wanted a dict of fields, "
@@ -103,10 +103,10 @@ def shape_after(examples: PreprocessedExamples, name: str) -> tuple[int | None, 
         return None
     sides = {shape[:2] for shape in results}
     if varies and len(sides) == 1:
-        given = {
+        stored_sides = {
             array(name, readable(example[name], stored)).shape[:2] for example in examples.examples.__getitems__(chosen)
         }
-        if given == sides:
+        if stored_sides == sides:
             sides = set()
     height, width = sides.pop() if len(sides) == 1 else (None, None)
     return height, width, results[0][2]

@@ -88,14 +88,14 @@ def moved(batch: dict[str, jax.Array], config: Data, keys: _Keys) -> dict[str, j
 
 
 def _mirrored(batch: Mapping[str, jax.Array]) -> jax.Array:
-    wanted, given = batch["image"].shape[:1], batch.get(MIRRORED)
-    if given is None or given.shape != wanted or given.dtype != jnp.bool_:
-        has = "none" if given is None else f"{given.dtype} {given.shape}"
+    shape, mirrored = batch["image"].shape[:1], batch.get(MIRRORED)
+    if mirrored is None or mirrored.shape != shape or mirrored.dtype != jnp.bool_:
+        has = "none" if mirrored is None else f"{mirrored.dtype} {mirrored.shape}"
         raise UsageError(
-            f"--data.alternate_flips needs the field '{MIRRORED}' of a batch, bool {wanted}, which batches of "
+            f"--data.alternate_flips needs the field '{MIRRORED}' of a batch, bool {shape}, which batches of "
             f"mpjax.data.train_batches have; got {has}"
         )
-    return given
+    return mirrored
 
 
 def mixed(batch: dict[str, jax.Array], config: Data, fields: Fields, keys: _Keys) -> dict[str, jax.Array]:

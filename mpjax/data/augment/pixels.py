@@ -130,8 +130,8 @@ def warp(values: Num[Array, "B H W *C"], moves: Float[Array, "B 2 3"], fill: int
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
     place = (jnp.where(inside, rows * width + columns, 0)).reshape(batch, height * width, 1)
     flat = values.reshape(batch, height * width, -1)
-    found = jnp.take_along_axis(flat, place, axis=1, mode="promise_in_bounds").reshape(values.shape)
-    return jnp.where(inside.reshape(inside.shape + (1,) * (values.ndim - 3)), found, jnp.asarray(fill, values.dtype))
+    warped = jnp.take_along_axis(flat, place, axis=1, mode="promise_in_bounds").reshape(values.shape)
+    return jnp.where(inside.reshape(inside.shape + (1,) * (values.ndim - 3)), warped, jnp.asarray(fill, values.dtype))
 
 
 def rotation(degrees: Float[Array, " B"], height: int, width: int) -> Float[Array, "B 2 3"]:

@@ -35,17 +35,17 @@ def preparation_of(config: Data, fields: Fields) -> Prepare:
     images = functools.partial(prepare, config=config, fields=fields) if "image" in fields else _as_stored
     if not config.augment:
         return images
-    named = f"--data.augment {config.augment}"
+    flag = f"--data.augment {config.augment}"
     function = load_function(config.augment, flag="--data.augment")
-    require_call(function, ("batch", "key"), named)
+    require_call(function, ("batch", "key"), flag)
 
     def prepared(batch: Mapping[str, jax.Array], key: jax.Array | None) -> Mapping[str, jax.Array]:
         before = images(batch, key)
         if key is None:
             return before
-        with named_failure(f"{named} failed", function):
+        with named_failure(f"{flag} failed", function):
             after = function(dict(before), jax.random.fold_in(key, _OWN))
-        _require_alike(before, after, named)
+        _require_alike(before, after, flag)
         return after
 
     return prepared

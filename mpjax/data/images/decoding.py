@@ -109,9 +109,9 @@ class Picture:
             image, lost = self.image, lower_bits_lost(self.image)
             image.load()
             called = name_of(self.stored) or "image"
-            if (found := depth_of(image)).name != self.depth.name:
+            if (depth := depth_of(image)).name != self.depth.name:
                 raise UsageError(
-                    f"{called}: {found.name} (Pillow's mode {image.mode}), but the set has {self.depth.name} images, "
+                    f"{called}: {depth.name} (Pillow's mode {image.mode}), but the set has {self.depth.name} images, "
                     "which are read in another range; wanted one kind in a set: convert the file, or remove it"
                 )
             if lost:
@@ -124,7 +124,7 @@ class Picture:
                     "some images have transparent pixels, which keep the colours stored under them; to change that, "
                     "put the images on a background beforehand, or in the function of --data.preprocess"
                 )
-            if found.name != EIGHT.name:
+            if depth.name != EIGHT.name:
                 return Image.fromarray(self.depth.fractions(image))
             if image.mode == self.mode:
                 return image

@@ -83,8 +83,8 @@ def lower_bits_lost(image: Image.Image) -> bool:
 
 def _tag(image: Image.Image, tag: int, otherwise: int) -> float:
     """The first value of a TIFF tag."""
-    found = getattr(image, "tag_v2", {}).get(tag, otherwise)
-    return found[0] if isinstance(found, tuple) else found
+    value = getattr(image, "tag_v2", {}).get(tag, otherwise)
+    return value[0] if isinstance(value, tuple) else value
 
 
 def _zero_is_white(image: Image.Image) -> bool:

@@ -37,11 +37,11 @@ def linear(picture: Picture, box: Box, out: np.ndarray) -> None:
     import cv2
 
     size = len(out)
-    found = _plain_part(picture, size, box) if picture.header else None
-    if found is None:
-        found = _part(picture, size, box)
+    crop = _plain_part(picture, size, box) if picture.header else None
+    if crop is None:
+        crop = _part(picture, size, box)
     flat = out[..., 0] if out.shape[-1] == 1 else out  # OpenCV has no axis of one channel
-    resized = cv2.resize(found, (size, size), dst=flat, interpolation=cv2.INTER_LINEAR)
+    resized = cv2.resize(crop, (size, size), dst=flat, interpolation=cv2.INTER_LINEAR)
     if resized is not flat:  # OpenCV allocates memory if it cannot use `dst`
         flat[:] = resized
 
@@ -50,10 +50,10 @@ def _part(picture: Picture, size: int, box: Box) -> np.ndarray:
     """Decodes the whole picture and returns the crop."""
     box = shrunk(picture, size, box)
     left, top, right, bottom = map(int, whole(box, *picture.size))
-    found = _turbo_decoded(picture)
-    if found is None:
-        found = pixels(picture.decoded())
-    return found[top:bottom, left:right]
+    decoded = _turbo_decoded(picture)
+    if decoded is None:
+        decoded = pixels(picture.decoded())
+    return decoded[top:bottom, left:right]
 
 
 def _plain_part(picture: Picture, size: int, box: Box) -> np.ndarray | None:
@@ -79,12 +79,12 @@ def _plain_part(picture: Picture, size: int, box: Box) -> np.ndarray | None:
     shape = (-(-rows // fraction), width, picture.channels)
     memory = _memory(math.prod(shape))
     try:
-        found = simplejpeg.decode_jpeg(cut, colours, min_width=width, min_height=shape[0], buffer=memory)
+        decoded = simplejpeg.decode_jpeg(cut, colours, min_width=width, min_height=shape[0], buffer=memory)
     except ValueError as error:
         if cut is stored or not ENDS.fullmatch(str(error)):
             return None
-        found = memory[: math.prod(shape)].reshape(shape)
-    return found[top:bottom, left:right] if found.shape == shape else None
+        decoded = memory[: math.prod(shape)].reshape(shape)
+    return decoded[top:bottom, left:right] if decoded.shape == shape else None
 
 
 _COLOURS = {(3, 3): "RGB", (1, 3): "RGB", (1, 1): "GRAY"}
@@ -131,7 +131,7 @@ def _turbo_decoded(picture: Picture) -> np.ndarray | None:
     if image.format != "JPEG" or picture.depth.name != EIGHT.name or colours is None or not isinstance(stored, bytes):
         return None
     try:
-        found = simplejpeg.decode_jpeg(stored, colours, min_width=image.width, min_height=image.height)
+        decoded = simplejpeg.decode_jpeg(stored, colours, min_width=image.width, min_height=image.height)
     except ValueError:
         return None
-    return found if found.shape[:2] == (image.height, image.width) else None
+    return decoded if decoded.shape[:2] == (image.height, image.width) else None

@@ -126,21 +126,21 @@ def mask_values(
       UsageError: the stored values cannot be matched to the classes, perhaps because a lossy format changed them, or
         the settings contradict each other.
     """
-    given, ignored = tuple(config.mask_values), tuple(config.ignore_index)
-    if given and (len(given) != num_classes or len(set(given)) != len(given) or set(ignored) & set(given)):
+    chosen, ignored = tuple(config.mask_values), tuple(config.ignore_index)
+    if chosen and (len(chosen) != num_classes or len(set(chosen)) != len(chosen) or set(ignored) & set(chosen)):
         besides = f", none of them in --data.ignore_index {' '.join(map(str, ignored))}" if ignored else ""
         raise UsageError(
-            f"--data.mask_values {' '.join(map(str, given))}: wanted {num_classes} different values, one for each "
+            f"--data.mask_values {' '.join(map(str, chosen))}: wanted {num_classes} different values, one for each "
             f"class{besides}"
         )
     counts, looked_at = _counted(train, name)
     seen = sorted(set(counts) - set(ignored))
-    classes = given or tuple(range(num_classes))
+    classes = chosen or tuple(range(num_classes))
     if noise := compression_noise({value: counts[value] for value in seen}, stored, looked_at):
         if not set(seen) <= set(classes):
             raise UsageError(noise)
         warnings.warn(noise, DataWarning, stacklevel=2)
-    if not given and not set(seen) <= set(classes):
+    if not chosen and not set(seen) <= set(classes):
         if len(seen) != num_classes:
             raise UsageError(
                 f"mask: the stored values {looked_at} are {_listed(seen)}, but the {num_classes} classes of the task "
@@ -171,19 +171,19 @@ def unknown_classes(
     if noise := compression_noise({value: counts[value] for value in seen}, stored, looked_at):
         return UsageError(noise)
     mask = f"mask ({origin})" if origin else "mask"
-    said = f"data set '{name}' does not say how many classes its {mask} has; the stored values {looked_at}"
+    prefix = f"data set '{name}' does not say how many classes its {mask} has; the stored values {looked_at}"
     if len(seen) < 2:
-        return UsageError(f"{said} are {_listed(seen) or 'none'}; write --data.num_classes N")
+        return UsageError(f"{prefix} are {_listed(seen) or 'none'}; write --data.num_classes N")
     if len(seen) > _MOST_CLASSES:
         return UsageError(
-            f"{said} are {_listed(seen)}; write --data.num_classes N if they are class numbers. Masks that were stored "
-            "as JPEG have more values than classes: store them as PNG"
+            f"{prefix} are {_listed(seen)}; write --data.num_classes N if they are class numbers. Masks that were "
+            "stored as JPEG have more values than classes: store them as PNG"
         )
     if seen == list(range(len(seen))):
         repair = {"data.num_classes": len(seen)}
-        return UsageError(f"{said} are {_listed(seen)}; write --data.num_classes {len(seen)}", repair=repair)
+        return UsageError(f"{prefix} are {_listed(seen)}; write --data.num_classes {len(seen)}", repair=repair)
     return UsageError(
-        f"{said} are {_listed(seen)}; write --data.mask_values {' '.join(map(str, seen))}, the value of each class, "
+        f"{prefix} are {_listed(seen)}; write --data.mask_values {' '.join(map(str, seen))}, the value of each class, "
         "from class 0; values that stand for no class go to --data.ignore_index instead",
         repair={"data.mask_values": tuple(seen)},
     )
@@ -206,13 +206,13 @@ def _counted(train: Examples, name: str) -> tuple[dict[int, int], str]:
 
 
 def _integers(mask) -> np.ndarray:
-    found = array("mask", mask)
-    if not np.issubdtype(found.dtype, np.integer):
+    numbers = array("mask", mask)
+    if not np.issubdtype(numbers.dtype, np.integer):
         raise UsageError(
-            f"mask: dtype {found.dtype}; wanted integers; write mask.astype(np.int32) in the function of "
+            f"mask: dtype {numbers.dtype}; wanted integers; write mask.astype(np.int32) in the function of "
             "--data.preprocess, or mask.argmax(-1) for one-hot masks"
         )
-    return found
+    return numbers
 
 
 def _tell(text: str) -> None:

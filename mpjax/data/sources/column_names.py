@@ -53,11 +53,11 @@ def _require_example(split: Any, first: Sequence[str], header: Sequence[str]) ->
     Raises:
       UsageError: the line has several of the given names, or a word in a column of numbers.
     """
-    said = f"--data.header {' '.join(header)}: the first line of the file is {_shown(first)}"
-    given = {name.lower() for name in header}
-    if sum(value.strip().lower() in given for value in first) > 1:
+    prefix = f"--data.header {' '.join(header)}: the first line of the file is {_shown(first)}"
+    names = {name.lower() for name in header}
+    if sum(value.strip().lower() in names for value in first) > 1:
         raise UsageError(
-            f"{said}, which are names of columns already; leave it out and choose the columns by these names, with "
+            f"{prefix}, which are names of columns already; leave it out and choose the columns by these names, with "
             "--data.columns where they are not the usual ones",
             repair={"data.header": ()},
         )
@@ -73,16 +73,16 @@ def _require_example(split: Any, first: Sequence[str], header: Sequence[str]) ->
         numbers = [_is_number(other) for other in column]
         if value and len(numbers) > 1 and all(numbers):
             raise UsageError(
-                f"{said}: '{value}' is not a number, and all others of its column are, so that it looks like a line of "
-                "names; leave it out and choose the columns by these names, with --data.columns where they are not the "
-                "usual ones; if the line is an example, repair or drop it",
+                f"{prefix}: '{value}' is not a number, and all others of its column are, so that it looks like a line "
+                "of names; leave it out and choose the columns by these names, with --data.columns where they are not "
+                "the usual ones; if the line is an example, repair or drop it",
                 repair={"data.header": ()},
             )
     for value, column in zip(first, columns, strict=True):
         if value and _of_few_values(column):
             text = f"'{value}' is nowhere else in its column, whose other values come several times each"
             advice = "if the line gives names, leave --data.header out"
-            warnings.warn(f"{said}, which is read as an example, but {text}; {advice}", DataWarning, stacklevel=2)
+            warnings.warn(f"{prefix}, which is read as an example, but {text}; {advice}", DataWarning, stacklevel=2)
             return
 
 

@@ -128,22 +128,22 @@ def compose(digits: list[tuple[np.ndarray, int]], random: np.random.Generator) -
       The image and the mask, both uint8 [32, 32].
     """
     image, mask = np.zeros((SIZE, SIZE), np.uint8), np.zeros((SIZE, SIZE), np.uint8)
-    taken = np.zeros((SIZE, SIZE), bool)
-    wanted = int(random.integers(*DIGITS))
+    occupied = np.zeros((SIZE, SIZE), bool)
+    remaining = int(random.integers(*DIGITS))
     for _ in range(TRIES):
-        if wanted == 0:
+        if remaining == 0:
             break
         pixels, label = digits[int(random.integers(len(digits)))]
         side = int(random.integers(*SIDES))
         top, left = (int(place) for place in random.integers(0, SIZE - side + 1, 2))
         place = np.s_[top : top + side, left : left + side]
-        if taken[place].any():
+        if occupied[place].any():
             continue
         digit = np.asarray(Image.fromarray(pixels).resize((side, side), Image.Resampling.BILINEAR))
-        taken[place] = True
+        occupied[place] = True
         image[place] = digit
         mask[place] = np.where(digit >= INK, label + 1, 0)
-        wanted -= 1
+        remaining -= 1
     return image, mask
 
 

@@ -51,10 +51,10 @@ class FolderExamples:
 
     def between(self, start: int, stop: int) -> "FolderExamples":
         """Selects the examples from `start` up to, but not including, `stop`."""
-        part = slice(start, stop)
+        rows = slice(start, stop)
         return FolderExamples(
-            {name: paths[part] for name, paths in self.files.items()},
-            {name: values[part] for name, values in self.numbers.items()},
+            {name: paths[rows] for name, paths in self.files.items()},
+            {name: values[rows] for name, values in self.numbers.items()},
         )
 
 
@@ -78,8 +78,8 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
         raise UsageError(
             f"data set '{set_name}' holds images, but {task} needs text; write --data.name hf:PATH or another text set"
         )
-    wanted = dict.fromkeys(base_names(config.train_split) + base_names(config.test_split))
-    folders = _split_folders(root, list(wanted), set_name)
+    split_names = dict.fromkeys(base_names(config.train_split) + base_names(config.test_split))
+    folders = _split_folders(root, list(split_names), set_name)
     if task == "segmentation":
         splits = {name: _pairs(folder) for name, folder in folders.items()}
         kinds: dict[str, Column] = {}
@@ -154,8 +154,8 @@ def _files_by_class(folder: pathlib.Path, set_name: str) -> dict[str, list[str]]
             "each class; write --task segmentation",
             repair={"task": "segmentation"},
         )
-    found = {name: _images(folder / name) for name in classes}
-    for name, paths in found.items():
+    files = {name: _images(folder / name) for name in classes}
+    for name, paths in files.items():
         if not paths:
             inside = _folders(folder / name)
             seen = f"only folders ({', '.join(inside[:5])})" if inside else "nothing"
@@ -163,7 +163,7 @@ def _files_by_class(folder: pathlib.Path, set_name: str) -> dict[str, list[str]]
                 f"data set '{set_name}': class '{name}' has no images: {folder / name} holds {seen}; remove it, put "
                 f"images into it, or, if it is a split, write --data.train_split {name}"
             )
-    return found
+    return files
 
 
 def _pairs(folder: pathlib.Path) -> FolderExamples:
@@ -197,13 +197,13 @@ def _without_ending(masks: dict[str, str], images: Mapping[str, str]) -> dict[st
 def _by_stem(folder: pathlib.Path) -> dict[str, str]:
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; segmentation needs PATH/SPLIT/images and PATH/SPLIT/masks")
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for path in _images(folder):
         stem = pathlib.PurePath(path).stem
-        if stem in found:
-            raise UsageError(f"{found[stem]} and {path}: wanted one file of that name; remove or rename one of them")
-        found[stem] = path
-    return found
+        if stem in files:
+            raise UsageError(f"{files[stem]} and {path}: wanted one file of that name; remove or rename one of them")
+        files[stem] = path
+    return files
 
 
 def _images(folder: pathlib.Path) -> list[str]:
@@ -213,9 +213,9 @@ def _images(folder: pathlib.Path) -> list[str]:
       UsageError: a file has no image extension.
     """
     with os.scandir(folder) as entries:
-        found = list(entries)
+        listing = list(entries)
     paths = []
-    for entry in found:
+    for entry in listing:
         if entry.name.startswith(".") or entry.name.lower() in _LITTER or entry.is_dir():
             continue
         if not entry.name.lower().endswith(_ENDINGS):

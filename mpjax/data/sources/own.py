@@ -56,16 +56,16 @@ class Indexed:
 
     def __getitem__(self, index: int) -> Example:
         try:
-            found = self.dataset[int(index)]
+            example = self.dataset[int(index)]
         except UsageError:
             raise
         except Exception as error:  # a context manager would cost time for each example
             raise UsageError(f"{self.name}: example {index} failed: {failure(error, file_of(self.dataset))}") from error
-        if isinstance(found, (tuple, list)):  # as in torchvision: columns are numbered
-            found = {str(number): value for number, value in enumerate(found)}
-        if not isinstance(found, Mapping):
-            raise UsageError(f"{self.name}: example {index} is {type(found).__name__}; wanted a dict of fields")
-        return {str(name): _plain(value) for name, value in found.items()}
+        if isinstance(example, (tuple, list)):  # as in torchvision: columns are numbered
+            example = {str(number): value for number, value in enumerate(example)}
+        if not isinstance(example, Mapping):
+            raise UsageError(f"{self.name}: example {index} is {type(example).__name__}; wanted a dict of fields")
+        return {str(name): _plain(value) for name, value in example.items()}
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         return [self[index] for index in indices]
@@ -87,8 +87,8 @@ class Joined:
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         places = [self._place(index) for index in indices]
-        found = [self.splits[split][number] for split, number in places]
-        return [{name: _column_of(example, name) for name in self.columns} for example in found]
+        examples = [self.splits[split][number] for split, number in places]
+        return [{name: _column_of(example, name) for name in self.columns} for example in examples]
 
     def _place(self, index: int) -> tuple[str, int]:
         """The split of an example, and its number in that split."""
@@ -113,23 +113,23 @@ def open_own(config: Data) -> Table | Source:
       UsageError: the function does not exist or returns something else, or a split does not exist.
     """
     where = f"--data.name {config.name}"
-    found = function = load_function(config.name, flag="--data.name")
+    data = function = load_function(config.name, flag="--data.name")
     if callable(function):
         require_call(function, (), where)
         with named_failure(f"{where} failed", function):
-            found = function()
-    if isinstance(found, Source):
-        return found
-    if isinstance(found, Mapping) and any(map(_is_column, found.values())):
+            data = function()
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, Mapping) and any(map(_is_column, data.values())):
         raise UsageError(
-            f"{where} returned one dict of {', '.join(map(str, found))}, which are columns and not splits; return two "
+            f"{where} returned one dict of {', '.join(map(str, data))}, which are columns and not splits; return two "
             "such dicts, (train, test): the examples to train on and those to test"
         )
-    if isinstance(found, (tuple, list)) and len(found) == 2:
-        found = dict(zip(("train", "test"), found, strict=True))
-    if not isinstance(found, Mapping) or not found or not all(isinstance(name, str) for name in found):
-        raise UsageError(f"{where} returned {_described(found)}; {_WANTED}")
-    splits = {name: _examples(split, f"{where}, split '{name}'", config) for name, split in found.items()}
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        data = dict(zip(("train", "test"), data, strict=True))
+    if not isinstance(data, Mapping) or not data or not all(isinstance(name, str) for name in data):
+        raise UsageError(f"{where} returned {_described(data)}; {_WANTED}")
+    splits = {name: _examples(split, f"{where}, split '{name}'", config) for name, split in data.items()}
     sizes = {name: len(split) for name, split in splits.items()}
     train, test = (
         parts_of(expression, sizes, str(config.name)) for expression in (config.train_split, config.test_split)
@@ -180,19 +180,20 @@ def _read(split: Iterable, where: str, config: Data) -> list[Any]:
     Raises:
       UsageError: the iterable is empty, or larger than `config.in_memory_mb`.
     """
-    found, size = [], 0
+    examples, size = [], 0
     for example in split:
-        found.append(example)
+        examples.append(example)
         values = example.values() if isinstance(example, Mapping) else example if isinstance(example, tuple) else ()
         size += sum(np.asarray(_plain(value)).nbytes for value in values)
         if size > config.in_memory_mb * 1e6:
             raise UsageError(
-                f"{where}: an iterable is read into memory, and {len(found):,} examples are over --data.in_memory_mb "
-                f"{config.in_memory_mb}; write a larger limit, or return something with a length and integer indices"
+                f"{where}: an iterable is read into memory, and {len(examples):,} examples are over "
+                f"--data.in_memory_mb {config.in_memory_mb}; write a larger limit, or return something with a length "
+                "and integer indices"
             )
-    if not found:
+    if not examples:
         raise UsageError(f"{where}: the iterable has no examples; an iterator can be read once, so return a new one")
-    return found
+    return examples
 
 
 def _plain(value: Any) -> Any:

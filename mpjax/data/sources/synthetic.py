@@ -70,10 +70,10 @@ def parse_synthetic(name: str, size: int) -> Source:
     Raises:
       UsageError: the name has another form, one of its numbers is 0, or size is 0.
     """
-    found = re.fullmatch(rf"{NAME}:([1-9]\d*)x([1-9]\d*)x([1-9]\d*):([1-9]\d*)", name)
-    if not found:
+    match = re.fullmatch(rf"{NAME}:([1-9]\d*)x([1-9]\d*)x([1-9]\d*):([1-9]\d*)", name)
+    if not match:
         raise UsageError(
             f"data.name: got '{name}'; wanted synthetic:HEIGHTxWIDTHxCHANNELS:CLASSES, as in 'synthetic:32x32x3:100'"
         )
-    height, width, channels, num_classes = (int(number) for number in found.groups())
+    height, width, channels, num_classes = (int(number) for number in match.groups())
     return synthetic_source(num_classes, (height, width, channels), size)

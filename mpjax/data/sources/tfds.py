@@ -56,9 +56,9 @@ class PreparedExamples:
 def prepared_names(data_dir: pathlib.Path) -> list[str]:
     """Lists the sets below `data_dir` as `name/version` or `name/config/version`, oldest version first."""
     levels = ("*/*", "*/*/*")  # no deeper: a folder may hold a million images
-    found = [info.parent.relative_to(data_dir) for at in levels for info in data_dir.glob(f"{at}/dataset_info.json")]
+    paths = [info.parent.relative_to(data_dir) for at in levels for info in data_dir.glob(f"{at}/dataset_info.json")]
     # A process killed between writing and renaming leaves a folder called incomplete.XXXXXX_version.
-    whole = [path for path in found if not path.name.startswith("incomplete.")]
+    whole = [path for path in paths if not path.name.startswith("incomplete.")]
     return [path.as_posix() for path in sorted(whole, key=lambda path: (path.parts[:-1], _version(path.name)))]
 
 
@@ -105,19 +105,19 @@ def _object_in(file: pathlib.Path) -> Mapping[str, Any]:
       OSError: the file cannot be read.
     """
     try:
-        found = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except RecursionError:
         raise ValueError("nested too deep") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"wanted a JSON object, got {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise ValueError(f"wanted a JSON object, got {type(content).__name__}")
+    return content
 
 
 def _require_features_of_tfds(folder: pathlib.Path) -> None:
     """Raises UsageError if a prepared set names classes of other packages, which would be imported."""
     file = folder / "features.json"
-    named = list(_classes_in(_object_in(file))) if file.exists() else []
-    if others := [name for name in named if not name.startswith("tensorflow_datasets.")]:
+    classes = list(_classes_in(_object_in(file))) if file.exists() else []
+    if others := [name for name in classes if not name.startswith("tensorflow_datasets.")]:
         raise UsageError(f"{file} names the class {others[0]!r}: wanted features of tensorflow_datasets alone")
 
 
@@ -171,12 +171,12 @@ def _columns_of(info: Any) -> tuple[dict[str, Column], dict[str, str]]:
     from mpjax.data.sources import digits
 
     keys: Any = info.supervised_keys
-    named = isinstance(keys, tuple) and len(keys) == 2 and all(isinstance(key, str) for key in keys)
-    image_or_text, label = keys if named else ("", "")
+    is_pair = isinstance(keys, tuple) and len(keys) == 2 and all(isinstance(key, str) for key in keys)
+    image_or_text, label = keys if is_pair else ("", "")
     preferred = {"image": image_or_text, "text": image_or_text, "label": label, "mask": label}
     classes = digits.CLASSES if info.name == digits.DigitsCanvas.name else 0
     features: Any = info.features if isinstance(info.features, tfds.features.FeaturesDict) else {}
-    return {name: _column(feature, classes) for name, feature in features.items()}, preferred if named else {}
+    return {name: _column(feature, classes) for name, feature in features.items()}, preferred if is_pair else {}
 
 
 def _column(feature: Any, classes: int = 0) -> Column:
@@ -209,13 +209,13 @@ def _column(feature: Any, classes: int = 0) -> Column:
 def _parser(features: dict[str, Any]) -> Callable[[bytes], Example]:
     import tensorflow_datasets as tfds
 
-    wanted: Any = tfds.features.FeaturesDict(features)
+    spec: Any = tfds.features.FeaturesDict(features)
     # mpjax decodes images itself: tfds uses OpenCV if it is installed, and OpenCV's pixels differ from Pillow's.
     encoded = [
         n for n, f in features.items() if isinstance(f, tfds.features.Image) and f.np_dtype in (np.uint8, np.uint16)
     ]
     decoders = {name: tfds.decode.SkipDecoding() for name in encoded} or None
-    return lambda record: wanted.deserialize_example_np(record, decoders=decoders)
+    return lambda record: spec.deserialize_example_np(record, decoders=decoders)
 
 
 def _folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:

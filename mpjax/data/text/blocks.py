@@ -128,22 +128,22 @@ def tokenized(
 
 
 def _padded(examples: Examples, tokenizer: Tokenizer, length: int, where: str) -> TokenizedExamples:
-    parts: list[Ragged] = []
+    encoded: list[Ragged] = []
     labels: list[Any] = []
     for chunk in _chunks(examples):
-        parts.append(framed([_text(example, where) for example in chunk], tokenizer, length))
+        encoded.append(framed([_text(example, where) for example in chunk], tokenizer, length))
         labels += [example["label"] for example in chunk]
-    starts = np.concatenate([[0], np.cumsum(np.concatenate([part.lengths for part in parts]))])
-    values = np.concatenate([_small(part.values, tokenizer) for part in parts])
+    starts = np.concatenate([[0], np.cumsum(np.concatenate([ragged.lengths for ragged in encoded]))])
+    values = np.concatenate([_small(ragged.values, tokenizer) for ragged in encoded])
     return TokenizedExamples(values, starts, array("label", labels), length, tokenizer.padding)
 
 
 def _blocks(examples: Examples, tokenizer: Tokenizer, length: int, split: str, where: str) -> Blocks:
-    parts = [_small(np.asarray([tokenizer.end]), tokenizer)]
+    tokens = [_small(np.asarray([tokenizer.end]), tokenizer)]
     for chunk in _chunks(examples):
         values, lengths = tokenizer.whole([_text(example, where) for example in chunk])
-        parts.append(_small(np.insert(values, np.cumsum(lengths), tokenizer.end), tokenizer))
-    blocks = Blocks(np.concatenate(parts), length)
+        tokens.append(_small(np.insert(values, np.cumsum(lengths), tokenizer.end), tokenizer))
+    blocks = Blocks(np.concatenate(tokens), length)
     if not len(blocks):
         raise UsageError(
             f"{split} has {len(blocks.values)} tokens; wanted at least {length + 1} for one block; "

@@ -48,15 +48,15 @@ def given_texts(inputs: Sequence[str], source: Source, config: Data, *, column: 
     Raises:
       UsageError: a file does not exist or holds no lines, or `column_of_table` raises.
     """
-    lines = [line for given in inputs for line in _lines_of(given, column, config.header)]
+    lines = [line for path in inputs for line in _lines_of(path, column, config.header)]
     tokenizer = load_tokenizer(config.tokenizer)
     rows_of = _classified if "length" in source.fields else _modelled
     fields = {name: field for name, field in source.fields.items() if name != "label"}
 
     def rows(line: StoredText) -> Arrays:
-        found = rows_of(_decoded(line), tokenizer, config.length)
-        counted = {"count": found.pop("count")} if "count" in found else {}
-        return conform(found, fields) | counted
+        arrays = rows_of(_decoded(line), tokenizer, config.length)
+        counted = {"count": arrays.pop("count")} if "count" in arrays else {}
+        return conform(arrays, fields) | counted
 
     return Inputs([line.name for line in lines], lambda positions: [lines[position] for position in positions], rows)
 
@@ -179,8 +179,8 @@ def column_of_table(
 
 def _has_names(first: Sequence[str], header: Sequence[str]) -> bool:
     """True if a table has a line of names, although the data of the run had none."""
-    found = {value.strip().lower() for value in first}
-    return {name.lower() for name in header} <= found or (len(first) != len(header) and bool(found & {*header}))
+    cells = {value.strip().lower() for value in first}
+    return {name.lower() for name in header} <= cells or (len(first) != len(header) and bool(cells & {*header}))
 
 
 def _like_an_example(names: Sequence[str], rows: Sequence[StoredRow]) -> str:
@@ -209,8 +209,8 @@ def _rows(name: str, text: str, delimiter: str) -> list[StoredRow]:
     # The same rule as for training, in `mpjax.data.sources.huggingface_files`.
     if open_at is None and not any("\n" in value and "\t" in value for row in rows for value in row.values):
         return rows
-    said = f"{name}: quotes of the tsv file are read as characters: as quotes, they would join lines to one text"
-    warnings.warn(said, DataWarning, stacklevel=2)
+    message = f"{name}: quotes of the tsv file are read as characters: as quotes, they would join lines to one text"
+    warnings.warn(message, DataWarning, stacklevel=2)
     return _read(text, delimiter, csv.QUOTE_NONE)[0]
 
 

@@ -71,7 +71,7 @@ class HuggingFaceTokenizer:
 
     def _encoded(self, texts: Sequence[str], *, special: bool) -> Ragged:
         self.tokenizer.no_padding()
-        ids = [found.ids for found in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)]
+        ids = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)]
         values = np.fromiter(itertools.chain.from_iterable(ids), np.int32)
         return Ragged(values, np.fromiter(map(len, ids), np.int64, len(ids)))
 
@@ -108,11 +108,11 @@ def _from_file(file: pathlib.Path, name: str) -> HuggingFaceTokenizer:
         tokenizer: Any = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises no narrower exception
         raise UsageError(f"--data.tokenizer {name}: {file} cannot be read: {error}; wanted a tokenizer.json") from error
-    named = _named_beside(file)
+    tokens = _named_beside(file)
     padding = (
-        tokenizer.token_to_id(named["pad_token"]) if "pad_token" in named else (tokenizer.padding or {}).get("pad_id")
+        tokenizer.token_to_id(tokens["pad_token"]) if "pad_token" in tokens else (tokenizer.padding or {}).get("pad_id")
     )
-    end = next((tokenizer.token_to_id(named[key]) for key in ("eos_token", "sep_token") if key in named), None)
+    end = next((tokenizer.token_to_id(tokens[key]) for key in ("eos_token", "sep_token") if key in tokens), None)
     special = {
         "padding": _first(tokenizer, _USUAL_PADDING) if padding is None else padding,
         "end": _first(tokenizer, _USUAL_END) if end is None else end,
@@ -122,21 +122,21 @@ def _from_file(file: pathlib.Path, name: str) -> HuggingFaceTokenizer:
 
 def _named_beside(file: pathlib.Path) -> dict[str, str]:
     """Reads the special tokens from the files beside a tokenizer.json."""
-    named: dict[str, str] = {}
+    tokens: dict[str, str] = {}
     for beside in ("special_tokens_map.json", "tokenizer_config.json"):
         if (file.parent / beside).exists():
             path = file.parent / beside
             try:
-                found = json.loads(path.read_text())
-                if not isinstance(found, dict):
+                settings = json.loads(path.read_text())
+                if not isinstance(settings, dict):
                     raise ValueError("not a JSON object")
             except (ValueError, RecursionError) as error:
                 raise UsageError(f"{path} is damaged ({error}); fetch it again, or remove it") from error
             for key in ("pad_token", "eos_token", "sep_token"):
-                token = found.get(key)
+                token = settings.get(key)
                 token = token.get("content") if isinstance(token, dict) else token
-                named |= {key: token} if token and isinstance(token, str) else {}
-    return named
+                tokens |= {key: token} if token and isinstance(token, str) else {}
+    return tokens
 
 
 def _first(tokenizer: Any, names: Sequence[str]) -> int | None:
