@@ -230,14 +230,14 @@ def results_of(
     if (untracked := _UNTRACKED.get(eqn.primitive.name)) is not None:
         return [untracked(x, eqn.params) for x in values]
     if true_half:
-        given = [
+        operands = [
             converted(x, dtype=atom.aval.dtype) if is_half(atom.aval) else x
             for x, atom in zip(values, eqn.invars, strict=True)
         ]
         if is_opaque(eqn):
             # Kernels and layout constraints take no NumPy arrays.
-            return [widened(x) for x in as_function(eqn, debug_info)(*map(jnp.asarray, given))]
-        return [widened(x) for x in _bound(*given, primitive=eqn.primitive, params=tuple(eqn.params.items()))]
+            return [widened(x) for x in as_function(eqn, debug_info)(*map(jnp.asarray, operands))]
+        return [widened(x) for x in _bound(*operands, primitive=eqn.primitive, params=tuple(eqn.params.items()))]
     if eqn.primitive.name == "convert_element_type":
         new = FLOAT32 if eqn.params["new_dtype"] in NARROW else eqn.params["new_dtype"]
         return [values[0] if values[0].dtype == new else converted(values[0], dtype=new)]

@@ -53,11 +53,11 @@ def _matched(half, full, exact: dict) -> Iterator[bool]:
     mine, theirs = first.operations, second.operations
     pairs = list(_in_step(mine, theirs))
     yield len(pairs) == len(mine) == len(theirs)
-    for one, other in pairs:
-        yield len(one.invars) == len(other.invars) and not _depends_on_values(one)
-        for atoms in zip(one.invars, other.invars, strict=False):
+    for eqn, other in pairs:
+        yield len(eqn.invars) == len(other.invars) and not _depends_on_values(eqn)
+        for atoms in zip(eqn.invars, other.invars, strict=False):
             yield _same(first.constant(atoms[0]), second.constant(atoms[1]), exact)
-        for bodies in zip(held_by(one), held_by(other), strict=False):
+        for bodies in zip(held_by(eqn), held_by(other), strict=False):
             yield from _matched(*bodies, exact)
     for atoms in zip(first.outvars, second.outvars, strict=False):
         yield _same(first.constant(atoms[0]), second.constant(atoms[1]), exact)
@@ -70,7 +70,7 @@ def _depends_on_values(eqn) -> bool:
     """
     if eqn.primitive.name == "while":
         condition = opened(eqn.params["cond_jaxpr"])[0]
-        return any(is_floating(atom.aval) for each in condition.eqns for atom in each.invars)
+        return any(is_floating(atom.aval) for inner in condition.eqns for atom in inner.invars)
     return eqn.primitive.name == "cond"
 
 

@@ -60,16 +60,16 @@ def cond(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pai
 
     def run(branch) -> Callable:
         def of_arrays(arrays):
-            given = [pair._replace(wide=wide, low=low) for pair, (wide, low, _) in zip(operands, arrays, strict=True)]
-            outputs = quiet.run_body(branch, given, place)
+            inputs = [pair._replace(wide=wide, low=low) for pair, (wide, low, _) in zip(operands, arrays, strict=True)]
+            outputs = quiet.run_body(branch, inputs, place)
             free[:] = [was or pair.free for was, pair in zip(free, outputs, strict=True)]
             return [array[:2] for array in arrays_of(outputs)]
 
         return of_arrays
 
     outputs = jax.lax.switch(index.low, [run(branch) for branch in branches], arrays_of(operands))
-    given = [Pair(wide, low, place.path, f) for (wide, low), f in zip(outputs, free, strict=True)]
-    return held(emulator, given, eqn)
+    results = [Pair(wide, low, place.path, f) for (wide, low), f in zip(outputs, free, strict=True)]
+    return held(emulator, results, eqn)
 
 
 def while_loop(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
@@ -122,11 +122,11 @@ def with_every_rounding(run: Callable, *args):
     """
     program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
     body, consts = opened(program)
-    given = [*consts, *jax.tree.leaves(args)]
+    inputs = [*consts, *jax.tree.leaves(args)]
     call = core.jaxpr_as_fun(closed(body.replace(constvars=[], invars=[*body.constvars, *body.invars]), ()))
-    if not any(isinstance(x, Tracer) for x in given):
+    if not any(isinstance(x, Tracer) for x in inputs):
         call = jax.jit(call, compiler_options={"xla_allow_excess_precision": False})
-    return jax.tree.unflatten(jax.tree.structure(shapes), call(*given))
+    return jax.tree.unflatten(jax.tree.structure(shapes), call(*inputs))
 
 
 class _Loop:

@@ -119,7 +119,7 @@ class Emulator:
         done = progress.started(None if self.recorder is None else reads, _count(jaxpr))
         owners = [*owners, *[""] * (len(inputs) - len(owners))]
         variables = opened(jaxpr)[0].invars
-        pairs = [self.entered(*each) for each in zip(variables, inputs, owners, strict=True)]
+        pairs = [self.entered(*entry) for entry in zip(variables, inputs, owners, strict=True)]
         ready = dataclasses.replace(self, done=done, exact=exact or {}, derivative=only_in_derivative(jaxpr))
         return ready.run_body(jaxpr, pairs, Place())
 
@@ -240,11 +240,11 @@ class Emulator:
             native = frozenset()  # devices add float8 products in float32
         if some_half and rounds and eqn.primitive.name in native:
             room = 1.0 if ranged else room_for(lows)
-            given = lows if ranged else [x * room if is_floating(x) else x for x in lows]
-            low = [x / room for x in results_of(eqn, given, debug_info, true_half=True)]
+            scaled = lows if ranged else [x * room if is_floating(x) else x for x in lows]
+            low = [x / room for x in results_of(eqn, scaled, debug_info, true_half=True)]
             if self.top != self.bottom:
                 low = [self._rounded(x, var.aval, rounds) for x, var in zip(low, eqn.outvars, strict=True)]
-            del given
+            del scaled
         else:
             low = [self._rounded(x, var.aval, rounds) for x, var in zip(exact, eqn.outvars, strict=True)]
         del lows, wides  # frees operands without further uses before the results are read

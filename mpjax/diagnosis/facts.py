@@ -47,12 +47,12 @@ class Facts:
           numbers: the rest of the sentence.
           advice: replaces the advice for a repair by dtypes.
         """
-        said = reason if self.verdict == "not_precision" else f"But {reason[0].lower()}{reason[1:]}"
+        clause = reason if self.verdict == "not_precision" else f"But {reason[0].lower()}{reason[1:]}"
         return dataclasses.replace(
             self,
             verdict="not_precision",
             reason=reason,
-            evidence=f"{self.evidence} {said}: {numbers}.",
+            evidence=f"{self.evidence} {clause}: {numbers}.",
             rules={},
             better_scale=None,
             verified=False,
@@ -83,8 +83,8 @@ class Facts:
         """The policy with the rules, for `apply_policy` and `autocast`; empty without rules."""
         if not self.rules:
             return ""
-        dtypes, *own = self.policy.split(";")
-        kept = [rule for rule in own if decides_after(self.rules, rule.partition("=")[0])]
+        dtypes, *policy_rules = self.policy.split(";")
+        kept = [rule for rule in policy_rules if decides_after(self.rules, rule.partition("=")[0])]
         return ";".join([dtypes, *(f"{path}={dtype}" for path, dtype in self.rules.items()), *kept])
 
     @property

@@ -83,7 +83,8 @@ class Fastest:
             "best": self.best and self.best._asdict(),
             "tried": [candidate._asdict() for candidate in self.tried],
             "tolerance": self.tolerance,
-            "float8": self.float8 and {**vars(self.float8), "layers": [each._asdict() for each in self.float8.layers]},
+            "float8": self.float8
+            and {**vars(self.float8), "layers": [layer._asdict() for layer in self.float8.layers]},
         }
         text = strict_json.encode(fields, indent=2)
         if file is not None:

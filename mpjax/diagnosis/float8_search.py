@@ -161,12 +161,12 @@ def float8_layers(make: Callable[[Policy], Program], reference: Reference) -> Fl
 
 def _noise(trace: Trace) -> dict[str, tuple[float, float]]:
     """The least decibels and the largest share of underflow of values rounded to float8, by module path."""
-    found: dict[str, tuple[float, float]] = {}
+    noise: dict[str, tuple[float, float]] = {}
     for site, reading in zip(trace.sites, trace.readings, strict=True):
         if site.dtype in FLOAT8 and reading.exact:
-            sqnr, underflow = found.get(site.path, (200.0, 0.0))
-            found[site.path] = min(sqnr, decibels(reading)), max(underflow, reading.underflow / reading.size)
-    return found
+            sqnr, underflow = noise.get(site.path, (200.0, 0.0))
+            noise[site.path] = min(sqnr, decibels(reading)), max(underflow, reading.underflow / reading.size)
+    return noise
 
 
 def _order(sqnr: float, underflow: float, tolerance: float) -> tuple[float, float]:
@@ -213,6 +213,6 @@ class Listening(Emulator):
     def _listen(self, path: str, values: np.ndarray, axes: tuple[int, ...]) -> None:
         last = tuple(range(values.ndim - len(axes), values.ndim))
         rows = np.moveaxis(values, axes, last).reshape(*np.delete(values.shape, axes), -1)
-        found = self.heard.setdefault(path, {})
-        for each in FORMATS:
-            found[str(each)] = min(found.get(str(each), 200.0), sqnr_in_blocks(rows, each))
+        sqnrs = self.heard.setdefault(path, {})
+        for block_format in FORMATS:
+            sqnrs[str(block_format)] = min(sqnrs.get(str(block_format), 200.0), sqnr_in_blocks(rows, block_format))

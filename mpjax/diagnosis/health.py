@@ -167,7 +167,7 @@ class Reference:
         ]
 
     def _errors_in_half(self, gradients: Sequence) -> list[float]:
-        norms = [float(np.linalg.norm(np.asarray(each, np.float64))) for each in self.outputs[1:]]
+        norms = [float(np.linalg.norm(np.asarray(wide, np.float64))) for wide in self.outputs[1:]]
         whole = _MINOR * max(norms, default=0.0)
         pairs = zip(self.outputs[1:], gradients, strict=True)
         off = [float(np.linalg.norm(np.asarray(w, np.float64) - np.asarray(g, np.float64))) for w, g in pairs]
@@ -175,8 +175,8 @@ class Reference:
         if max(errors, default=0.0) <= self.limit:
             return errors
         errors = [
-            error if error <= self.limit else _share(each, max(norm, whole, spread))
-            for error, each, norm, spread in zip(errors, off, norms, self._spreads, strict=True)
+            error if error <= self.limit else _share(difference, max(norm, whole, spread))
+            for error, difference, norm, spread in zip(errors, off, norms, self._spreads, strict=True)
         ]
         return [
             0.0 if error > self.limit and not self.determined(slice(index, index + 1)) else error
@@ -195,7 +195,7 @@ class Reference:
         return self._gradient_errors(self.without_float8()[1:])
 
     def _gradient_errors(self, gradients: Sequence) -> list[float]:
-        norms = [float(np.linalg.norm(np.asarray(each, np.float64))) for each in self.outputs[1:]]
+        norms = [float(np.linalg.norm(np.asarray(wide, np.float64))) for wide in self.outputs[1:]]
         return [
             0.0 if norm <= _SMALL * max(norms) else distance([wide], [gradient])
             for norm, wide, gradient in zip(norms, self.outputs[1:], gradients, strict=True)

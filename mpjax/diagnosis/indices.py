@@ -25,8 +25,8 @@ class Indices(Emulator):
             axes, shape = eqn.params["dimension_numbers"].start_index_map, eqn.invars[0].aval.shape
             indices = np.asarray(pairs[1].low).reshape(-1, len(axes))
             for axis, column in zip(axes, indices.T, strict=True):
-                size, taken = shape[axis], eqn.params["slice_sizes"][axis]
-                beyond = column[(column < 0) | (column > size - taken)]
+                size, slice_size = shape[axis], eqn.params["slice_sizes"][axis]
+                beyond = column[(column < 0) | (column > size - slice_size)]
                 self.found.extend((int(index), size) for index in beyond[:1])
         return super().applied(eqn, pairs, place, debug_info)
 

@@ -148,8 +148,8 @@ class LayerRecorder:
             return []
         histograms = _histograms(self._samples)
         return [
-            {**found, "histogram": found.get("histogram", 0.0) + histogram}
-            for found, histogram in zip(self._found, histograms, strict=True)
+            {**fields, "histogram": fields.get("histogram", 0.0) + histogram}
+            for fields, histogram in zip(self._found, histograms, strict=True)
         ]
 
     def layers(self) -> Layers:

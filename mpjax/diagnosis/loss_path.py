@@ -19,7 +19,7 @@ def only_in_derivative(jaxpr) -> frozenset:
     body = opened(jaxpr)[0]
     loss, all_outputs = ([index < count for index, _ in enumerate(body.outvars)] for count in (1, len(body.outvars)))
     of_loss, computed = _computed(body, loss), _computed(body, all_outputs)
-    eqns = (eqn for each in bodies(body) for eqn in each.eqns)
+    eqns = (eqn for inner in bodies(body) for eqn in inner.eqns)
     return frozenset(
         var
         for eqn in eqns
@@ -31,7 +31,7 @@ def only_in_derivative(jaxpr) -> frozenset:
 def _computed(body, used: Sequence[bool]) -> frozenset:
     """The variables that the used outputs depend on."""
     reduced, _ = partial_eval.dce_jaxpr(body, list(used))
-    eqns = (eqn for each in bodies(reduced) for eqn in each.eqns)
+    eqns = (eqn for inner in bodies(reduced) for eqn in inner.eqns)
     return frozenset(
         var for eqn in eqns if any(not isinstance(atom, core.Literal) for atom in eqn.invars) for var in eqn.outvars
     )

@@ -151,11 +151,11 @@ def diagnose_program(
         finding = lost_update(updates, tolerance) or finding
     in_update = finding.site is not None and finding.site.direction == "update"
     alone = run(program, scale, isolated=True) if finding.verdict not in ("healthy", "not_precision") else None
-    rules, wanted = {}, search and not in_update and finding.verdict in ("overflow", "underflow", "rounding")
-    if wanted and finding.better_scale is None:
+    rules, searched = {}, search and not in_update and finding.verdict in ("overflow", "underflow", "rounding")
+    if searched and finding.better_scale is None:
         fault = Fault(make, policy, program, trace, scale, reference)
         finding, rules = with_lower_scale(finding, smallest_rules(fault), fault)
-    unrepaired = wanted and not rules and finding.better_scale is None
+    unrepaired = searched and not rules and finding.better_scale is None
     outside = unrepaired and is_repaired_outside(program, scale, reference)
     share = float32_share(program, rules)
     site, table = finding.site, table_of(trace, alone)
@@ -171,7 +171,7 @@ def diagnose_program(
         better_scale=finding.better_scale,
         verified=bool(rules) or finding.better_scale is not None or in_update,
         float32_flops=share,
-        advice=(*_advice(finding, rules, share, searched=wanted, outside=outside), *filter(None, [line])),
+        advice=(*_advice(finding, rules, share, searched=searched, outside=outside), *filter(None, [line])),
         table=(*table, *(update.row for update in updates)),
         policy=str(policy),
         loss_scale=float(scale),
@@ -190,7 +190,7 @@ def without_float8(make: Callable[[Policy], Program], policy: Policy, scale: flo
 
 def _module(path: str) -> str:
     """Strips the scopes of einsums and of Equinox classes from a module path."""
-    return "/".join(part for part in without_class(path).split("/") if "->" not in part)
+    return "/".join(scope for scope in without_class(path).split("/") if "->" not in scope)
 
 
 def _in_the_table(finding: Finding, table: Iterable[TraceRow]) -> Iterator[str]:

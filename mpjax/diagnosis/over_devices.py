@@ -23,9 +23,9 @@ def shard_map(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> lis
     sites: list[Site] = []
 
     def on_a_device(arrays):
-        given = [pair._replace(wide=w, low=x, marks=m) for pair, (w, x, m) in zip(pairs, arrays, strict=True)]
+        inputs = [pair._replace(wide=w, low=x, marks=m) for pair, (w, x, m) in zip(pairs, arrays, strict=True)]
         recorder = emulator.recorder and emulator.recorder.within()
-        outputs = emulator.recording(recorder).run_body(params["jaxpr"], given, place)
+        outputs = emulator.recording(recorder).run_body(params["jaxpr"], inputs, place)
         free[:], sites[:] = [pair.free for pair in outputs], [] if recorder is None else recorder.sites
         values = arrays_of(outputs)
         of_device = [marks for *_, marks in values], [] if recorder is None else recorder.measured

@@ -129,29 +129,29 @@ def program_of(
     def step(*inputs):
         *values, scale = inputs
         params, *rest = with_arrays(values)
-        own, with_own = split_arrays(params)  # an Equinox module has leaves that are not arrays
+        leaves, with_leaves = split_arrays(params)  # an Equinox module has leaves that are not arrays
 
-        def scaled(own):
-            loss = _loss_in(loss_of(with_own(own), *rest))
+        def scaled(leaves):
+            loss = _loss_in(loss_of(with_leaves(leaves), *rest))
             return loss.astype(widest(loss.dtype, FLOAT32)) * scale
 
-        loss, gradients = jax.value_and_grad(scaled, allow_int=True)(own)
+        loss, gradients = jax.value_and_grad(scaled, allow_int=True)(leaves)
         return loss, [g for g in gradients if is_floating(g)]
 
     jaxpr = jax.make_jaxpr(step)(*arrays, jnp.float32(1))
-    named = _named(params)
-    names = [name for name, _ in named]
+    named_leaves = _named(params)
+    names = [name for name, _ in named_leaves]
     owners = tuple(name.rpartition("/")[0] for name in names)
-    originals = arrays[: len(named)] if before is None else split_arrays(before)[0]
-    inputs = [own if array.dtype in NARROW else array for own, array in zip(originals, arrays, strict=False)]
+    originals = arrays[: len(named_leaves)] if before is None else split_arrays(before)[0]
+    inputs = [original if array.dtype in NARROW else array for original, array in zip(originals, arrays, strict=False)]
     paths = dict.fromkeys(path for path, _ in equations(jaxpr))
     ruled = {without_class(path) for path in paths} if ruled is None else set(ruled)
     # A module that only contains other modules has no equation of its own, so its path is added here.
-    around = dict.fromkeys(part for path in (*paths, *owners) for part in _prefixes(path))
+    around = dict.fromkeys(prefix for path in (*paths, *owners) for prefix in _prefixes(path))
     return Program(
         jaxpr=jaxpr,
-        inputs=[brought_here(array) for array in (*inputs, *arrays[len(named) :])],
-        gradients=tuple(name for name, leaf in named if is_floating(leaf)),
+        inputs=[brought_here(array) for array in (*inputs, *arrays[len(named_leaves) :])],
+        gradients=tuple(name for name, leaf in named_leaves if is_floating(leaf)),
         owners=owners,
         names=(
             *(f"parameter {name}" for name in names),

@@ -147,8 +147,8 @@ class Recorder:
 
     def readings(self) -> list[Reading]:
         """Fetches all readings from the device."""
-        found = jax.device_get(self.measured)
-        return [Reading(**{name: _number(name, value) for name, value in fields.items()}) for fields in found]
+        measured = jax.device_get(self.measured)
+        return [Reading(**{name: _number(name, value) for name, value in fields.items()}) for fields in measured]
 
 
 def _number(name: str, value) -> Any:

@@ -56,11 +56,11 @@ def smallest_rules(fault: Fault) -> dict[str, str]:
             return False  # a wildcard rule of the policy no longer has an effect
         return is_repaired(reference, ruled, scale)
 
-    found = smallest_repair(program, trace, scale, reference, under_rules) or ()
+    modules = smallest_repair(program, trace, scale, reference, under_rules) or ()
     compute = str(policy.compute_dtype)
-    if found and policy.recipes and compute != "float32" and under_rules(found, compute):
-        return rules_for(found, compute)  # out of float8 is enough
-    return rules_for(found)
+    if modules and policy.recipes and compute != "float32" and under_rules(modules, compute):
+        return rules_for(modules, compute)  # out of float8 is enough
+    return rules_for(modules)
 
 
 def with_lower_scale(finding: Finding, rules: dict[str, str], fault: Fault) -> tuple[Finding, dict[str, str]]:

@@ -84,14 +84,14 @@ def smallest_repair(
         for site, reading in readings
         if reading.overflow > 0 or reading.lost_share > reference.tolerance
     }
-    found = None
+    modules = None
     for repairs in map(_remembering, (emulated, under_rules)):
         # If the emulator's set repairs the traced step too, the search on the traced step starts from it.
-        start = found if found and repairs(found) else first_enough(suspects, repairs)
-        found = _inside(minimal(start, repairs), suspects, to_blame, repairs) if start else None
-    if found is None:
+        start = modules if modules and repairs(modules) else first_enough(suspects, repairs)
+        modules = _inside(minimal(start, repairs), suspects, to_blame, repairs) if start else None
+    if modules is None:
         return ("",) if under_rules([""]) else None
-    return tuple(path for path in program.modules if path in found)
+    return tuple(path for path in program.modules if path in modules)
 
 
 def _innermost(path: str, modules: Sequence[str]) -> str:
@@ -101,19 +101,19 @@ def _innermost(path: str, modules: Sequence[str]) -> str:
 
 def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
     """Reduces `items` to a subset that still repairs and from which no item can be left out (delta debugging)."""
-    kept, parts = list(items), 2
+    kept, granularity = list(items), 2
     while len(kept) > 1:
-        size = -(-len(kept) // parts)
+        size = -(-len(kept) // granularity)
         chunks = [kept[start : start + size] for start in range(0, len(kept), size)]
         rests = ([item for item in kept if item not in chunk] for chunk in chunks)
         if chunk := next(filter(repairs, chunks), None):
-            kept, parts = chunk, 2
+            kept, granularity = chunk, 2
         elif rest := next(filter(repairs, rests), None):
-            kept, parts = rest, max(parts - 1, 2)
+            kept, granularity = rest, max(granularity - 1, 2)
         elif size == 1:
             break
         else:
-            parts = min(2 * parts, len(kept))
+            granularity = min(2 * granularity, len(kept))
     return kept
 
 

@@ -29,9 +29,11 @@ def steps_of(callers: Iterable) -> int:
 def caller_of(eqns: Iterable) -> str:
     """The user's line that calls the function of the line `source_of`; empty if there is none."""
     for eqn in eqns:
-        own = [line for line in source_lines(eqn) if first_outside([line], LIBRARIES) == 0]
-        outer = next((line for line in own[1:] if (line.file, line.function) != (own[0].file, own[0].function)), None)
-        if own:
+        lines = [line for line in source_lines(eqn) if first_outside([line], LIBRARIES) == 0]
+        outer = next(
+            (line for line in lines[1:] if (line.file, line.function) != (lines[0].file, lines[0].function)), None
+        )
+        if lines:
             return "" if outer is None else f"{file_or_cell(outer.file)}:{outer.line}"
     return ""
 

@@ -46,7 +46,7 @@ def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference)
     if left > 0.6 * worst:
         return None
     alone = run(program, scale, isolated=True)
-    site, reading = max(long_sums(alone), key=lambda each: each[1].relative_error)
+    site, reading = max(long_sums(alone), key=lambda entry: entry[1].relative_error)
     wrong = program.parameter(errors.index(worst))
     evidence = (
         f"The step is finite and its loss has a relative error of {error:.2g}, but the gradient of {wrong} has one of "
@@ -59,10 +59,10 @@ def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference)
 
 def noted_sum(program: Program, trace: Trace, scale: float, reference: Reference) -> str:
     """Describes the sum of cotangents that loses most in a healthy step; empty if none does."""
-    seen = [each for each in long_sums(trace) if _noise(each[1]) > _NOISE]
+    seen = [entry for entry in long_sums(trace) if _noise(entry[1]) > _NOISE]
     if not seen or max(reference.lost_gradients(trace.low, scale), default=0.0) <= _NOISE:
         return ""
-    site, reading = max(seen, key=lambda each: _noise(each[1]))
+    site, reading = max(seen, key=lambda entry: _noise(entry[1]))
     return f" Of the sums of cotangents, {sum_in_words(site, program, trace)}, loses most: {_noise(reading):.2g}."
 
 

@@ -33,7 +33,7 @@ def at_fault(
     if len(paths) > 1 and reference.without_float8 is not None:
         left, path = culprit(paths, program, scale, reference)
         if left <= reference.tolerance:
-            return next(each for each in seen if each[0].path == path)
+            return next(entry for entry in seen if entry[0].path == path)
     return next(iter(seen), None)
 
 

@@ -82,8 +82,8 @@ class TraceRow(NamedTuple):
     @property
     def harm(self) -> tuple[float, float]:
         """A sort key, larger for more harm: overflow first, then underflow plus the module's own error."""
-        own = self.error if self.own_error is None else self.own_error
-        return self.overflow, self.underflow + min(own, 1.0)
+        own_error = self.error if self.own_error is None else self.own_error
+        return self.overflow, self.underflow + min(own_error, 1.0)
 
 
 def table_of(trace: Trace, alone: Trace | None) -> tuple[TraceRow, ...]:
@@ -91,18 +91,18 @@ def table_of(trace: Trace, alone: Trace | None) -> tuple[TraceRow, ...]:
     grouped: dict[tuple[str, str], list[tuple[Site, Reading]]] = {}
     for site, reading in zip(trace.sites, trace.readings, strict=True):
         grouped.setdefault((site.path, site.direction), []).append((site, reading))
-    own: dict[tuple[str, str], float] = {}
+    own_errors: dict[tuple[str, str], float] = {}
     if alone is not None:
         for site, reading in zip(alone.sites, alone.readings, strict=True):
             key = site.path, site.direction
-            own[key] = max(own.get(key, 0.0), reading.relative_error)
+            own_errors[key] = max(own_errors.get(key, 0.0), reading.relative_error)
     rows = []
-    for key, found in grouped.items():
-        every = together(reading for _, reading in found)
-        narrowest = min((site.dtype for site, _ in found), key=lambda dtype: dtype.itemsize)
-        half = [r for site, r in found if site.dtype in NARROW]
+    for key, group in grouped.items():
+        every = together(reading for _, reading in group)
+        narrowest = min((site.dtype for site, _ in group), key=lambda dtype: dtype.itemsize)
+        half = [r for site, r in group if site.dtype in NARROW]
         rounded = together(half) if half else None
-        float8 = [decibels(r) for site, r in found if site.dtype in FLOAT8 and r.exact]
+        float8 = [decibels(r) for site, r in group if site.dtype in FLOAT8 and r.exact]
         rows.append(
             TraceRow(
                 *key,
@@ -112,8 +112,8 @@ def table_of(trace: Trace, alone: Trace | None) -> tuple[TraceRow, ...]:
                 overflow=_share(rounded, "overflow"),
                 underflow=_share(rounded, "underflow"),
                 subnormal=_share(rounded, "subnormal"),
-                error=max(reading.relative_error for _, reading in found),
-                own_error=own.get(key),
+                error=max(reading.relative_error for _, reading in group),
+                own_error=own_errors.get(key),
                 histogram=tuple(int(count) for count in every.histogram),
                 non_finite=_share(every, "non_finite"),
                 sqnr=min(float8, default=None),

@@ -80,7 +80,7 @@ def updates_of(program: Program, trace: Trace, scale: float, optimizer: UpdateRu
     full = optimizer._replace(params=_float32(optimizer.params), state=_float32(optimizer.state))
     trees = (*_moved(optimizer, trace.low, scale), *_moved(full, trace.wide, scale))
     leaves = [filter(is_floating, jax.tree.leaves(tree)) for tree in trees]
-    return [_one(*each) for each in zip(program.gradients, *leaves, strict=True)]
+    return [_one(*arguments) for arguments in zip(program.gradients, *leaves, strict=True)]
 
 
 def lost_update(updates: Sequence[Update], tolerance: float) -> Finding | None:

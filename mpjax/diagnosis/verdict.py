@@ -163,12 +163,12 @@ def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) 
         over = []
     seen = at_fault(over or under, program, scale, reference)
     assert seen is not None
-    what = _passed(*seen) if over else _vanished(*seen)
+    cause = _passed(*seen) if over else _vanished(*seen)
     off = f"its loss has a relative error of {loss_error(trace.wide[0], trace.low[0]):.2g}"
     if errors := reference.lost_gradients(trace.low, scale):
         off += f", and a gradient one of {max(errors):.2g}"
     verdict = "overflow" if over else "underflow"
-    evidence = f"{what}. The step is still finite, but {off}."
+    evidence = f"{cause}. The step is still finite, but {off}."
     return Finding(verdict, seen[0], evidence, accepts=reference.limit if lost else None)
 
 
@@ -274,7 +274,7 @@ def _flushing(gradient: str, trace: Trace) -> Site | None:
         for site, reading in zip(trace.sites, trace.readings, strict=True)
         if reading.underflow
     ]
-    return max(seen, key=lambda each: each[:2])[2] if seen else None
+    return max(seen, key=lambda entry: entry[:2])[2] if seen else None
 
 
 def _rounding(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
@@ -302,14 +302,14 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
     every = lost and (backward or reference.without_float8 is not None)
     decisive = [i for i, site in enumerate(alone.sites) if every or site.direction == "forward"]
     ranked = sorted(decisive, key=lambda i: _blame(alone, i, backward), reverse=True)
-    own = alone.readings[ranked[0]].relative_error
+    own_error = alone.readings[ranked[0]].relative_error
     # If the float32 program has other operations, a module's own error does not cover all that it does differently.
     # Different random numbers are not a fault.
     differs = reference.program is not program and not program.is_random
-    if own <= tolerance and error <= 0.5 and not differs and max(gradients, default=0.0) <= LOST:
+    if own_error <= tolerance and error <= 0.5 and not differs and max(gradients, default=0.0) <= LOST:
         evidence = (
             f"The step is finite and {_NO_UNDERFLOW}. The loss has a relative error of {error:.2g}, which is rounding "
-            f"noise from all modules: with float32 inputs, no module has a relative error above {own:.2g}."
+            f"noise from all modules: with float32 inputs, no module has a relative error above {own_error:.2g}."
         )
         return Finding("healthy", None, evidence)
 
@@ -317,13 +317,13 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
     worst = {alone.sites[i].path: i for i in reversed(ranked)}
     paths = sorted(worst, key=lambda path: _blame(alone, worst[path], backward), reverse=True)
     left, path = culprit(paths, program, scale, reference)
-    site, own = alone.sites[worst[path]], alone.readings[worst[path]].relative_error
+    site, own_error = alone.sites[worst[path]], alone.readings[worst[path]].relative_error
     evidence = f"The loss has a relative error of {error:.2g}, although the step is finite and {_NO_UNDERFLOW}. "
     if lost:
         evidence += f"The gradient of {program.parameter(int(np.argmax(gradients)))} has one of {max(gradients):.2g}. "
     evidence += (
         f"Most of the error comes from {named(site)}: with float32 inputs, its result has a relative error of "
-        f"{own:.2g}. Without rounding in its module, "
+        f"{own_error:.2g}. Without rounding in its module, "
     )
     if lost:
         evidence += "both are" if left <= tolerance else "not both are"
@@ -334,8 +334,8 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
 
 
 def _blame(alone: Trace, index: int, backward: bool) -> tuple[bool, float]:
-    own = alone.readings[index].relative_error
-    return backward and alone.sites[index].direction == "backward" and own > _NOTABLE, own
+    own_error = alone.readings[index].relative_error
+    return backward and alone.sites[index].direction == "backward" and own_error > _NOTABLE, own_error
 
 
 _NOTABLE = 0.05

@@ -59,8 +59,8 @@ def wrap(module: Any, wrapper: Wrapper) -> None:
     """
     owner = owner_of_call(type(module))
     if owner is not None:
-        others = [one for one in wrappers_of(module) if type(one) is not type(wrapper)]
-        chain = tuple(sorted([*others, wrapper], key=lambda one: one.depth))
+        others = [other for other in wrappers_of(module) if type(other) is not type(wrapper)]
+        chain = tuple(sorted([*others, wrapper], key=lambda link: link.depth))
         setattr(module, _NAME, _around(owner, chain))
 
 
@@ -68,7 +68,7 @@ def unwrap(module: Any, kind: type) -> None:
     """Removes the wrapper of type `kind` from `module`, if there is one."""
     if wrapper_of(module, kind) is None:
         return
-    chain = tuple(one for one in wrappers_of(module) if type(one) is not kind)
+    chain = tuple(wrapper for wrapper in wrappers_of(module) if type(wrapper) is not kind)
     if chain:
         setattr(module, _NAME, dataclasses.replace(vars(module)[_NAME], chain=chain))
     else:

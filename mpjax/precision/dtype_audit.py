@@ -66,16 +66,16 @@ def audit(
         return called[""](*called["args"])
 
     jaxpr, result = jax.make_jaxpr(of_inputs, return_shape=True)(*inputs.values())
-    asked = None if policy is None else get_policy(policy)
+    expected = None if policy is None else get_policy(policy)
     rows = _operations(jaxpr, operations)
-    leaves = _leaves(inputs, {} if asked is None else _stored(inputs, models, asked, params))
-    wanted = asked_dtypes(asked, models.modules)
+    leaves = _leaves(inputs, {} if expected is None else _stored(inputs, models, expected, params))
+    product_dtypes = asked_dtypes(expected, models.modules)
     return Audit(
-        policy=None if asked is None else str(asked),
+        policy=None if expected is None else str(expected),
         operations=rows,
         leaves=leaves,
-        upcasts=tuple(_upcasts(jaxpr, operations, wanted)),
-        products=tuple(_disobeying(rows, wanted)),
+        upcasts=tuple(_upcasts(jaxpr, operations, product_dtypes)),
+        products=tuple(_disobeying(rows, product_dtypes)),
         disobeying=tuple(leaf for leaf in leaves if leaf.wanted not in (None, leaf.dtype)),
         weak_types=tuple(_weak_types(inputs, result)),
         narrow=tuple(row for row in rows if row.kind == "full" and row.dtype in HALF),
@@ -163,8 +163,8 @@ def _stored(inputs: dict[str, Any], models: ModelArguments, policy: Policy, para
             return policy.param_dtype
         return policy.stores(policy.rules[pattern])
 
-    own = f"args/{params}"
-    return {name: wanted(name.removeprefix(f"{own}/")) for name in inputs if f"{name}/".startswith(f"{own}/")}
+    prefix = f"args/{params}"
+    return {name: wanted(name.removeprefix(f"{prefix}/")) for name in inputs if f"{name}/".startswith(f"{prefix}/")}
 
 
 def _stored_by(policy: Policy, at: tuple, module) -> dict[str, np.dtype]:
@@ -174,8 +174,8 @@ def _stored_by(policy: Policy, at: tuple, module) -> dict[str, np.dtype]:
 
 def _disobeying(rows: tuple[Operation, ...], wanted: Callable[[str], AskedDtypes | None]) -> Iterator[Operation]:
     for row in rows:
-        asked = wanted(row.path) if row.kind == "low" else None
-        if asked is not None and row.dtype not in asked.accepted:
+        requested = wanted(row.path) if row.kind == "low" else None
+        if requested is not None and row.dtype not in requested.accepted:
             yield row
 
 
@@ -186,8 +186,8 @@ def _upcasts(jaxpr, operations: Operations, wanted: Callable[[str], AskedDtypes 
         casts = {eqn.outvars[0]: eqn for eqn in body.eqns if _is_silent_upcast(eqn)}
         for eqn in body.eqns:
             path, dtype = scope_of(eqn, body.scope), _dtype(eqn)
-            asked = wanted(path)
-            if dtype is None or (asked is not None and dtype == asked.compute):
+            requested = wanted(path)
+            if dtype is None or (requested is not None and dtype == requested.compute):
                 continue
             for value, where in _widened(eqn, casts, operations.rule(eqn.primitive.name) == "low"):
                 source = source_of((where, *body.callers))

@@ -156,15 +156,15 @@ def check_dtypes(tree, dtype: DTypeLike, *, name: str = "tree") -> None:
     Raises:
       DtypeError: lists every offending leaf by path, with its dtype and the required dtype.
     """
-    wanted = as_dtype(dtype)
+    required = as_dtype(dtype)
     offenders = [
         f"  {path_name(path) or '(the value itself)'}: {leaf.dtype}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        if is_floating(leaf) and leaf.dtype != wanted
+        if is_floating(leaf) and leaf.dtype != required
     ]
     if offenders:
         count = "1 leaf is" if len(offenders) == 1 else f"{len(offenders)} leaves are"
-        raise DtypeError(f"{name}: {count} not {wanted}:\n" + "\n".join(offenders) + f"\nwanted: {wanted}")
+        raise DtypeError(f"{name}: {count} not {required}:\n" + "\n".join(offenders) + f"\nwanted: {required}")
 
 
 def check_same_dtypes(one, other, *, names: tuple[str, str]) -> None:

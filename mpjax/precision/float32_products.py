@@ -22,18 +22,18 @@ class InFloat32:
         if jnp.result_type(x, kernel).itemsize >= FLOAT32.itemsize:
             return self.product(x, kernel, *args, **kwargs)
 
-        own = functools.partial(self.product, **kwargs)
+        product = functools.partial(self.product, **kwargs)
 
         @jax.custom_jvp
         def in_float32(x, kernel):
             # A CPU has no product of this kind. XLA widens the operands, but not after it has rewritten the product.
             x, kernel = jax.lax.optimization_barrier((x, kernel))
-            return own(x, kernel, *args, preferred_element_type=FLOAT32)
+            return product(x, kernel, *args, preferred_element_type=FLOAT32)
 
         @in_float32.defjvp
         def _(primals, tangents):
             (x, kernel), (dx, dkernel) = primals, tangents
-            change = own(dx, kernel, *args) + own(x, dkernel, *args)
+            change = product(dx, kernel, *args) + product(x, dkernel, *args)
             return in_float32(x, kernel), change.astype(FLOAT32)
 
         return in_float32(x, kernel)

@@ -32,13 +32,13 @@ def square_sum(tree: Any) -> Float[Array, ""]:
     (Array(90025., dtype=float32), Array(nan, dtype=float32))
     """
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact) and leaf.size]
-    parts = [part for leaf in leaves for part in ((leaf.real, leaf.imag) if jnp.iscomplexobj(leaf) else (leaf,))]
-    if not parts:
+    arrays = [array for leaf in leaves for array in ((leaf.real, leaf.imag) if jnp.iscomplexobj(leaf) else (leaf,))]
+    if not arrays:
         return jnp.zeros((), FLOAT32)
-    dtype = widest(FLOAT32, *(part.dtype for part in parts))
+    dtype = widest(FLOAT32, *(array.dtype for array in arrays))
     if not _together.get():
-        return sum((jnp.sum(_squares(part)).astype(dtype) for part in parts), jnp.zeros((), dtype))
-    partial = jnp.concatenate([_partial_sums(part).astype(dtype) for part in parts])
+        return sum((jnp.sum(_squares(array)).astype(dtype) for array in arrays), jnp.zeros((), dtype))
+    partial = jnp.concatenate([_partial_sums(array).astype(dtype) for array in arrays])
     # Without a barrier, XLA would finish the sum of each array separately after all.
     return jnp.sum(jax.lax.optimization_barrier(partial))
 

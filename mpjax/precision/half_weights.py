@@ -149,7 +149,7 @@ def _rounded(param: jax.Array, before: jax.Array, after: jax.Array, seed: jax.Ar
     if param.dtype not in HALF:
         return after
     if param.dtype == BFLOAT16:  # fuses with the update
-        found = stochastic_bfloat16(after, seed)
+        rounded = stochastic_bfloat16(after, seed)
     else:
-        found = stochastic_round(after, param.dtype, jax.random.key(seed))
-    return jnp.where(after == before, param, found)
+        rounded = stochastic_round(after, param.dtype, jax.random.key(seed))
+    return jnp.where(after == before, param, rounded)

@@ -56,12 +56,12 @@ def heads_of(modules: Mapping[str, Any]) -> list[str]:
         and not any(path.startswith(f"{outer}/" if outer else "") for outer in inner)
         and _is_outermost(places[path], last)
     ]
-    named = [path for path in candidates if any(map(_NAMES.fullmatch, path.split("/")))]
+    by_name = [path for path in candidates if any(map(_NAMES.fullmatch, path.split("/")))]
     linear = [path for path in candidates if not isinstance(modules[path], nnx.Conv)]
     if len(linear) > 1:
         last_held = _last_held(modules)
         linear = [path for path in linear if re.fullmatch(rf"{re.escape(last_held)}(/\d+)?", path)]
-    return named or linear or [path for path in candidates if path == ""]
+    return by_name or linear or [path for path in candidates if path == ""]
 
 
 def _last_held(modules: Mapping[str, Any]) -> str:

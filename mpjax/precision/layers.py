@@ -118,8 +118,8 @@ def _tuple(value) -> tuple[int, ...]:
 
 def _with_cast_after(call, module, *args, **kwargs):
     table = module.embedding[...]
-    found = call(changed(module, dtype=widest(table.dtype, FLOAT32)), *args, **kwargs)
-    return found.astype(module.dtype)
+    outputs = call(changed(module, dtype=widest(table.dtype, FLOAT32)), *args, **kwargs)
+    return outputs.astype(module.dtype)
 
 
 def changed(module, **attributes):

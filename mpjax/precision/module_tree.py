@@ -57,12 +57,12 @@ def variables_by_module(model, modules: dict) -> "dict[str, list[nnx.Variable]]"
     """Groups variables by module path; the variables of a container belong to the module that holds it."""
     from flax import nnx
 
-    found = {path: [] for path in modules}
+    variables = {path: [] for path in modules}
     for path, node in nnx.iter_graph(model):
         if isinstance(node, nnx.Variable):
             owners = ("/".join(map(str, path[:depth])) for depth in reversed(range(len(path))))
-            found[next(owner for owner in owners if owner in modules)].append(node)
-    return found
+            variables[next(owner for owner in owners if owner in modules)].append(node)
+    return variables
 
 
 def _lineage(path: str, modules: dict, tags: Mapping[str, frozenset[str]]) -> Lineage:
@@ -94,7 +94,7 @@ def with_lists(paths: Iterable[str]) -> dict[str, str]:
     for name in names:
         if numbered := _NUMBERED.fullmatch(name[-1]):
             numbers[name[:-1], numbered[1]].add(int(numbered[2]))
-    lists = {key for key, found in numbers.items() if 1 < len(found) == max(found) - min(found) + 1}
+    lists = {key for key, indices in numbers.items() if 1 < len(indices) == max(indices) - min(indices) + 1}
 
     def place(parts: tuple[str, ...]) -> Iterator[str]:
         for depth, part in enumerate(parts):

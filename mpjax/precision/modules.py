@@ -106,8 +106,9 @@ def _is_wide(dtype: np.dtype | None) -> bool:
 
 def _require_products(policy: Policy, found: bool, decided: dict, tags: dict) -> None:
     """Raises UsageError if a policy asks for float8 products, none is `found` and user rules are not the cause."""
-    asked = {decided[path] for path in tags if LINEAR in tags[path]} <= {None, *DEFAULTS}  # not by the user's rules
-    if policy.products is not None and asked and not found:
+    # Not by the user's rules.
+    by_default = {decided[path] for path in tags if LINEAR in tags[path]} <= {None, *DEFAULTS}
+    if policy.products is not None and by_default and not found:
         raise UsageError(nothing_quantised(policy.products, decided, tags))
 
 
@@ -157,8 +158,8 @@ def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
     lineages = lineages_of(modules, tags)
     decided = {lineage[-1][0]: winner(policy.rules, lineage) for lineage in lineages}
     # Layers from outside Flax may multiply by weights too; autocast finds their products.
-    found = has_products_in_float8(model, policy) or not any(LINEAR in found for found in tags.values())
-    _require_products(policy, found, decided, tags)
+    in_float8 = has_products_in_float8(model, policy) or not any(LINEAR in module_tags for module_tags in tags.values())
+    _require_products(policy, in_float8, decided, tags)
     return dataclasses.replace(policy, rules=by_path(policy.rules, lineages))
 
 
@@ -231,16 +232,16 @@ def _cast_variables(variables: list, param_dtype: np.dtype) -> bool:
     """Casts parameters to `param_dtype` and statistics to at least float32; True if there are parameters."""
     from flax import nnx
 
-    found = False
+    has_params = False
     for variable in variables:
         if not is_floating(variable.get_value()):
             continue
         if isinstance(variable, nnx.Param):
-            found = True
+            has_params = True
             variable.set_value(_astype(variable.get_value(), param_dtype))
         elif isinstance(variable, nnx.BatchStat):
             variable.set_value(_astype(variable.get_value(), widest(param_dtype, FLOAT32)))
-    return found
+    return has_params
 
 
 def _astype(value, dtype: np.dtype):

@@ -120,13 +120,13 @@ class Policy:
         return self.jmp.cast_to_output(tree)
 
     def __str__(self) -> str:
-        parts = [f"params={self.param_dtype},compute={self.compute_dtype},output={self.output_dtype}"]
+        sections = [f"params={self.param_dtype},compute={self.compute_dtype},output={self.output_dtype}"]
         if self.reduce_dtype != widest(self.param_dtype, FLOAT32):
-            parts[0] += f",reduce={self.reduce_dtype}"
+            sections[0] += f",reduce={self.reduce_dtype}"
         if self.products is not None:
-            parts[0] += f",products={self.products}"
-        parts += [f"{pattern}={value}" for pattern, value in self.rules.items()]
-        return ";".join(parts)
+            sections[0] += f",products={self.products}"
+        sections += [f"{pattern}={value}" for pattern, value in self.rules.items()]
+        return ";".join(sections)
 
     def _repr_html_(self) -> str:
         fields = ("param_dtype", "compute_dtype", "output_dtype", "reduce_dtype")
@@ -182,10 +182,10 @@ def split_rules(text: str) -> list[str]:
 def parse_rules(parts: list[str]) -> Rules:
     """Parses rules such as `["stem/*=float32", …]`."""
     pairs = []
-    for part in parts:
-        pattern, equals, value = part.partition("=")
+    for rule in parts:
+        pattern, equals, value = rule.partition("=")
         if not equals:
-            raise UsageError(f"bad rule '{part}': wanted pattern=dtype, as in 'stem/*=float32'")
+            raise UsageError(f"bad rule '{rule}': wanted pattern=dtype, as in 'stem/*=float32'")
         pairs.append((pattern.strip(), value.strip()))
     return Rules(pairs)
 

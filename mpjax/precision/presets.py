@@ -104,9 +104,9 @@ def get_policy(spec: "str | Policy | jmp.Policy") -> Policy:
         raise UsageError(f"not a policy: {spec!r}; wanted a preset's name, a jmp string, a jmp.Policy or a Policy")
     head, *tail = split_rules(spec)
     if preset := _BY_NAME.get(_normalised(head)):
-        own = parse_rules(tail)
-        usual = {pattern: value for pattern, value in preset.policy.rules.items() if pattern not in own}
-        return dataclasses.replace(preset.policy, rules={**own, **usual})
+        user_rules = parse_rules(tail)
+        usual = {pattern: value for pattern, value in preset.policy.rules.items() if pattern not in user_rules}
+        return dataclasses.replace(preset.policy, rules={**user_rules, **usual})
     if "=" in head:
         return parse_policy(spec)
     if _normalised(head) == "f16":  # a bare dtype in jmp: that dtype everywhere

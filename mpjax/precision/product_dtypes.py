@@ -57,11 +57,13 @@ class PolicyForModules:
     def __init__(self, policy: Policy | None, modules: Mapping[Any, Any]):
         self._policy = policy
         self._held: dict[str, Any] = {
-            path: module for one in modules.values() for path, module in modules_of(one).items()
+            path: module for model in modules.values() for path, module in modules_of(model).items()
         }
         tags = layer_tags(self._held) if self._held else {}
         none = frozenset()
-        self._types = {path: frozenset(class_names(each)) | tags.get(path, none) for path, each in self._held.items()}
+        self._types = {
+            path: frozenset(class_names(module)) | tags.get(path, none) for path, module in self._held.items()
+        }
         self._rules = None if policy is None else rules_for_modules(policy)
 
     def __call__(self, path: str) -> AskedDtypes | None:
@@ -85,8 +87,8 @@ class PolicyForModules:
         if self._policy is None or self._rules is None:
             return frozenset()
         values = (self._policy, *self._rules.values())
-        found = {dtype for each in values if isinstance(each, Policy) for dtype in _dtypes_of(each)}
-        return frozenset(found | {each for each in values if isinstance(each, np.dtype)})
+        dtypes = {dtype for value in values if isinstance(value, Policy) for dtype in _dtypes_of(value)}
+        return frozenset(dtypes | {value for value in values if isinstance(value, np.dtype)})
 
     def awaited(self, paths: Iterable[str]) -> Recipe | None:
         """Finds a recipe that at least one product must follow; None if there need not be any.
@@ -101,9 +103,9 @@ class PolicyForModules:
         if self._policy is None or self._rules is None:
             return None
         linear = [path for path, module in self._held.items() if is_linear(module)]
-        asked = map(self, linear if self._held else [*paths] or [""])
-        if found := next((each.recipe for each in asked if each and each.recipe), None):
-            return found
+        requested = map(self, linear if self._held else [*paths] or [""])
+        if recipe := next((dtypes.recipe for dtypes in requested if dtypes and dtypes.recipe), None):
+            return recipe
         deciding = {winner(self._rules, self._lineage(path)) for path in linear}
         return self._policy.products if self._held and deciding <= {None, *DEFAULTS} else None
 
@@ -115,14 +117,16 @@ class PolicyForModules:
         """
         if self._policy is None or self._rules is None:
             return
-        typed = [each for each in self._policy.rules if each.startswith("type:") and each.lower() not in DEFAULTS]
+        typed = [
+            pattern for pattern in self._policy.rules if pattern.startswith("type:") and pattern.lower() not in DEFAULTS
+        ]
         if typed and not self._held:
             raise UsageError(
                 f"rule '{typed[0]}' names a class, and no Flax NNX module is known here: give the function and the "
                 "model as its argument, or name the module by its path"
             )
         if scopes is not None:
-            outer = {part for scope in scopes for part, _ in scope_lineage(scope)}
+            outer = {path for scope in scopes for path, _ in scope_lineage(scope)}
             lineages = [self._lineage(path) for path in sorted({*self._held, *outer})]
             decide(self._rules, lineages, second_names(self._held) if self._held else {})
 

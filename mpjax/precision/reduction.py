@@ -96,14 +96,14 @@ def sum_in_buckets(arrays: Mapping[str, jax.Array], dtype: np.dtype, axis_name: 
     XLA combines small sums too. On GPUs it leaves out the sums for which it has its own kernel, and waits for each of
     them. The sum of a bucket runs during the backward pass.
     """
-    found: dict[str, jax.Array] = {}
+    sums: dict[str, jax.Array] = {}
     for bucket in _buckets(arrays):
         flat = [arrays[name].ravel() for name in bucket]
         whole = sum_across(jnp.concatenate(flat) if len(flat) > 1 else flat[0], dtype, axis_name)
-        ends = np.cumsum([len(each) for each in flat])
-        for name, part in zip(bucket, jnp.split(whole, ends[:-1]), strict=True):
-            found[name] = part.reshape(arrays[name].shape)
-    return found
+        ends = np.cumsum([len(array) for array in flat])
+        for name, flat_sum in zip(bucket, jnp.split(whole, ends[:-1]), strict=True):
+            sums[name] = flat_sum.reshape(arrays[name].shape)
+    return sums
 
 
 def _buckets(arrays: Mapping[str, jax.Array]) -> list[list[str]]:
@@ -122,8 +122,8 @@ def _buckets(arrays: Mapping[str, jax.Array]) -> list[list[str]]:
 def scatter_sum(array: jax.Array, dtype: np.dtype, axis_name: Axes, *, axis: int) -> jax.Array:
     """Sums like `sum_across`, but keeps only this device's part along `axis`."""
     added = array.astype(_in_reduction(array.dtype, dtype))
-    part = jax.lax.psum_scatter(added, axis_name, scatter_dimension=axis, tiled=True)
-    return part.astype(widest(array.dtype, dtype))
+    shard = jax.lax.psum_scatter(added, axis_name, scatter_dimension=axis, tiled=True)
+    return shard.astype(widest(array.dtype, dtype))
 
 
 def _in_reduction(own: np.dtype, dtype: np.dtype) -> np.dtype:

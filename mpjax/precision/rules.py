@@ -96,8 +96,8 @@ def covers(pattern: str, lineage: Lineage) -> bool:
     if pattern.lower() == NORM:
         return is_norm(lineage[-1][1])
     if pattern.startswith("type:"):
-        wanted = pattern.removeprefix("type:")
-        return any(_matcher(wanted)(name) for _, types in lineage for name in types)
+        class_pattern = pattern.removeprefix("type:")
+        return any(_matcher(class_pattern)(name) for _, types in lineage for name in types)
     return any(_matcher(pattern)(path) for path, _ in lineage)
 
 

@@ -40,13 +40,13 @@ def loss_scale_state(opt_state) -> LossScaleState:
     Raises:
       UsageError: the tree has none, or more than one.
     """
-    found = states_in(opt_state)
-    if len(found) != 1:
+    states = states_in(opt_state)
+    if len(states) != 1:
         raise UsageError(
-            f"wanted one LossScaleState in the optimizer state, found {len(found)}: wrap the optimizer once, as in "
+            f"wanted one LossScaleState in the optimizer state, found {len(states)}: wrap the optimizer once, as in "
             "mpjax.dynamic_loss_scaling(optax.adamw(1e-3)), and pass tx.init(params)"
         )
-    return found[0]
+    return states[0]
 
 
 def where_finite(opt_state, new: T, old: T, *, group: str | None = None) -> T:

@@ -105,10 +105,10 @@ def several_optimizers(attempts: Mapping[str, Attempt]) -> Attempt:
     Parameters and gradients are mappings with the same names.
     """
 
-    def named(tree, what: str) -> dict[str, Any]:
+    def named(tree, kind: str) -> dict[str, Any]:
         if not isinstance(tree, Mapping) or set(tree) != set(attempts):
             got = ", ".join(map(str, tree)) if isinstance(tree, Mapping) else type(tree).__name__
-            raise UsageError(f"several optimizers with one scale: wanted {what} named {', '.join(attempts)}; got {got}")
+            raise UsageError(f"several optimizers with one scale: wanted {kind} named {', '.join(attempts)}; got {got}")
         return dict(zip(*_opened(tree)[:2], strict=True))
 
     def init(params) -> dict[str, GroupState]:
@@ -116,21 +116,21 @@ def several_optimizers(attempts: Mapping[str, Attempt]) -> Attempt:
         return {name: GroupState(jnp.asarray(True), attempts[name].init(params[name])) for name in attempts}
 
     def unconditionally(gradients, state, params, extra):
-        parts, given = named(gradients, "gradients"), {} if params is None else named(params, "parameters")
+        grads_of, params_of = named(gradients, "gradients"), {} if params is None else named(params, "parameters")
         results = {
-            name: one.unconditionally(parts[name], state[name].inner_state, given.get(name), extra)
-            for name, one in attempts.items()
+            name: attempt.unconditionally(grads_of[name], state[name].inner_state, params_of.get(name), extra)
+            for name, attempt in attempts.items()
         }
         states = {name: state[name]._replace(inner_state=result[1]) for name, result in results.items()}
         return _like(gradients, {name: result[0] for name, result in results.items()}), states
 
     def where_finite(gradients, was_finite, state, params, extra, axis_name) -> StepResult:
-        parts, given = named(gradients, "gradients"), {} if params is None else named(params, "parameters")
+        grads_of, params_of = named(gradients, "gradients"), {} if params is None else named(params, "parameters")
         steps = {
-            name: one.where_finite(
-                parts[name], state[name].finite, state[name].inner_state, given.get(name), extra, axis_name
+            name: attempt.where_finite(
+                grads_of[name], state[name].finite, state[name].inner_state, params_of.get(name), extra, axis_name
             )
-            for name, one in attempts.items()
+            for name, attempt in attempts.items()
         }
         return StepResult(
             _like(gradients, {name: step.updates for name, step in steps.items()}),
@@ -197,7 +197,7 @@ def _opened(mapping) -> tuple[list, list, Any]:
     Indexing a Flax FrozenDict or nnx.State would wrap the part in the type of the mapping, which changes the tree.
     """
     children, container = jax.tree_util.tree_flatten_with_path(mapping, is_leaf=lambda node: node is not mapping)
-    return [path[0].key for path, _ in children], [part for _, part in children], container
+    return [path[0].key for path, _ in children], [child for _, child in children], container
 
 
 def _like(mapping, parts: Mapping[str, Any]):
@@ -223,10 +223,10 @@ def _is_accumulator(node) -> bool:
 
 def _accumulator(state) -> optax.MultiStepsState | None:
     leaves = jax.tree.leaves(state, is_leaf=_is_accumulator)
-    found = [leaf for leaf in leaves if _is_accumulator(leaf)]
-    if len(found) > 1:
+    accumulators = [leaf for leaf in leaves if _is_accumulator(leaf)]
+    if len(accumulators) > 1:
         raise UsageError("loss scaling takes one optax.MultiSteps inside, found several: keep only the outermost")
-    return found[0] if found else None
+    return accumulators[0] if accumulators else None
 
 
 def opens_window(state) -> jax.Array:

@@ -52,20 +52,20 @@ def errors(d: Facts) -> str:
     half = [range_of(row.dtype).epsilon / 2 for row in d.table if row.dtype in NARROW]
     panels = []
     for direction in ("forward", "backward"):
-        found = [(i, rows[path, direction]) for i, path in enumerate(paths) if (path, direction) in rows]
-        if not found:
+        indexed_rows = [(i, rows[path, direction]) for i, path in enumerate(paths) if (path, direction) in rows]
+        if not indexed_rows:
             continue
         if direction == "backward":
-            found.reverse()
+            indexed_rows.reverse()
         width = len(paths)
-        at = {i: (i if direction == "forward" else width - 1 - i) + 0.5 for i, _ in found}
-        finite = [(i, row) for i, row in found if not row.non_finite]
+        at = {i: (i if direction == "forward" else width - 1 - i) + 0.5 for i, _ in indexed_rows}
+        finite = [(i, row) for i, row in indexed_rows if not row.non_finite]
         curves = [("carried", [(at[i], _log10(row.error, low)) for i, row in finite])]
         if isolated:
-            curves.append(("own", [(at[i], _log10(row.own_error, low)) for i, row in found]))
+            curves.append(("own", [(at[i], _log10(row.own_error, low)) for i, row in indexed_rows]))
         lines = [_level(math.log10(max(half)), width, low, top)] if half and math.log10(max(half)) <= high else []
         lines += [_line(kind, points, low, top) + _dots(kind, points, low, top) for kind, points in curves]
-        lines.append(_dots("lost", [(at[i], top) for i, row in found if row.non_finite], low, top))
+        lines.append(_dots("lost", [(at[i], top) for i, row in indexed_rows if row.non_finite], low, top))
         numbers = (1, width) if direction == "forward" else (width, 1)
         ends = [f'<b class="{side}" style="left:{x}%">module {n}</b>' for side, x, n in
                 zip(("first", "last"), (0, 100), numbers, strict=True)][: width]  # fmt: skip
@@ -74,13 +74,13 @@ def errors(d: Facts) -> str:
         ticks += [(top, "inf")] if infinite else []
         title = "Forward, in program order" if direction == "forward" else "Backward, from the loss to the input"
         panels.append(f"<div><h3>{title}</h3>{_plot(ticks, low, top, width, ''.join(lines), axis)}</div>")
-    own = '<span class="own"><i></i>its own error, with float32 inputs</span>' if isolated else ""
+    own_legend = '<span class="own"><i></i>its own error, with float32 inputs</span>' if isolated else ""
     note = "" if isolated else " The own error of each module was not measured."
     lost = '<span class="lost"><i></i>inf: some results are inf or nan</span>' if infinite else ""
     return (
         '<section><h2>Error by depth</h2><p class="soft">Relative error of a module\'s results (Euclidean norm); '
         f"modules are numbered as above. Exact results lie on the bottom line.{note}</p>"
-        f'<div class="legend"><span class="carried"><i></i>including earlier errors</span>{own}{lost}'
+        f'<div class="legend"><span class="carried"><i></i>including earlier errors</span>{own_legend}{lost}'
         '<span style="--key:var(--soft)"><i class="dash"></i>one rounding to half precision</span></div>'
         f'<div class="charts">{"".join(panels)}</div></section>'
     )

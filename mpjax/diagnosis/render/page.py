@@ -146,11 +146,11 @@ def _table(d: Facts) -> str:
 
 
 def _cells(row: TraceRow, columns: tuple[str, ...]) -> Iterator[str]:
-    own = -1.0 if row.own_error is None else row.own_error
+    local = -1.0 if row.own_error is None else row.own_error
     highest = -999 if row.exponents is None else row.exponents[1]
     error = "Infinity" if row.non_finite else row.error
     values = [
-        *(row.path, row.direction, row.dtype.name, highest, row.overflow, row.underflow, row.subnormal, error, own),
+        *(row.path, row.direction, row.dtype.name, highest, row.overflow, row.underflow, row.subnormal, error, local),
         999 if row.sqnr is None else row.sqnr,
     ]
     for name, text, value in zip(columns, row_texts(row, columns), values, strict=False):
@@ -254,7 +254,7 @@ def _strip(row: TraceRow, low: int, high: int) -> str:
             kind = "zero" if e < zero else "subnormal" if e < subnormal else "overflow" if e >= overflow else kind
         key = kind, math.ceil(4 * math.sqrt(count / most))
         cells[key] = cells.get(key, "") + f"M{e - low} 0h1v1h-1z"
-    parts = [f'<path class="{kind}" opacity="{level / 4:g}" d="{d}"/>' for (kind, level), d in cells.items()]
+    paths = [f'<path class="{kind}" opacity="{level / 4:g}" d="{d}"/>' for (kind, level), d in cells.items()]
     band = lines = ""
     if is_half:
         left, right = max(subnormal, low), min(overflow, high)
@@ -265,7 +265,7 @@ def _strip(row: TraceRow, low: int, high: int) -> str:
     title = html.escape(f"{values['path']} ({row.direction}): {told}")
     return (
         f'<svg viewBox="0 0 {high - low} 1" preserveAspectRatio="none" shape-rendering="crispEdges" role="img">'
-        f"<title>{title}</title>{band}{''.join(parts)}{lines}</svg>"
+        f"<title>{title}</title>{band}{''.join(paths)}{lines}</svg>"
     )
 
 

@@ -56,11 +56,11 @@ def rich_of(found: Facts):
     from rich.text import Text
 
     color = "green" if found.verdict == "healthy" else "yellow" if found.verdict == "not_precision" else "red"
-    parts = [Text(found.headline, style=f"bold {color}")]
-    parts += [Text(f"at {found.source}", style="dim")] if found.source else []
-    parts += [Text(line) for line in (found.evidence, *found.advice)]
+    renderables = [Text(found.headline, style=f"bold {color}")]
+    renderables += [Text(f"at {found.source}", style="dim")] if found.source else []
+    renderables += [Text(line) for line in (found.evidence, *found.advice)]
     if found.toml:
-        parts += [Padding(Text(found.toml), (1, 2, 0, 2)), Padding(Text(found.flags), (1, 2))]
+        renderables += [Padding(Text(found.toml), (1, 2, 0, 2)), Padding(Text(found.flags), (1, 2))]
     shown = found.worst[:_LONG]
     note = f"the worst {len(shown)} of {len(found.table)} rows" if len(found.table) > _LONG else None
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", caption=note)
@@ -70,7 +70,7 @@ def rich_of(found: Facts):
         table.add_column(name, justify=justify, vertical="bottom", overflow="fold", no_wrap=number > 0)
     for row in shown:
         table.add_row(*map(Text, row_texts(row, columns)))
-    return Group(*parts, table)
+    return Group(*renderables, table)
 
 
 def row_texts(row: TraceRow, columns: tuple[str, ...] = COLUMNS) -> tuple[str, ...]:

@@ -49,16 +49,16 @@ def _jitted(
     products: list[str] = []
 
     def inner(*arrays):
-        with noted() as found:
+        with noted() as notes:
             outputs = interpreter.run(jaxpr, values_of(arrays, facts))
         out_facts[:] = [value.fact for value in outputs]
-        products[:] = found
+        products[:] = notes
         return arrays_of(outputs)
 
     inner.__name__ = name
     shardings = {"in_shardings": in_shardings, "out_shardings": list(out_shardings)}
-    given = {which: value for which, value in shardings.items() if any(s is not None for s in value)}
-    return jax.jit(inner, **given), out_facts, products
+    options = {which: value for which, value in shardings.items() if any(s is not None for s in value)}
+    return jax.jit(inner, **options), out_facts, products
 
 
 def scan(run, eqn, inputs, debug_info) -> list:
@@ -78,7 +78,7 @@ def scan(run, eqn, inputs, debug_info) -> list:
     init = cast_like(arrays[num_consts : num_consts + num_carry], carry_avals)
 
     def step(carry, x):
-        read = [const if own is None else adding_to(*own) for const, own in zip(consts, sums, strict=True)]
+        read = [const if args is None else adding_to(*args) for const, args in zip(consts, sums, strict=True)]
         out = arrays_of(run(params["jaxpr"], values_of([*read, *carry, *x], facts)))
         return cast_like(out[:num_carry], carry_avals), out[num_carry:]
 
@@ -107,8 +107,8 @@ def while_loop(run, eqn, inputs, debug_info) -> list:
         return run(params["cond_jaxpr"], values_of([*cond_consts, *carry], facts[: split[0]] + unknown))[0].array
 
     def body(carry):
-        given = values_of([*body_consts, *carry], facts[split[0] : split[1]] + unknown)
-        return cast_like(arrays_of(run(params["body_jaxpr"], given)), avals)
+        values = values_of([*body_consts, *carry], facts[split[0] : split[1]] + unknown)
+        return cast_like(arrays_of(run(params["body_jaxpr"], values)), avals)
 
     return computed_from(inputs, jax.lax.while_loop(go_on, body, cast_like(arrays[split[1] :], avals)))
 
@@ -122,18 +122,18 @@ def cond(run, eqn, inputs, debug_info) -> list:
         return lambda *arrays: arrays_of(run(jaxpr, values_of(arrays, facts)))
 
     branches = [branch(jaxpr) for jaxpr in eqn.params["branches"]]
-    shapes = zip(*(jax.eval_shape(one, *operands) for one in branches), strict=True)
+    shapes = zip(*(jax.eval_shape(fn, *operands) for fn in branches), strict=True)
     dtypes = [widest(*(s.dtype for s in outs)) if is_floating(outs[0]) else None for outs in shapes]
 
-    def same_dtypes(one: Callable) -> Callable:
-        return lambda *arrays: [a if d is None else a.astype(d) for a, d in zip(one(*arrays), dtypes, strict=True)]
+    def same_dtypes(fn: Callable) -> Callable:
+        return lambda *arrays: [a if d is None else a.astype(d) for a, d in zip(fn(*arrays), dtypes, strict=True)]
 
-    branches = [same_dtypes(one) for one in branches]
+    branches = [same_dtypes(fn) for fn in branches]
     platforms = eqn.params.get("branches_platforms")
     if platforms is None:
         return computed_from(inputs, jax.lax.switch(index, branches, *operands))
     # Each branch is compiled only for its own platforms. A branch without platforms is the default.
-    of_platform = {name: one for names, one in zip(platforms, branches, strict=True) for name in names or ("default",)}
+    of_platform = {name: fn for names, fn in zip(platforms, branches, strict=True) for name in names or ("default",)}
     return computed_from(inputs, jax.lax.platform_dependent(*operands, **of_platform))
 
 

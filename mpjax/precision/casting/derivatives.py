@@ -81,9 +81,9 @@ def custom_vjp(run, eqn, inputs, debug_info) -> list:
     def forward(*arrays):
         traced, (_, residual_shapes) = jax.make_jaxpr(forward_at, return_shape=True)(*_like(in_avals))
         backward["residuals"] = residual_shapes
-        found = run(traced, values_of(arrays, facts))
-        backward["facts"] = [Value(None, origin=value.origin) for value in found[len(out_avals) :]]
-        outputs = arrays_of(found)
+        results = run(traced, values_of(arrays, facts))
+        backward["facts"] = [Value(None, origin=value.origin) for value in results[len(out_avals) :]]
+        outputs = arrays_of(results)
         values, residuals = outputs[: len(out_avals)], outputs[len(out_avals) :]
         return cast_like(values, jax.eval_shape(primal, *arrays)), (
             residuals,

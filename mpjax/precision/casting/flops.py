@@ -94,5 +94,5 @@ def _dtype(eqn) -> str:
     dtype = str(eqn.invars[0].aval.dtype)
     precision = eqn.params.get("precision")
     exact = {jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGH}
-    asked = exact & set(precision if isinstance(precision, tuple) else (precision,))
-    return TENSORFLOAT32 if dtype == "float32" and not asked else dtype
+    requested = exact & set(precision if isinstance(precision, tuple) else (precision,))
+    return TENSORFLOAT32 if dtype == "float32" and not requested else dtype

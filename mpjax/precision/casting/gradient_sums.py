@@ -89,7 +89,7 @@ def rule_adds_in_half(eqn, debug_info) -> bool:
 
     What the derivative of its body would add does not count: the rule replaces it.
     """
-    if not any(_is_half(var) for body in bodies(called(eqn)) for each in body.eqns for var in each.invars):
+    if not any(_is_half(var) for body in bodies(called(eqn)) for inner in body.eqns for var in inner.invars):
         return False
     function, avals = as_function(eqn, debug_info), [var.aval.update(weak_type=False) for var in eqn.invars]
     moving = [place for place, aval in enumerate(avals) if is_floating(aval)]
@@ -137,7 +137,7 @@ def _adds(eqn) -> bool:
     if name == "gather":
         return _is_half(operands[0]) and size >= MANY * math.prod(params["slice_sizes"])
     if name in REPEATS | STRETCH:
-        return any(_is_half(each) and size >= MANY * math.prod(each.aval.shape) > 0 for each in operands)
+        return any(_is_half(operand) and size >= MANY * math.prod(operand.aval.shape) > 0 for operand in operands)
     return False
 
 

@@ -82,8 +82,10 @@ class Interpreter(NamedTuple):
 
     def _constant(self, array) -> Value:
         number = number_of(array)
-        own = number is not None
-        return Value(array, number, own=own, constant=True, origin=Origin.NUMBERS if own else self.closed_over)
+        is_number = number is not None
+        return Value(
+            array, number, own=is_number, constant=True, origin=Origin.NUMBERS if is_number else self.closed_over
+        )
 
     def _keeps_its_dtypes(self, eqn, inputs: list[Value], narrowed: set) -> bool:
         """True if an equation keeps its traced dtypes: no list casts it, or the program chose its dtypes."""
@@ -266,11 +268,11 @@ def _product(eqn, dtype: np.dtype | None) -> dict:
     `jnp.matmul` and similar functions always ask for the dtype of their inputs, which is replaced. A convolution has
     a `preferred_element_type` only if the program asked for it.
     """
-    asked = eqn.params.get("preferred_element_type")
-    if eqn.primitive.name == "conv_general_dilated" and asked is not None:
+    preferred = eqn.params.get("preferred_element_type")
+    if eqn.primitive.name == "conv_general_dilated" and preferred is not None:
         return eqn.params
     floating = [aval.dtype for aval in avals_of(eqn.invars) if is_floating(aval)]
-    implied = asked is not None and floating and asked == widest(*floating)
+    implied = preferred is not None and floating and preferred == widest(*floating)
     return {**eqn.params, "preferred_element_type": dtype} if implied else eqn.params
 
 

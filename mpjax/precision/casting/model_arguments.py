@@ -33,7 +33,7 @@ class ModelArguments(NamedTuple):
             return {}
         from flax import nnx
 
-        return {place: one for place, one in self.originals.items() if isinstance(one, nnx.Module)}
+        return {place: node for place, node in self.originals.items() if isinstance(node, nnx.Module)}
 
     def paths(self) -> set[str]:
         """The module paths of all modules and submodules."""
@@ -64,9 +64,9 @@ def take_models_apart(arguments, *, name: bool = True) -> ModelArguments:
         state, rest = tree
         before = {path: _value(leaf) for path, leaf in nnx.to_flat_state(state)}
         objects = nnx.merge(graph, state)
-        for one in objects:
-            if name and isinstance(one, nnx.Module):
-                name_scopes(one)
+        for node in objects:
+            if name and isinstance(node, nnx.Module):
+                name_scopes(node)
         turn = iter(objects)
         filled = zip((path for path, _ in leaves), treedef.flatten_up_to(rest), strict=True)
         joined = jax.tree.unflatten(treedef, [next(turn) if path in originals else x for path, x in filled])

@@ -30,8 +30,8 @@ def narrowed_inputs(jaxpr: core.Jaxpr) -> list[np.dtype | None]:
     >>> narrowed_inputs(jax.make_jaxpr(jax.grad(loss))(w, b, x).jaxpr)
     [dtype(bfloat16), None, None]
     """
-    found = ({*_uses(jaxpr, var)} for var in jaxpr.invars)
-    return [next(iter(dtypes)) if len(dtypes) == 1 and dtypes <= {*HALF} else None for dtypes in found]
+    casts = ({*_uses(jaxpr, var)} for var in jaxpr.invars)
+    return [next(iter(dtypes)) if len(dtypes) == 1 and dtypes <= {*HALF} else None for dtypes in casts]
 
 
 def cast_once(jaxpr: core.Jaxpr) -> list[bool]:
@@ -87,8 +87,8 @@ def _inside(eqn: Any, places: list[int], once: bool) -> tuple[list[np.dtype | No
     bodies = [opened(body)[0] for body in bodies]
     if not bodies or places[0] < first or any(len(body.invars) + first != len(eqn.invars) for body in bodies):
         return [None], []
-    found = [_followed(body, body.invars[place - first], once) for body in bodies for place in places]
-    casts = [cast for inner, _ in found for cast in inner]
-    outputs = [place for _, out in found for place in out]
+    results = [_followed(body, body.invars[place - first], once) for body in bodies for place in places]
+    casts = [cast for inner, _ in results for cast in inner]
+    outputs = [place for _, out in results for place in out]
     # The output of a branch or of a loop may be another value.
     return (casts + [None for _ in outputs], []) if name in ("cond", "scan") else (casts, outputs)

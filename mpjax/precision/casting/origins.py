@@ -41,11 +41,11 @@ def origins_of(tree: Any, jaxpr: Any) -> tuple[list[Origin], Origin]:
     if any(held):
         return [_origin(leaf, of) for (_, leaf), of in zip(arrays, held, strict=True)], Origin.UNKNOWN
     arguments = [path[1:3] for path, _ in arrays]
-    found = _parameters_among(jaxpr, arguments)
-    if not found:
+    parameters = _parameters_among(jaxpr, arguments)
+    if not parameters:
         return [Origin.UNKNOWN] * len(arrays), Origin.UNKNOWN
-    origins = [_origin(leaf, place in found) for place, (_, leaf) in zip(arguments, arrays, strict=True)]
-    return origins, Origin.PARAMETERS if CLOSED_OVER in found else Origin.UNKNOWN
+    origins = [_origin(leaf, place in parameters) for place, (_, leaf) in zip(arguments, arrays, strict=True)]
+    return origins, Origin.PARAMETERS if CLOSED_OVER in parameters else Origin.UNKNOWN
 
 
 def _origin(leaf: Any, is_parameter: bool) -> Origin:
@@ -77,9 +77,9 @@ def _parameters_among(jaxpr: Any, arguments: Sequence[Any]) -> frozenset[Any]:
     return frozenset(
         place
         for pair in products
-        for one, other in (pair, pair[::-1])
-        for place in one
-        if len(one) == 1 and one < other
+        for operand, other in (pair, pair[::-1])
+        for place in operand
+        if len(operand) == 1 and operand < other
     )
 
 
@@ -98,7 +98,7 @@ def _followed(jaxpr: Any, inputs: Iterable[Arguments], products: list | None) ->
             return _followed(eqn.params["jaxpr"], operands, products)
         if name == "cond":
             branches = [_followed(body, operands[1:], products) for body in eqn.params["branches"]]
-            return [operands[0].union(*each) for each in zip(*branches, strict=True)]
+            return [operands[0].union(*arguments) for arguments in zip(*branches, strict=True)]
         if name == "scan":
             return _scanned(eqn, operands, products)
         if name == "while":

@@ -45,9 +45,9 @@ def with_sums_in_float32(fn: Callable) -> Callable:
         kept: list[_Result] = []
 
         def of_arrays(*arrays):
-            (own, args, kwargs), changed = models.join(with_arrays(arrays))
+            (function, args, kwargs), changed = models.join(with_arrays(arrays))
             before = jax.tree.flatten((args, kwargs), is_leaf=_is_object)
-            result = _taken_apart(own(*args, **kwargs))
+            result = _taken_apart(function(*args, **kwargs))
             unchanged = _same(before, jax.tree.flatten((args, kwargs), is_leaf=_is_object))
             kept[:] = [result._replace(known=result.known and unchanged)]
             return result.arrays, changed()

@@ -28,8 +28,8 @@ def noted() -> Iterator[list[str]]:
 
 def note(products: Iterable[str]) -> None:
     """Adds the outcomes of products to the innermost open list."""
-    if (found := _NOTED.get()) is not None:
-        found.extend(products)
+    if (notes := _NOTED.get()) is not None:
+        notes.extend(products)
 
 
 def nothing_in_float8(recipes: Iterable[Recipe], products: Iterable[str]) -> str:

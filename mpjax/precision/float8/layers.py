@@ -85,12 +85,12 @@ def tags_of(modules: Mapping[str, Any]) -> dict[str, frozenset[str]]:
         linear = is_linear(module)
         if not (linear or isinstance(module, nnx.Embed)):
             continue
-        found = {LINEAR} if linear else set()
+        module_tags = {LINEAR} if linear else set()
         if _is_first_or_last(listed[path], by_place):
-            found.add(FIRST_OR_LAST.removeprefix("type:"))
+            module_tags.add(FIRST_OR_LAST.removeprefix("type:"))
         if linear and any(side < SMALLEST_SIDE or side % _MULTIPLE for side in sides(module)):
-            found.add(SMALL_PRODUCT.removeprefix("type:"))
-        tags[path] = frozenset(found)
+            module_tags.add(SMALL_PRODUCT.removeprefix("type:"))
+        tags[path] = frozenset(module_tags)
     return tags
 
 
@@ -168,7 +168,11 @@ def not_covered(rules: Iterable[str], modules: Mapping[str, Any], tags: Mapping[
     """
     from flax import nnx
 
-    others = [path for path, found in tags.items() if LINEAR in found and not isinstance(modules[path], nnx.Linear)]
+    others = [
+        path
+        for path, module_tags in tags.items()
+        if LINEAR in module_tags and not isinstance(modules[path], nnx.Linear)
+    ]
     if "type:Linear" not in rules or not others:
         return []
     shown = f"{', '.join(others[:3])}{', ...' if others[3:] else ''}"
@@ -183,10 +187,10 @@ def nothing_quantised(recipe: Recipe, decided: Mapping[str, str | None], tags: M
       decided: the pattern that decides each module, by path.
       tags: the tags of layers, by path.
     """
-    linear = [path or "the model itself" for path, found in tags.items() if LINEAR in found]
+    linear = [path or "the model itself" for path, module_tags in tags.items() if LINEAR in module_tags]
     if not linear:
         return f"products={recipe}: the model has no linear layer, and nothing else multiplies in float8"
-    rules = sorted({decided[path] or "their sides" for path, found in tags.items() if LINEAR in found})
+    rules = sorted({decided[path] or "their sides" for path, module_tags in tags.items() if LINEAR in module_tags})
     why = [reason for rule, reason in _WHY_WIDE.items() if rule in rules]
     return (
         f"products={recipe}: no layer multiplies in float8: {', '.join(rules)} decided all {len(linear)} linear layers "

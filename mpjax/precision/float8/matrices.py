@@ -124,7 +124,7 @@ def multiplied_in_blocks(a: Quantised, b: Quantised, dtype: np.dtype) -> jax.Arr
         return multiplied_on_cuda(a, b, dtype)
 
     def float8_blocks_multiplied_out(a: Quantised, b: Quantised) -> jax.Array:
-        x, w = (each.values.astype(dtype) * jnp.repeat(each.inverse.astype(dtype), BLOCK, 1) for each in (a, b))
+        x, w = (matrix.values.astype(dtype) * jnp.repeat(matrix.inverse.astype(dtype), BLOCK, 1) for matrix in (a, b))
         return lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
 
     return lax.platform_dependent(a, b, cuda=by_blocks, default=jax.jit(float8_blocks_multiplied_out))
@@ -132,7 +132,7 @@ def multiplied_in_blocks(a: Quantised, b: Quantised, dtype: np.dtype) -> jax.Arr
 
 def multiplied_on_cuda(a: Quantised, b: Quantised, dtype: np.dtype) -> jax.Array:
     """Multiplies like `multiplied_in_blocks`, on a CUDA device only."""
-    a, b = (Quantised(each.values[None], each.inverse.astype(jnp.float8_e8m0fnu)[None]) for each in (a, b))
+    a, b = (Quantised(matrix.values[None], matrix.inverse.astype(jnp.float8_e8m0fnu)[None]) for matrix in (a, b))
     return _each(dtype)(a, b)[0]
 
 

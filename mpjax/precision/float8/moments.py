@@ -147,7 +147,7 @@ def grouped(x: Float[Array, "*L N"], seed: UInt[Array, ""]) -> Grouped:
     spread = -jnp.log(jnp.maximum(smallest, jnp.finfo(jnp.float32).tiny))
     power = jnp.clip(_RANGE / jnp.maximum(spread, 1e-3), 1.0, 16.0)
     below, above = _neighbours(_LARGEST * size**power)
-    back = [(each / _LARGEST) ** (1 / power) for each in (below, above)]
+    back = [(neighbour / _LARGEST) ** (1 / power) for neighbour in (below, above)]
     share = (size - back[0]) / jnp.maximum(back[1] - back[0], jnp.finfo(jnp.float32).tiny)
     drawn = (scrambled(groups.shape, seed) >> jnp.uint32(8)).astype(FLOAT32) * jnp.float32(2.0**-24)
     chosen = jnp.where(drawn < share, above, below) * jnp.sign(groups)

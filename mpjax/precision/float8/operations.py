@@ -48,7 +48,7 @@ def _has_own_precision(precision: Any) -> bool:
         return False
     setting: Any = getattr(jax.config, "jax_default_matmul_precision", None)
     default = {lax.Precision.DEFAULT}
-    if setting in {each.name.lower() for each in lax.Precision} | {"bfloat16", "tensorfloat32", "float32"}:
+    if setting in {member.name.lower() for member in lax.Precision} | {"bfloat16", "tensorfloat32", "float32"}:
         default.add(lax.Precision(setting))
     return not (isinstance(precision, tuple) and set(precision) <= default)
 

@@ -101,7 +101,7 @@ def as_matrices(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any) -> tuple
 
 
 def _others(rank: int, axes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(axis for axis in range(rank) if axis not in {each % rank for each in axes})
+    return tuple(axis for axis in range(rank) if axis not in {a % rank for a in axes})
 
 
 def _matrix(x: jax.Array, rows: Sequence[int], columns: Sequence[int]) -> jax.Array:

@@ -106,7 +106,7 @@ def require_units(recipes: Iterable[Recipe], capability: tuple[int, int] | None,
     """
     for recipe in recipes:
         if capability is not None and capability < recipe.capability:
-            has, needs = (".".join(map(str, each)) for each in (capability, recipe.capability))
+            has, needs = (".".join(map(str, version)) for version in (capability, recipe.capability))
             instead = "mixed_float8" if capability >= FLOAT8.capability else "mixed_bfloat16"
             raise UsageError(
                 f"{name} (compute capability {has}) has no units for {recipe}, which needs {needs}: "

@@ -69,8 +69,8 @@ def largest_of(x: Float[Array, "*S"], axis: int | None = None) -> Float[Array, "
     # The reduction itself leaves out values that are not finite. With a mask before it, XLA would not fuse it with the
     # operations that compute `x`.
     axes = tuple(range(x.ndim)) if axis is None else (axis,)
-    found = jax.lax.reduce(jnp.abs(x), np.zeros((), x.dtype), larger, axes).astype(FLOAT32)
-    return found if axis is None else jnp.expand_dims(found, axis)
+    largest = jax.lax.reduce(jnp.abs(x), np.zeros((), x.dtype), larger, axes).astype(FLOAT32)
+    return largest if axis is None else jnp.expand_dims(largest, axis)
 
 
 def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) -> Quantised:
@@ -123,5 +123,5 @@ def quantise_blocks(x: Float[Array, "M K"], dtype: np.dtype) -> Quantised:
     """
     padded = jnp.pad(x, ((0, 0), (0, -x.shape[1] % BLOCK)))
     blocks = padded.reshape(x.shape[0], -1, BLOCK)
-    found = quantise(blocks, dtype, 2)
-    return Quantised(found.values.reshape(padded.shape), found.inverse[..., 0])
+    quantised = quantise(blocks, dtype, 2)
+    return Quantised(quantised.values.reshape(padded.shape), quantised.inverse[..., 0])
