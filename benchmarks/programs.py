@@ -122,7 +122,7 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
     ),
     "vectors of the state in one array": (
         ("ResNet-50", "ResNet-50, float16", "ViT-B/16", "GPT-2 small"),
-        {"mpjax.commands.task.Packing.of": _unpacked},
+        {"mpjax.commands.learner.Packing.of": _unpacked},
     ),
     "small matrices in one array, arrays of 2^16 elements, the bias behind an MLP cast apart": (
         ("ViT-B/16", "GPT-2 small"),

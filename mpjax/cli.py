@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from mpjax.ctrl_c import ended_by_interrupts
 from mpjax.errors import (
     CallbackError,
     Diverged,
@@ -22,7 +23,6 @@ from mpjax.errors import (
     printable,
     show_warning,
 )
-from mpjax.interrupts import ended_by_interrupts
 
 
 class Command(NamedTuple):

@@ -1,4 +1,4 @@
-"""Writes files: whole records, or whole files that replace regular files only. Errors name the file."""
+"""Writes files: whole records, or whole files that replace regular files only; locks a folder. Errors name the file."""
 
 import contextlib
 import errno
@@ -6,9 +6,11 @@ import io
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from mpjax.errors import UsageError
 
 
 @contextlib.contextmanager
@@ -111,3 +113,40 @@ def links_in(folder: Path) -> Iterator[Path]:
             path = Path(where, name)
             if path.is_symlink():
                 yield path
+
+
+@contextlib.contextmanager
+def locked(folder: Path, holder: Callable[[], str]) -> Iterator[None]:
+    """Holds the lock of a run's folder within the context. Does nothing on systems without file locks.
+
+    Args:
+      folder: the run's folder.
+      holder: describes the process that holds the lock, for the error message.
+
+    Raises:
+      UsageError: another process holds the lock.
+    """
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        if not _lock(opened):
+            raise UsageError(
+                f"{folder} is in use by {holder()}: wait until it ends, stop it, or use another --output_dir"
+            )
+        yield
+    finally:
+        os.close(opened)
+
+
+def _lock(opened: int) -> bool:
+    """Takes the lock; False if another process holds it."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some network file systems do not support locks
+        return True
+    return True

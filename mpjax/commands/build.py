@@ -10,7 +10,8 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from mpjax import data
-from mpjax.commands.task import Learner, make_learner, make_task, set_up_jax
+from mpjax.commands.jax_settings import set_up_jax
+from mpjax.commands.learner import Learner, make_learner, make_task
 from mpjax.config import Config
 from mpjax.config.folders import data_folder
 from mpjax.config.limits import check

@@ -24,8 +24,8 @@ from mpjax.diagnosis.progress import progress_at
 from mpjax.diagnosis.training import diagnose_step, fastest_of_step
 from mpjax.errors import PrecisionWarning, UsageError, printable
 from mpjax.loop.checkpoint import to_arrays
-from mpjax.loop.process import as_usual
 from mpjax.loop.resume import adopt
+from mpjax.loop.signals import as_usual
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.loop.train import Explain
 from mpjax.precision.presets import get_policy

@@ -10,7 +10,7 @@ import optax
 
 from mpjax import data, strict_json
 from mpjax.commands.build import CHECKPOINTS
-from mpjax.commands.task import open_task
+from mpjax.commands.learner import open_task
 from mpjax.config import Config, to_toml
 from mpjax.config.commands import Evaluation, Prediction
 from mpjax.config.folders import config_of_run, with_policy

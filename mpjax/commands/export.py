@@ -10,7 +10,7 @@ from jax import export
 
 from mpjax import data
 from mpjax.commands.evaluate import trained_state
-from mpjax.commands.task import open_task
+from mpjax.commands.learner import open_task
 from mpjax.config import Config
 from mpjax.config.commands import Export
 from mpjax.config.folders import config_of_run, with_policy

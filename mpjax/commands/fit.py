@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from mpjax import data
+from mpjax.commands.jax_settings import set_up_jax
 from mpjax.commands.plan import planned_step
-from mpjax.commands.task import set_up_jax
 from mpjax.config import Config
 from mpjax.config.choices import AUTO
 from mpjax.config.folders import data_folder

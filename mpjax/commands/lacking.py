@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpjax import data
-from mpjax.commands.task import make_task
+from mpjax.commands.learner import make_task
 from mpjax.config import Config
 from mpjax.config.folders import data_folder
 from mpjax.errors import UsageError

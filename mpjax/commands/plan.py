@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from mpjax import notebook, strict_json
-from mpjax.commands.task import make_learner
+from mpjax.commands.learner import make_learner
 from mpjax.config import Config, Duration
 from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
@@ -22,8 +22,8 @@ from mpjax.plan.compiler import install_compiler
 from mpjax.plan.devices import GPUS, HOST
 from mpjax.plan.estimate import Estimate, estimates
 from mpjax.plan.measure import Measured, is_here, measure_step
+from mpjax.plan.planned_fields import planned_fields
 from mpjax.plan.plot import plot_plans
-from mpjax.plan.shapes import planned_fields
 from mpjax.plan.step import PlannedStep, wide
 from mpjax.plan.table import columns, comparisons, costliest_table, duration, plan_table, rows, title
 from mpjax.report.wording import subject_of

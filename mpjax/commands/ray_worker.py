@@ -16,7 +16,7 @@ from mpjax.commands.train import run
 from mpjax.config import Config
 from mpjax.errors import Diverged, Interrupted, UsageError, show_warning
 from mpjax.extend import Writer
-from mpjax.loop.process import Stop
+from mpjax.loop.signals import Stop
 from mpjax.loop.stored import complete_checkpoints
 
 

@@ -15,8 +15,8 @@ from mpjax.config.load import CONFIG_FILE
 from mpjax.config.save import changes
 from mpjax.data.fingerprint import differences, fingerprint_of
 from mpjax.errors import CallbackError, Interrupted, UsageError
+from mpjax.files import locked
 from mpjax.loop.company import Alone, Company
-from mpjax.loop.process import locked
 from mpjax.loop.resume import adopt, places_in
 from mpjax.loop.roll_call import numbers
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint, set_aside

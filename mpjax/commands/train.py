@@ -28,7 +28,7 @@ from mpjax.loop.checkpoint import Checkpoints
 from mpjax.loop.company import Alone, Company
 from mpjax.loop.first_calls import estimated, profiled
 from mpjax.loop.join import joined
-from mpjax.loop.process import Stop, stop_on_signals
+from mpjax.loop.signals import Stop, stop_on_signals
 from mpjax.loop.train import NO_CALLBACKS, Explain, Limits, train_loop
 from mpjax.report.wording import duration
 from mpjax.training import TrainState

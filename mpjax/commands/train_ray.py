@@ -17,7 +17,7 @@ from mpjax.config.folders import check_run_folder, run_folder
 from mpjax.config.limits import check
 from mpjax.config.load import CONFIG_FILE
 from mpjax.errors import UsageError
-from mpjax.loop.process import StopRequest, stop_on_signals
+from mpjax.loop.signals import StopRequest, stop_on_signals
 
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from mpjax.precision.skip_step import optax_promotion
 from mpjax.training.eval_step import weighted_sums
 from mpjax.training.objective import Mean, RunObjective
 from mpjax.training.setup import Task
-from mpjax.training.state import TrainState, step_key, take_apart
+from mpjax.training.state import TrainState, take_apart
+from mpjax.training.train_step import step_key
 
 
 def diagnose_step(

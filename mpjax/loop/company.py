@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from mpjax.errors import printable
 from mpjax.loop.messages import Connection, Message
-from mpjax.loop.process import StopRequest
+from mpjax.loop.signals import StopRequest
 
 
 GRACE = 3.0

@@ -14,7 +14,7 @@ from mpjax.config.score import ACCURACY, Score
 from mpjax.errors import CallbackError, Diverged, Interrupted
 from mpjax.extend import Writer
 from mpjax.loop.callbacks import Callbacks
-from mpjax.loop.process import Stop
+from mpjax.loop.signals import Stop
 from mpjax.loop.when import When
 
 

@@ -15,6 +15,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from mpjax.errors import UsageError
+from mpjax.mesh_axes import FSDP, TENSOR
 from mpjax.models.projections import called, project
 from mpjax.precision import attention as plain
 from mpjax.precision.dtypes import HALF
@@ -25,12 +26,6 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 Implementation = Literal["auto", "xla", "cudnn"]
-
-HEADS = "tensor"
-"""The mesh axis that attention heads are divided over."""
-
-PARAMETERS = "fsdp"
-"""The mesh axis that parameters are divided over. They are gathered for each block."""
 
 
 class Attention(nnx.Module):
@@ -75,7 +70,7 @@ class Attention(nnx.Module):
         """Maps features to features; positions of sequence b from `lengths[b]` on are masked out."""
         # `project` adds a constant to the bias of `out`: the compiler would sum it over the devices that divide the
         # heads. Under fsdp, the stacked kernels of `project` would be kept from the forward to the backward pass.
-        projected = called if _is_divided(HEADS) or _is_divided(PARAMETERS) else project
+        projected = called if _is_divided(TENSOR) or _is_divided(FSDP) else project
         query, key, value, out = projected(x, self.query, self.key, self.value, self.out)
         attention = functools.partial(attend, is_causal=self.is_causal, implementation=self.implementation)
         return out(attention(query, key, value, lengths=lengths))
@@ -128,11 +123,11 @@ def _on_own_heads(attention: Callable) -> Callable:
     def call(query, key, value, lengths):
         return attention(query, key, value, key_value_seq_lengths=lengths)
 
-    if not _is_divided(HEADS) or HEADS in mesh.manual_axes or not mesh.manual_axes:
+    if not _is_divided(TENSOR) or TENSOR in mesh.manual_axes or not mesh.manual_axes:
         return call
-    heads = PartitionSpec(None, None, HEADS)
+    heads = PartitionSpec(None, None, TENSOR)
     return jax.shard_map(
-        call, in_specs=(heads, heads, heads, PartitionSpec()), out_specs=heads, axis_names={HEADS}, check_vma=False
+        call, in_specs=(heads, heads, heads, PartitionSpec()), out_specs=heads, axis_names={TENSOR}, check_vma=False
     )
 
 

@@ -5,10 +5,10 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 
+from mpjax.mesh_axes import DATA
 from mpjax.plan.devices import HOST, Gpu
 from mpjax.plan.groups import Groups, along, axes_of, groups_of
 from mpjax.plan.timeline import Event, Start, StepTime, simulate
-from mpjax.training.layout import DATA
 from mpjax.training.mesh import settle
 
 

@@ -11,13 +11,13 @@ import jax
 
 from mpjax.config.plan import GpuName
 from mpjax.errors import UsageError
+from mpjax.mesh_axes import TENSOR
 from mpjax.plan.devices import GPUS
 from mpjax.plan.memory import Memory, memory_of
 from mpjax.plan.step import PlannedStep
 from mpjax.plan.target import mesh_of, toolkit_folder, traced_for
 from mpjax.precision.casting.flops import flops_of
 from mpjax.precision.float8.recipes import require_units
-from mpjax.training.layout import TENSOR
 
 
 @dataclasses.dataclass(frozen=True)

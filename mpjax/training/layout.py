@@ -10,12 +10,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mpjax.errors import UsageError
+from mpjax.mesh_axes import BATCH_AXES, DATA, FSDP, TENSOR
 from mpjax.precision.dtypes import FLOAT32
 
-
-DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
-BATCH_AXES = (DATA, FSDP)
-"""The axes over which the examples of a batch are divided."""
 
 SMALL = 2**14
 """Parameters with fewer elements are not divided over `fsdp`: a gather costs more than the memory that it saves."""

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from mpjax.data.stream import Share
 from mpjax.errors import UsageError
-from mpjax.training.layout import DATA, FSDP, TENSOR
+from mpjax.mesh_axes import DATA, FSDP, TENSOR
 
 
 def make_mesh(devices: Sequence | None = None, /, *, data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from mpjax.mesh_axes import BATCH_AXES, DATA, TENSOR
 from mpjax.precision.dtypes import is_floating
 from mpjax.precision.float8.history import is_history
 from mpjax.precision.gradient_norm import added_together
 from mpjax.precision.reduction import sum_in_buckets
 from mpjax.precision.scaled_loss import scaled_value_and_grad
 from mpjax.training.fsdp import gather_in_blocks, gathered, widened
-from mpjax.training.layout import BATCH_AXES, DATA, TENSOR, Layout, over
+from mpjax.training.layout import Layout, over
 from mpjax.training.memory_layout import row_major, row_major_before_casts
 from mpjax.training.objective import Mean, value_of
 from mpjax.training.state import Arrays

@@ -137,9 +137,6 @@ def named(state) -> Arrays:
     return {"/".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(state)}
 
 
-_STEPS = 2**31
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
@@ -165,12 +162,6 @@ class TrainState:
     def attempts(self) -> jax.Array:
         """The number of attempted steps, applied or skipped, int32: the position in the data."""
         return self.step + loss_scale_state(self.opt_state).skipped
-
-
-def step_key(seed: int, state: TrainState) -> jax.Array:
-    """The random key of the next step."""
-    # The offset keeps these keys distinct from the initial values, which nnx.Rngs draws from fold_in(key(seed), count).
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _STEPS), state.attempts)
 
 
 def create_state(params: Arrays, stats: Arrays, tx: optax.GradientTransformation, *, ema: bool = False) -> TrainState:

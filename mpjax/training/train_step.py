@@ -20,7 +20,7 @@ from mpjax.training.gradients import gradients_of
 from mpjax.training.layout import Layout
 from mpjax.training.objective import Prepare, as_stored
 from mpjax.training.shares import shares_of
-from mpjax.training.state import Assembly, TrainState, step_key, uncast
+from mpjax.training.state import Assembly, TrainState, uncast
 
 
 @jax.tree_util.register_dataclass
@@ -52,6 +52,15 @@ def pack(metrics: Mapping[str, jax.Array]) -> Metrics:
     """Packs scalars of any dtype into one `Metrics`; counters stay exact up to 2^24."""
     dtype = widest(FLOAT32, *(value.dtype for value in metrics.values() if is_floating(value)))
     return Metrics(jnp.stack([value.astype(dtype) for value in metrics.values()]), tuple(metrics))
+
+
+_STEPS = 2**31
+
+
+def step_key(seed: int, state: TrainState) -> jax.Array:
+    """The random key of the next step."""
+    # The offset keeps these keys distinct from the initial values, which nnx.Rngs draws from fold_in(key(seed), count).
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _STEPS), state.attempts)
 
 
 def make_train_step(

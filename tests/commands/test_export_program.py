@@ -13,7 +13,7 @@ from mpjax import cli
 from mpjax.commands import export as export_program
 from mpjax.commands.evaluate import evaluate_run
 from mpjax.commands.export import export_run, write_program
-from mpjax.commands.task import open_task
+from mpjax.commands.learner import open_task
 from mpjax.config import load_config
 from mpjax.config.commands import Evaluation, Export
 from mpjax.errors import UsageError

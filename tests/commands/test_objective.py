@@ -5,9 +5,9 @@ import dataclasses
 import jax.numpy as jnp
 import pytest
 
+from mpjax.commands.learner import make_task
 from mpjax.commands.objective import metrics_of
 from mpjax.commands.own_parts import with_parts
-from mpjax.commands.task import make_task
 from mpjax.config import Config
 from mpjax.config.schema import Model
 from mpjax.data import Image, Mask, labelled_images

@@ -10,9 +10,9 @@ from PIL import Image
 from tensorboardX.proto.event_pb2 import Event
 
 from mpjax.commands import pictures
+from mpjax.commands.learner import open_task
 from mpjax.commands.pictures import coloured, side_by_side
 from mpjax.commands.predict import predict_run
-from mpjax.commands.task import open_task
 from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.config.commands import Prediction

@@ -33,7 +33,7 @@ def predicted(capsys, **settings):
 @pytest.fixture(scope="module")
 def images(trained, tmp_path_factory):
     """The first examples of the test split, as files."""
-    from mpjax.commands.task import open_task
+    from mpjax.commands.learner import open_task
     from mpjax.config import from_toml
 
     _, source, _ = open_task(from_toml(trained / "config.toml"))

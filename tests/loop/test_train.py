@@ -10,7 +10,7 @@ import pytest
 
 from mpjax.errors import CallbackError, Diverged, Interrupted
 from mpjax.loop.callbacks import Callbacks
-from mpjax.loop.process import StopRequest
+from mpjax.loop.signals import StopRequest
 from mpjax.loop.train import Explain, Limits, train_loop
 from mpjax.loop.when import When
 

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from mpjax.commands.learner import make_learner
 from mpjax.commands.plan import fields_of
-from mpjax.commands.task import make_learner
 from mpjax.config import load_config
 from mpjax.loop.checkpoint import Checkpoints
 from mpjax.loop.resume import adopt, places_in

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
+from mpjax.commands.learner import _prepared, make_task
 from mpjax.commands.plan import fields_of
-from mpjax.commands.task import _prepared, make_task
 from mpjax.config import load_config
 from mpjax.config.schema import Optimizer
 from mpjax.errors import UsageError

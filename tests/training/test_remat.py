@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.commands.task import make_task
+from mpjax.commands.learner import make_task
 from mpjax.commands.train import run
 from mpjax.config import Config, load_config
 from mpjax.config.schema import Model, Precision, Training

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from mpjax.commands.task import make_task
+from mpjax.commands.learner import make_task
 from mpjax.config import Config
 from mpjax.config.schema import Model, Precision, Training
 from mpjax.data import labelled_images

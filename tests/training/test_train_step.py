@@ -13,7 +13,7 @@ from mpjax.errors import UsageError
 from mpjax.precision import autocast, check_dtypes, dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
 from mpjax.training.losses import cross_entropy
 from mpjax.training.objective import Mean
-from mpjax.training.state import step_key
+from mpjax.training.train_step import step_key
 
 
 def assert_identical(one, other):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mpjax.commands.task import make_task
+from mpjax.commands.learner import make_task
 from mpjax.config import Config
 from mpjax.config.schema import Model, Precision, Training
 from mpjax.data import labelled_images

@@ -1,15 +1,12 @@
-"""The signals that stop a run, and the lock that allows one process per run folder."""
+"""The signals that stop a run."""
 
 import contextlib
-import os
-import pathlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
-from mpjax.errors import UsageError
-from mpjax.interrupts import answered, interrupt
+from mpjax.ctrl_c import answered, interrupt
 
 
 class Stop(Protocol):
@@ -85,40 +82,3 @@ def as_usual() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def locked(folder: pathlib.Path, holder: Callable[[], str]) -> Iterator[None]:
-    """Holds the lock of a run's folder within the context. Does nothing on systems without file locks.
-
-    Args:
-      folder: the run's folder.
-      holder: describes the process that holds the lock, for the error message.
-
-    Raises:
-      UsageError: another process holds the lock.
-    """
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        if not _lock(opened):
-            raise UsageError(
-                f"{folder} is in use by {holder()}: wait until it ends, stop it, or use another --output_dir"
-            )
-        yield
-    finally:
-        os.close(opened)
-
-
-def _lock(opened: int) -> bool:
-    """Takes the lock; False if another process holds it."""
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # some network file systems do not support locks
-        return True
-    return True

@@ -5,8 +5,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from mpjax.commands.build import build_run, fresh_state
+from mpjax.commands.jax_settings import set_up_jax
+from mpjax.commands.learner import make_task
 from mpjax.commands.plan import fields_of
-from mpjax.commands.task import make_task, set_up_jax
 from mpjax.config import load_config
 from mpjax.errors import UsageError
 from mpjax.training.mesh import make_mesh

@@ -1,4 +1,4 @@
-"""Builds the model of a run under its policy, its optimizer, its layout on devices, and its training step."""
+"""Builds the learner of a run: the model under its policy, its objective, its optimizer, and its step on a mesh."""
 
 import dataclasses
 import functools
@@ -11,21 +11,23 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mpjax import data, models
+from mpjax.commands.jax_settings import set_up_jax
 from mpjax.commands.objective import choose_objective
 from mpjax.config import Config
-from mpjax.config.folders import cache_folder, data_folder
+from mpjax.config.folders import data_folder
 from mpjax.data.augment.preparation import preparation_of
 from mpjax.data.orientation import MIRRORED
 from mpjax.errors import UsageError
+from mpjax.mesh_axes import FSDP, TENSOR
 from mpjax.models.scan import names_apart, require_alike, stacks_of
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import has_own_code
 from mpjax.precision.float8.layers import recipe_of
-from mpjax.precision.float8.recipes import E4M3, FLOAT8, capability_of, require_units
+from mpjax.precision.float8.recipes import E4M3, FLOAT8
 from mpjax.precision.modules import apply_policy, has_products_in_float8, scope_policy
 from mpjax.precision.policy_report import PolicyReport
 from mpjax.training import freezing, make_train_step
-from mpjax.training.layout import FSDP, TENSOR, Layout, divide
+from mpjax.training.layout import Layout, divide
 from mpjax.training.optimizer import treats_numbers_one_by_one, update_rule, with_precision
 from mpjax.training.packing import UNPACKED, Packed, Packing
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
@@ -35,21 +37,6 @@ from mpjax.training.schedule import capped_warmup, learning_rate_schedule
 from mpjax.training.setup import Placed, Task, check_fit
 from mpjax.training.state import take_apart, uncast
 from mpjax.training.tensor import tensor_axes
-
-
-def set_up_jax(config: Config, plan: PrecisionPlan) -> None:
-    """Sets the cache folder of compiled programs, and enables x64 for a float64 policy; call it before creating arrays.
-
-    Raises:
-      UsageError: the GPU has no units for the policy's float8 products.
-    """
-    jax.config.update("jax_compilation_cache_dir", str(cache_folder(config) / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    if plan.float64:
-        jax.config.update("jax_enable_x64", True)
-    if plan.policy.recipes:
-        device = jax.local_devices()[0]
-        require_units(plan.policy.recipes, capability_of(device), device.device_kind)
 
 
 def open_task(config: Config) -> tuple[PrecisionPlan, data.Source, Task]:

@@ -6,11 +6,11 @@ import sys
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.loop.process import locked
+from mpjax.files import locked
 
 
 def test_a_second_process_is_refused_with_the_name_of_the_first_while_that_lives(tmp_path):
-    code = "import sys; from pathlib import Path; from mpjax.loop.process import locked\n"
+    code = "import sys; from pathlib import Path; from mpjax.files import locked\n"
     code += "with locked(Path(sys.argv[1]), str): print('held', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -11,8 +11,8 @@ import pytest
 IN_C = "hashlib.pbkdf2_hmac('sha256', b'', b'', 2**28)"  # minutes outside Python, as a compilation
 START = """
 import hashlib, signal, time
-from mpjax.interrupts import ended_by_interrupts
-from mpjax.loop.process import StopRequest, stop_on_signals
+from mpjax.ctrl_c import ended_by_interrupts
+from mpjax.loop.signals import StopRequest, stop_on_signals
 """
 
 
@@ -66,7 +66,7 @@ with ended_by_interrupts():
 
 
 def test_handlers_come_back():
-    from mpjax.interrupts import ended_by_interrupts, interrupt
+    from mpjax.ctrl_c import ended_by_interrupts, interrupt
 
     before = signal.getsignal(signal.SIGINT)
     with ended_by_interrupts():

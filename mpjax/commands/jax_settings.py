@@ -1,0 +1,23 @@
+"""The settings of JAX for a run: the folder of compiled programs, and 64-bit arrays."""
+
+import jax
+
+from mpjax.config import Config
+from mpjax.config.folders import cache_folder
+from mpjax.precision.float8.recipes import capability_of, require_units
+from mpjax.training.precision_plan import PrecisionPlan
+
+
+def set_up_jax(config: Config, plan: PrecisionPlan) -> None:
+    """Sets the cache folder of compiled programs, and enables x64 for a float64 policy; call it before creating arrays.
+
+    Raises:
+      UsageError: the GPU has no units for the policy's float8 products.
+    """
+    jax.config.update("jax_compilation_cache_dir", str(cache_folder(config) / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    if plan.float64:
+        jax.config.update("jax_enable_x64", True)
+    if plan.policy.recipes:
+        device = jax.local_devices()[0]
+        require_units(plan.policy.recipes, capability_of(device), device.device_kind)
