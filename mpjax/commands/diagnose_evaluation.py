@@ -68,7 +68,7 @@ def diagnosed_evaluation(
 
 
 def _advice_on_statistics(task: Task, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[str, ...]:
-    """Advises on running statistics, if the statistics of the batch in their place make the loss finite."""
+    """Advises on batch norm, if the batch's own statistics make its loss finite; otherwise returns no advice."""
     if not state.stats:
         return ()
 

@@ -68,7 +68,7 @@ def scaling_title(plans: Sequence[Estimate]) -> str:
 
 
 def scaling_table(plans: Sequence[Estimate]):
-    """Builds a rich table of the time of a step and its efficiency by number of GPUs."""
+    """Builds a rich table of step time and efficiency, with a row per number of GPUs and a column per plan."""
     return columns("GPUs", plans, scaling_rows(plans))
 
 

@@ -77,7 +77,7 @@ class Image(_FromColumn):
 
     @property
     def rank(self) -> int:
-        """3: height, width, channels."""
+        """3, the number of axes of one example: height, width and channels."""
         return 3
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
@@ -187,7 +187,7 @@ class Tokens(_FromColumn):
 
     @property
     def rank(self) -> int:
-        """1: position."""
+        """1, the number of axes of one example: the position of a token."""
         return 1
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:

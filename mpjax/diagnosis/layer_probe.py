@@ -82,7 +82,11 @@ class Native(Emulator):
 
 
 def telling(jaxpr) -> Iterator:
-    """Yields the equations to read: sources of a layer's outputs, matrix products, and casts to half precision."""
+    """Yields equations to read: those whose results leave a module, products, and casts to half precision or float8.
+
+    It also searches control flow and calls. Of a value that is only moved or cast, such as by a reshape, it yields the
+    equation that computed the value. The outputs of the whole program are not read.
+    """
     for body in bodies(jaxpr):
         makers, paths, leaving = {}, {}, []
         for eqn in body.eqns:
@@ -132,15 +136,15 @@ def probe_function(
 
 
 def read_step(program: Program, scale, recorder: LayerRecorder) -> tuple[jax.Array, dict]:
-    """Traces a step and records its layers and its gradients.
+    """Runs a step and records statistics of its layers and gradients.
 
     Args:
-      program: the step.
+      program: the step, traced.
       scale: the loss scale.
-      recorder: the recorder that takes the statistics.
+      recorder: receives the statistics.
 
     Returns:
-      The loss, and the gradients by parameter multiplied by the loss scale.
+      The loss without the loss scale, and the gradients by parameter path, multiplied by the loss scale.
     """
     run = Native(reference=False, recorder=recorder, read=frozenset(map(id, telling(program.jaxpr))))
     loss, *pairs = run.run(program.jaxpr, [*program.inputs, jnp.asarray(scale, jnp.float32)], program.owners)

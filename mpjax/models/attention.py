@@ -114,9 +114,10 @@ def attend(
 
 
 def _on_own_heads(attention: Callable) -> Callable:
-    """Wraps cuDNN's attention `(query, key, value, lengths)`: each device of the mesh axis `tensor` runs its own heads.
+    """Converts cuDNN's attention to `(query, key, value, lengths) -> result`, where devices run their own heads.
 
-    Inside a `jax.shard_map` over other axes of a mesh, the compiler cannot divide a call of cuDNN.
+    Inside a `jax.shard_map` over other axes of a mesh, the compiler cannot divide a call of cuDNN, so a second
+    `jax.shard_map` divides the heads over the axis `tensor`. Elsewhere the call is not divided here.
     """
     mesh = jax.sharding.get_abstract_mesh()
 

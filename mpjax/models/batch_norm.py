@@ -132,7 +132,10 @@ MANY = 2**13
 
 
 def _parts(rows: int) -> int:
-    """The number of equal parts into which rows are divided for the first stage: near the square root, as in XLA."""
+    """The number of equal parts into which rows are divided for the first stage: a power of two up to the square root.
+
+    It is 1, for a single stage, below `MANY` rows and for an odd number of rows.
+    """
     return 1 if rows < MANY else min(rows & -rows, 2 ** (math.isqrt(rows).bit_length() - 1))
 
 

@@ -141,7 +141,12 @@ def _traced(fn: Callable, args: tuple, place: Any, params: int) -> tuple[Any, Ma
 
 
 def _name(path: tuple, places: tuple) -> str:
-    """The path, among the arguments, of a variable of an NNX object at `places`."""
+    """Names a variable of an NNX object by its path among the arguments, such as `args/0/conv1/kernel`.
+
+    Args:
+      path: the key path of the variable: the number of its object, then the names inside the object.
+      places: the key path of each object among the arguments, by number.
+    """
     number, *names = path
     inner = names[:-1] if isinstance(names[-1], jax.tree_util.GetAttrKey) else names  # the `value` of a variable
     return path_name((*places[number.key], *inner)).removeprefix("/")

@@ -39,7 +39,11 @@ class Traffic:
 
 
 def traffic_of(program: HloProgram) -> Traffic:
-    """Counts the traffic of the entry computation. Loops count by their trip count, or once if it is unknown."""
+    """Counts kernels, the bytes that they move, collectives and library calls in one execution of a program.
+
+    The body of a loop counts once per trip, or once if XLA does not know the number of trips. A conditional counts as
+    the branch that moves the most bytes.
+    """
     total = kernels = small = copies = 0
     exchanged: collections.Counter = collections.Counter()
     calls: collections.Counter = collections.Counter()

@@ -15,7 +15,7 @@ import jax
 from mpjax.precision.calls import has_call, unwrap, wrap, wrapper_of
 from mpjax.precision.float8.layers import default_product, is_linear, is_quantised, tags_of
 from mpjax.precision.float32_products import CONVOLUTION, DOT_GENERAL
-from mpjax.precision.module_tree import class_names, declared, is_item, with_lists
+from mpjax.precision.module_tree import class_names, declared, with_lists
 from mpjax.precision.rules import HEAD, is_norm
 
 
@@ -96,11 +96,18 @@ def _last_of_lists(places: Iterable[str]) -> dict[str, int]:
 
 
 def _is_outermost(place: str, last: Mapping[str, int]) -> bool:
-    """True for a layer in no list, and for the last item of the only list around it."""
-    parts = place.split("/")
-    if any(map(is_item, parts[:-1])):
+    """True for a layer in no list, or one that is itself the last item of a list that is in no other list.
+
+    False for a layer inside an item, such as `blocks/3/up`.
+
+    Args:
+      place: the path of the layer, in which numbered attributes are list items.
+      last: the last index of each list, by the path of the list.
+    """
+    *outer, name = place.split("/")
+    if any(map(str.isdecimal, outer)):
         return False
-    return not is_item(parts[-1]) or last.get("/".join(parts[:-1])) == int(parts[-1])
+    return not name.isdecimal() or last.get("/".join(outer)) == int(name)
 
 
 def _is_stacked(module: Any) -> bool:

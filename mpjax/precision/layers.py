@@ -65,7 +65,10 @@ def cast_cache(module, dtype: np.dtype) -> None:
 
 
 def adds_up(module) -> bool:
-    """True for Flax's own layers that sum; a user's subclass may compute something else."""
+    """True for Flax's own layers whose gradient of the bias or embedding table `SumsInFloat32` can sum in float32.
+
+    False for a user's subclass, which may compute something else.
+    """
     from flax import nnx
 
     return type(module) in (nnx.Linear, nnx.LinearGeneral, nnx.Conv, nnx.ConvTranspose, nnx.Embed)

@@ -44,7 +44,7 @@ def new_figure(width: float, height: float, title: str = "", note: str = "") -> 
 
 
 def dress(panel, *, grid: Literal["x", "y"] = "y") -> None:
-    """Sets the style of a panel: a light grid behind the data, and no box."""
+    """Sets the style of a panel: a light grid behind the data, grey axes at left and bottom, none at top and right."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.spines[["left", "bottom"]].set_color("#999999")
     panel.grid(axis=grid, color="#E6E6E6", linewidth=0.8)

@@ -280,7 +280,10 @@ def shares_of(layout: Layout | None) -> Shares:
 
 
 def _of_trained(loss_of: Callable, frozen: Collection[str]) -> Callable:
-    """Builds the scaled value and gradient of `loss_of(params, ...)`, with respect to all but `frozen` parameters."""
+    """Builds `(scaling, params, ...) -> ((loss, aux), grads)` for `loss_of(params, ...) -> (loss, aux)`.
+
+    The loss is unscaled, the gradients are scaled. `frozen` parameters have no gradients.
+    """
     if not frozen:
         return scaled_value_and_grad(loss_of, has_aux=True)
 

@@ -106,8 +106,9 @@ def test_the_number_is_a_setting_and_need_not_divide_among_devices(tmp_path):
     ],
 )
 def test_runs_without_masks_draw_nothing(flags):
-    parts: Any = types.SimpleNamespace(source=types.SimpleNamespace(test=range(40)))
-    assert pictures.pictures_of(load_config([*UNET.split(), *flags.split()]), parts) is None
+    config = load_config([*UNET.split(), *flags.split()])
+    run: Any = types.SimpleNamespace(config=config, source=types.SimpleNamespace(test=range(40)))
+    assert pictures.pictures_of(run) is None
 
 
 @pytest.mark.slow

@@ -110,6 +110,7 @@ MODELS = {
     "the last one holds others": (lambda r: Named(r, embed=linear, project=linear, block=two), []),
     "the last one attends": (lambda r: Named(r, encode=linear, project=linear, decode=attention), []),
     "the last one is a convolution": (lambda r: Named(r, a=linear, b=linear, c=convolution), []),
+    "called as blocks in a loop are": (lambda r: Named(r, hidden=linear, all=linear), ["all"]),
     "two of a model that cannot be called": (Uncalled, []),
     "attention": (attention, []),
     "a cell": (lambda rngs: nnx.SimpleCell(8, 8, rngs=rngs), []),

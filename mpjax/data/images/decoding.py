@@ -217,12 +217,17 @@ def opened(stored: bytes | str) -> Image.Image:
 
 @contextlib.contextmanager
 def named_errors(stored: object, called: str = "image") -> Iterator[None]:
-    """Converts any error of Pillow for a damaged image into an error that names the image.
+    """Converts errors of any type, inside a `with` block, to a UsageError that names the image.
 
-    Pillow raises many types: SyntaxError, struct.error, errors of the image's size and others.
+    Pillow raises many types for a damaged image: SyntaxError, struct.error and others. UsageError, warnings and
+    MemoryError pass unchanged.
+
+    Args:
+      stored: the path of the image or its bytes, which have a `path` if they were read from a file.
+      called: the name in the message of an image without a path.
 
     Raises:
-      UsageError: the image is damaged; the message describes the damage.
+      UsageError: the image cannot be decoded; the message has its path, the reason and advice.
     """
     try:
         yield

@@ -29,7 +29,10 @@ _NAMED = "_mpjax_named"
 
 @contextlib.contextmanager
 def equinox_scopes(tree) -> Iterator[None]:
-    """Runs calls of a tree's Equinox modules under a `jax.named_scope` of their paths (`layers/0`), as a context."""
+    """Runs the Equinox modules of a tree under a `jax.named_scope` of their paths (`layers/0`), inside a `with` block.
+
+    It wraps the `__call__` of their classes for good; outside the block the wrapper adds no scope.
+    """
     if "equinox" not in sys.modules:
         yield
         return

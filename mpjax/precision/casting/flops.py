@@ -72,7 +72,15 @@ def product_flops(eqn) -> int:
 
 
 def _convolution(eqn, image: tuple[int, ...], kernel: tuple[int, ...]) -> int:
-    """Counts the operations on real pixels, without padding and without the zeros that dilation inserts."""
+    """Counts the operations of a convolution: two for each product of a kernel value and a pixel of the image.
+
+    Products with padding or with the zeros that dilation inserts between pixels do not count.
+
+    Args:
+      eqn: the equation.
+      image: the shape of its first operand.
+      kernel: the shape of its second operand.
+    """
     params, result = eqn.params, eqn.outvars[0].aval.shape
     numbers = params["dimension_numbers"]
     batch, _, *_ = (result[axis] for axis in numbers.out_spec[:2])
