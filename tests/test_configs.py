@@ -11,7 +11,7 @@ from mpjax.commands.train import run
 from mpjax.config import Config, from_toml, load_config, to_toml
 from mpjax.data import labelled_images
 from mpjax.models.build import build_model
-from mpjax.plan.planned_fields import planned_fields
+from mpjax.plan.known_sets import planned_fields
 from mpjax.training.mesh import make_mesh
 
 

@@ -21,8 +21,8 @@ from mpjax.data.orientation import orientation_of
 from mpjax.plan.compiler import install_compiler
 from mpjax.plan.devices import GPUS, HOST
 from mpjax.plan.estimate import Estimate, estimates
+from mpjax.plan.known_sets import planned_fields
 from mpjax.plan.measure import Measured, is_here, measure_step
-from mpjax.plan.planned_fields import planned_fields
 from mpjax.plan.plot import plot_plans
 from mpjax.plan.step import PlannedStep, wide
 from mpjax.plan.table import columns, comparisons, costliest_table, duration, plan_table, rows, title

@@ -8,7 +8,7 @@ from mpjax.config import from_toml, load_config
 from mpjax.config.folders import data_folder
 from mpjax.data import Image, Label, Length, Mask, Tokens
 from mpjax.errors import UsageError
-from mpjax.plan.planned_fields import KNOWN
+from mpjax.plan.known_sets import KNOWN
 
 
 def fields_of(flags: str, **settings):
