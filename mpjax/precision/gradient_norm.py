@@ -48,9 +48,10 @@ _together: contextvars.ContextVar[bool] = contextvars.ContextVar("_together", de
 
 @contextlib.contextmanager
 def added_together() -> Iterator[None]:
-    """Makes functions traced within the context finish the sums of all arrays in one kernel, not one for each array.
+    """Context for tracing: inside the `with` block, `square_sum` finishes the sums of all arrays in one kernel.
 
-    Use it for arrays on one device. For arrays that are sharded over devices, it would gather the partial sums.
+    Outside, it takes a kernel for each array. `global_norm`, `all_finite` and clipping use `square_sum` too. Use it for
+    arrays on one device. For arrays that are sharded over devices, it would gather the partial sums.
     """
     token = _together.set(True)
     try:

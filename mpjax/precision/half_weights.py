@@ -145,7 +145,16 @@ def _sum(param: jax.Array, rest: jax.Array | None) -> jax.Array:
 
 
 def _rounded(param: jax.Array, before: jax.Array, after: jax.Array, seed: jax.Array) -> jax.Array:
-    """Rounds a float32 parameter stochastically to its stored dtype; an unchanged parameter keeps every bit."""
+    """Rounds a parameter after an update stochastically to its stored dtype.
+
+    A number that the update left unchanged keeps every bit.
+
+    Args:
+      param: the stored parameter.
+      before: the parameter in float32 before the update.
+      after: the parameter in float32 after the update.
+      seed: uint32, the seed of the random numbers.
+    """
     if param.dtype not in HALF:
         return after
     if param.dtype == BFLOAT16:  # fuses with the update

@@ -127,7 +127,10 @@ def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.d
 
 
 def rules_for_modules(policy: Policy) -> Rules:
-    """Appends the default rules for norms and for the head to the policy's rules."""
+    """The policy's rules, and after them the default rules for norms and for the head, unless the policy has its own.
+
+    The rule for the head is added only if the policy computes in half precision and its outputs are wider.
+    """
     default: dict[str, Any] = {NORM: widest(policy.compute_dtype, FLOAT32)}
     if policy.compute_dtype in HALF and policy.output_dtype not in HALF:
         default[HEAD] = dataclasses.replace(policy, rules=())
@@ -148,7 +151,7 @@ def storage_policy(policy: Policy) -> Policy:
 
 
 def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
-    """Replaces types in a policy by module paths, for `autocast` of a model with named scopes.
+    """Converts the `type:` patterns of a policy's rules to the module paths of a model, for `autocast` of that model.
 
     Raises:
       UsageError: the policy's products are in float8, and no linear layer of the model multiplies in float8.
@@ -164,7 +167,7 @@ def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
 
 
 def has_products_in_float8(model: "nnx.Module", policy: Policy) -> bool:
-    """True if a linear layer of the model multiplies in float8 under a policy."""
+    """True if at least one linear layer of the model would multiply in float8 under a policy; changes nothing."""
     modules = modules_of(model)
     tags = layer_tags(modules)
     for lineage in lineages_of(modules, tags):

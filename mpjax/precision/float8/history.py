@@ -38,7 +38,7 @@ earlier steps, and only these determine scales.
 
 
 def is_history(name: str) -> bool:
-    """True if an array of a training state, by path, is a history."""
+    """True if `name`, the path of an array in a training state, is the path of a history."""
     return name.rpartition("/")[2] == HISTORY
 
 
@@ -105,12 +105,12 @@ def add_gradient(history: Float[Array, "*S 3 1+H"], cotangent: Float[Array, "*S 
 
 
 def end_step(history: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
-    """Shifts a history by one step: the current step becomes the latest of the earlier steps."""
+    """Shifts a history by one step: the current step becomes the latest earlier step, and the oldest one drops out."""
     return jnp.concatenate([jnp.zeros_like(history[..., :1]), history[..., :-1]], axis=-1)
 
 
 def _quantised(x: jax.Array, dtype: np.dtype, past: Float[Array, " H"]) -> Quantised:
-    """Quantises with the largest value of earlier steps; in a layer's first step, with the largest present value."""
+    """Quantises to `dtype` with the largest value of earlier steps, `past`; in the first step, with that of `x`."""
     largest = jnp.max(past)
     return quantise_to(x, jnp.where(largest > 0, largest, largest_of(x)), dtype)
 

@@ -70,8 +70,9 @@ class Float8MomentsState(NamedTuple):
 
 
 def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax.GradientTransformationExtraArgs:
-    """Stores first moments in float8 and second moments in bfloat16 after each update; `inner` sees float32.
+    """Wraps an optimizer so that it stores first moments in float8 and second moments in bfloat16 between updates.
 
+    The optimizer itself computes with float32 moments. They are rounded stochastically after each update.
     First moments of fewer than 4,096 numbers, or of fewer than 16 along the last axis, stay float32. Put it inside the
     loss scaling: a skipped step keeps every bit.
 
@@ -123,10 +124,10 @@ def _is_grouped(node: Any) -> bool:
 
 
 def grouped(x: Float[Array, "*L N"], seed: UInt[Array, ""]) -> Grouped:
-    """Rounds an array to float8 at random, so that its mean is exact.
+    """Rounds an array stochastically to float8, in groups of 128 numbers along the last axis; the mean is exact.
 
-    A number below the range of its group, at most 2^-18 of the largest, becomes zero or the smallest number of the
-    range. inf and NaN become NaN and change no other value.
+    A number below the range of its group, less than 1/229,376 (about 2^-18) of the largest, becomes zero or the
+    smallest number of the range. inf and NaN become NaN and change no other value.
 
     Args:
       x: float32.
@@ -156,7 +157,7 @@ def grouped(x: Float[Array, "*L N"], seed: UInt[Array, ""]) -> Grouped:
 
 
 def ungrouped(stored: Grouped) -> Float[Array, "*L N"]:
-    """Restores the float32 array."""
+    """Restores the float32 array from a `Grouped`."""
     values = _cut(stored.values.astype(FLOAT32))
     size = (jnp.abs(values) / _LARGEST) ** (1 / stored.power[..., None]) * stored.scale[..., None]
     return _joined(jnp.sign(values) * size, stored.values.shape)
