@@ -71,7 +71,7 @@ LARGE = 2**25
 
 
 def relu_after(norm: BatchNorm, x: Float[Array, "*S C"]) -> Float[Array, "*S C"]:
-    """Computes ReLU of a batch norm of x, with the derivative that moves fewer bytes on a GPU.
+    """Computes ReLU(norm(x)), with the derivative that moves fewer bytes on a GPU.
 
     For a large array, XLA recomputes the mask of ReLU from x, which the backward pass reads anyway. For an array that
     fits into the GPU's cache, XLA would store the mask. The result of ReLU holds the same mask, and the next layer
@@ -88,7 +88,7 @@ def _statistics(axis_name: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _means(axis_name: Any, *arrays: jax.Array) -> list[jax.Array]:
-    """The mean of each channel of each array, [1, ..., 1, C], over all devices of an axis."""
+    """The mean of each channel of each array, [1, ..., 1, C]; with `axis_name`, over all devices of these axes."""
     means = [total / _rows(x.shape) for x, total in zip(arrays, _sums(*arrays), strict=True)]
     return means if axis_name is None else list(jax.lax.pmean(jnp.stack(means), axis_name))
 

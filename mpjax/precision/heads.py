@@ -23,7 +23,7 @@ _NAMES = re.compile(r"(.*_)?(heads?|classifier|logits|outputs?|out|readout|final
 
 
 def layer_tags(modules: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """Tags layers by module path, with `head` for the layers that produce the model's output."""
+    """Tags layers by module path like `tags_of`, and adds the tag `head` to layers that produce the model's output."""
     tags = tags_of(modules)
     return tags | {path: tags.get(path, frozenset()) | {HEAD.removeprefix("type:")} for path in heads_of(modules)}
 
@@ -130,7 +130,10 @@ def keeps_sums(module: Any) -> bool:
 
 
 def leave_in_float32(module: Any, *, wide: bool) -> None:
-    """Makes the products of a head and the tied logits of an embedding float32, or restores Flax's if not `wide`."""
+    """Makes a layer's products, or an embedding's tied logits, have float32 results, in place, if `wide`.
+
+    Otherwise restores Flax's own product. Only layers with `keeps_sums` and embeddings change.
+    """
     from flax import nnx
 
     if isinstance(module, nnx.Embed):
@@ -151,7 +154,7 @@ class AttendsInFloat32:
     depth: ClassVar[int] = 5
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls an embedding."""
+        """Calls an embedding as without the wrapper; only `attend` looks for it."""
         return call(module, *args, **kwargs)
 
     def __reduce__(self):

@@ -115,7 +115,7 @@ def _matcher(pattern: str) -> Callable[[str], Any]:
 def winner(rules: Rules, lineage: Lineage) -> str | None:
     """Finds the first pattern that covers the module at the end of `lineage`; None if no rule does.
 
-    Rules for a recipe are passed over for modules that are not linear layers.
+    A rule whose value is a recipe decides only linear layers, and named scopes, whose type is unknown.
     """
     return next((p for p, value in rules.items() if _is_for(value, lineage[-1][1]) and covers(p, lineage)), None)
 

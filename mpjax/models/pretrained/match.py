@@ -46,7 +46,7 @@ class Match:
 def match_arrays(
     model: "nnx.Module", tensors: Mapping[str, Tensor], *, layout: str | None = None, skip: Sequence[str] = ()
 ) -> Match:
-    """Finds the tensor of each variable.
+    """Finds the tensor of each variable of a model in a file and checks that its shape and dtype fit; reads no values.
 
     Args:
       model: the model; may be abstract.
@@ -207,7 +207,7 @@ def _summary(faults: list[str], layout: WeightMap) -> str:
 
 
 def _pattern(name: str, separator: str) -> str:
-    """The pattern that matches everything in the module of `name`."""
+    """The pattern that matches everything in the module that holds the variable `name`; `name` itself without one."""
     module = name.rpartition(separator)[0]
     return f"{module}{separator}*" if module else name
 
