@@ -35,7 +35,9 @@ class BatchNorm(nnx.BatchNorm):
         mask: jax.Array | None = None,
         relu: bool = False,
     ) -> Float[Array, "*S C"]:
-        """Normalizes x by the statistics of its channels; in evaluation, by the running statistics.
+        """Normalizes x by the mean and variance of each channel, and updates the running statistics with them.
+
+        In evaluation, normalizes by the running statistics.
 
         Args:
           x: floating [..., C].
@@ -57,7 +59,7 @@ class BatchNorm(nnx.BatchNorm):
         return y
 
     def _is_plain(self, x: jax.Array) -> bool:
-        """True for a norm in float32 or wider whose channels are the last axis."""
+        """True for a norm that `normalize` can compute: in float32 or wider, with the channels on the last axis."""
         return (
             self.axis in (-1, x.ndim - 1)
             and self.axis_index_groups is None

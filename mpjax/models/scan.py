@@ -119,7 +119,7 @@ Blocks = nnx.List | Stack
 def in_series(make: Callable[..., nnx.Module], depth: int, *, rngs: nnx.Rngs, scan: bool) -> Blocks:
     """Makes `depth` blocks with `make(rngs=rngs)`, as a `Stack` with `scan`, else as a list.
 
-    The initial values are the same. A depth of 0 always makes a list.
+    The initial values are the same in both forms. A depth of 0 always makes a list.
     """
     blocks = [make(rngs=rngs) for _ in range(depth)]
     return Stack(blocks) if scan and depth else nnx.List(blocks)
@@ -208,12 +208,15 @@ Stacks = Mapping[str, int]
 
 
 def stack_of(path: str, stacks: Iterable[str]) -> str | None:
-    """The stack that holds the array at `path`, with a leading axis of blocks; None if no stack does."""
+    """Finds which of the `stacks`, given by their paths, holds the array at `path`; None if none does."""
     return next((stack for stack in stacks if path.startswith(f"{stack}/{ALL}/")), None)
 
 
 def names_apart(path: str, stacks: Stacks) -> list[str]:
-    """The paths of the rows of an array; only its own path if it is not stacked."""
+    """The paths that the rows of the stacked array at `path` have as arrays of single blocks.
+
+    If no stack holds the array, only `path` itself.
+    """
     stack = stack_of(path, stacks)
     if stack is None:
         return [path]

@@ -135,7 +135,10 @@ def _left_over(value: jax.Array, near: jax.Array) -> jax.Array:
 
 
 def _sum(param: jax.Array, rest: jax.Array | None) -> jax.Array:
-    """Adds the remainder of rounding to a parameter, unless the user has set the parameter to another value since."""
+    """Adds the remainder of rounding, `rest`, to a parameter in float32; without a remainder, returns it as it is.
+
+    The remainder is left out where the user has since set the parameter to another value.
+    """
     if rest is None:
         return param
     value, rest = param.astype(FLOAT32), rest.astype(FLOAT32)

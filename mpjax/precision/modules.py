@@ -191,7 +191,19 @@ def _dtypes(value: "Policy | np.dtype | Recipe") -> Iterator[np.dtype]:
 
 
 def _apply(path: str, module, variables: list, policy: Policy, rule: str | None, value) -> PolicyRow:
-    """Sets the dtypes of one module's own parameters and computation; children stay unchanged."""
+    """Sets the dtypes of one module's own parameters and computation; children stay unchanged.
+
+    Args:
+      path: the path of the module.
+      module: the module.
+      variables: its own variables.
+      policy: the policy.
+      rule: the pattern that decides the module; None if no rule does.
+      value: the value of that rule: a dtype, a policy or a recipe; None without a rule.
+
+    Returns:
+      The module's row of the report.
+    """
     if isinstance(value, Policy):
         param_dtype, compute_dtype, output_dtype = value.param_dtype, value.compute_dtype, value.output_dtype
     elif value is not None:
@@ -232,7 +244,7 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
 
 
 def _cast_variables(variables: list, param_dtype: np.dtype) -> bool:
-    """Casts parameters to `param_dtype` and statistics to at least float32; True if there are parameters."""
+    """Casts parameters to `param_dtype` and statistics to at least float32, in place; True if there are parameters."""
     from flax import nnx
 
     has_params = False

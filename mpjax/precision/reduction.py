@@ -138,7 +138,10 @@ def _in_reduction(own: np.dtype, dtype: np.dtype) -> np.dtype:
 
 
 def _refuse_summed(grads, axis_name: Axes) -> None:
-    """Raises UsageError if JAX tracks which values vary over devices, and a gradient no longer varies."""
+    """Raises UsageError if JAX has already summed a gradient over one of the axes.
+
+    Such a gradient no longer varies over the devices of the axis, as far as JAX tracks it.
+    """
     axes = {axis_name} if isinstance(axis_name, str) else set(axis_name)
     tracked = _varying(jax.lax.axis_index(axis_name))
     for path, leaf in jax.tree_util.tree_leaves_with_path(grads):

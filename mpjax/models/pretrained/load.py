@@ -49,7 +49,10 @@ def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def losses(array: np.ndarray, dtype: np.dtype) -> Losses:
-    """Counts the values that `cast(array, dtype)` loses. Works in chunks to avoid a second array of this size."""
+    """Counts the values that `cast(array, dtype)` would lose, and finds the largest relative error of the others.
+
+    Works in chunks to avoid a second array of this size.
+    """
     counts = np.zeros(3, np.int64)
     error = 0.0
     flat = array.reshape(-1)

@@ -216,6 +216,11 @@ def _skip_advice(faults: list[str], patterns: list[str], variables: int) -> str:
     """Formats advice on what to skip if only a few modules do not fit.
 
     Empty for the file of another model, and if a dtype does not fit.
+
+    Args:
+      faults: the lines of the message so far.
+      patterns: the patterns of the modules that do not fit.
+      variables: the number of variables of the model.
     """
     of_model = sum(not fault.startswith("unexpected") for fault in faults)
     if len(patterns) > _FEW or 2 * of_model >= variables or any(fault.startswith("dtype") for fault in faults):

@@ -36,7 +36,7 @@ HANDLERS = {**control_flow.HANDLERS, **derivatives.HANDLERS}
 
 
 def _in_compute_dtype(scope: str) -> None:
-    """No recipe: products in all scopes are in the compute dtype."""
+    """Finds no recipe for any scope, so that all products are in the compute dtype."""
 
 
 class Interpreter(NamedTuple):

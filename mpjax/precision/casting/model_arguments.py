@@ -36,7 +36,7 @@ class ModelArguments(NamedTuple):
         return {place: node for place, node in self.originals.items() if isinstance(node, nnx.Module)}
 
     def paths(self) -> set[str]:
-        """The module paths of all modules and submodules."""
+        """The paths of all submodules, each inside its own module among the arguments; "" for these modules."""
         return {path for module in self.modules.values() for path in modules_of(module)}
 
 

@@ -45,7 +45,7 @@ def computed(eqn, numbers: Sequence[float | None]) -> float | None:
 
 
 def holds(dtype: np.dtype, number: float) -> bool:
-    """True if `dtype` rounds a number as well as others. In float16, -1e9 overflows and 1e-8 underflows."""
+    """True if `dtype` rounds a number as precisely as others. In float16, -1e9 overflows and 1e-8 underflows."""
     if not math.isfinite(number):
         return True
     band = float_range(dtype)

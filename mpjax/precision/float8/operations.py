@@ -18,13 +18,13 @@ def why_not_quantised(
 ) -> str | None:
     """Explains why autocast does not run a product in float8; None if it does, like the product of a linear layer.
 
-    A product with a `precision` of the user's stays unchanged. The setting `jax_default_matmul_precision` does not set
-    a `precision` of the user's: layers under `apply_policy` ignore it too.
+    A product with a `precision` of the user's stays unchanged. The setting `jax_default_matmul_precision` does not
+    count as one: layers under `apply_policy` ignore it too.
 
     Args:
       recipe: the recipe.
       operands: the operands of `dot_general`, cast to the compute dtype.
-      params: its parameters.
+      params: the parameters of the `dot_general` equation.
       weight: the index of the weight, 0 or 1; None if it is not known. Then all sides of the product, also the batch,
         must be large and even enough.
     """
