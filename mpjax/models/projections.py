@@ -46,7 +46,7 @@ def called(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any)
 
 
 def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any) -> Projected:
-    """Applies the projections of softmax attention. Drops the key bias and moves the value bias into `out`.
+    """Projects x to query, key and value of softmax attention; drops the key bias and moves the value bias into `out`.
 
     The softmax cancels the bias of the keys, which adds one number to all scores of a query: its gradient is zero. The
     weights of a query sum to one, so the bias of the values passes through attention. The output projection turns it

@@ -37,8 +37,8 @@ _CHEAP = (
 def costly(primitive: Any, *operands: Any, **params: Any) -> bool:
     """True if a loop keeps a primitive's result for the backward pass: products, kernels, reductions, dropout masks.
 
-    The backward pass recomputes all other values from these. Without a loop, XLA recomputes them by fusion. A loop
-    without a policy stores every value that the backward pass reads.
+    It is a policy of `jax.checkpoint`. The backward pass recomputes all other values from these. Without a loop, XLA
+    recomputes them by fusion. A loop without a policy stores every value that the backward pass reads.
     """
     if primitive.name == "lt":  # the mask of dropout: a byte, in place of the random numbers that it compares
         return is_floating(operands[0])

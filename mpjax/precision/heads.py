@@ -35,8 +35,8 @@ def heads_of(modules: Mapping[str, Any]) -> list[str]:
     layer of a list. Attributes that are numbered one after the other are a list. A head is a candidate with a usual
     name, such as `head`, `lm_head`, `classifier`, `fc` or `output_layer`. Without these names, a head is the only
     linear candidate. Of several, it is the last attribute of the model, except norms and layers without parameters.
-    Without linear candidates, a head is the model itself. Attention, recurrent cells and models that cannot be called
-    have no head.
+    Without linear candidates, a head is the model itself if it is a `Conv`. Attention, recurrent cells and models that
+    cannot be called have no head.
 
     Args:
       modules: the modules of a model by path.

@@ -43,7 +43,7 @@ def is_history(name: str) -> bool:
 
 
 def keep_history(module: Any, recipe: Recipe | None) -> None:
-    """Makes a linear layer keep a history and scale its products by it, in place; removes it without a recipe."""
+    """Makes a linear layer keep a history and scale its products by it, in place; removes both if `recipe` is None."""
     from flax import nnx
 
     unwrap(module, KeepsHistory)
