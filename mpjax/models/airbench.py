@@ -58,7 +58,10 @@ class Whitening(nnx.Module):
         return y + jnp.broadcast_to(bias.astype(widest(bias.dtype, FLOAT32)), y.shape).astype(y.dtype)
 
     def from_images(self, images: Float[np.ndarray, "N H W C"]) -> dict[str, np.ndarray]:
-        """Computes the kernel under which the patches of these images are uncorrelated, with variances of about 1."""
+        """Computes the kernel under which patches of these images are uncorrelated, with variances of about 1.
+
+        Returns it as a new statistic, `{"kernel": array}`; the module does not change.
+        """
         patches = np.lib.stride_tricks.sliding_window_view(images, (PATCH, PATCH), axis=(1, 2))
         rows = patches.transpose(0, 1, 2, 4, 5, 3).reshape(-1, PATCH**2 * images.shape[-1])
         variances, components = np.linalg.eigh(rows.T.astype(np.float64) @ rows / len(rows))
@@ -73,7 +76,7 @@ def _both_signs(columns: Any, channels: int) -> Any:
 
 
 def dirac(initial: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """An initializer of kernels whose first outputs copy the inputs; `initial` initializes the other outputs."""
+    """Builds an initializer of kernels whose first outputs copy the inputs; `initial` initializes the other outputs."""
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, **kwargs) -> jax.Array:
         rows, columns, inputs, outputs = shape

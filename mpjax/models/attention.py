@@ -114,7 +114,7 @@ def attend(
 
 
 def _on_own_heads(attention: Callable) -> Callable:
-    """Converts cuDNN's attention to `(query, key, value, lengths) -> result`, where devices run their own heads.
+    """Wraps cuDNN's attention as `(query, key, value, lengths) -> result`, so that each device runs its own heads.
 
     Inside a `jax.shard_map` over other axes of a mesh, the compiler cannot divide a call of cuDNN, so a second
     `jax.shard_map` divides the heads over the axis `tensor`. Elsewhere the call is not divided here.
@@ -139,7 +139,7 @@ def _is_divided(axis: str) -> bool:
 
 
 def implementation_for(query: jax.Array, device=None) -> Literal["xla", "cudnn"]:
-    """The fastest implementation that can train on queries [B, T, N, H]; `device` is JAX's default if None."""
+    """Chooses "cudnn" if it can train with queries [B, T, N, H] on `device` (None: JAX's default), else "xla"."""
     return "xla" if _why_not_cudnn(query, _default_device() if device is None else device) else "cudnn"
 
 
@@ -154,7 +154,7 @@ def _chosen(implementation: Implementation, query: jax.Array) -> Literal["xla", 
 
 
 def _why_not_cudnn(query: jax.Array, device) -> str | None:
-    """The reason why cuDNN's fused attention cannot train here; None if it can."""
+    """The reason why cuDNN's fused attention cannot train with these queries on `device`; None if it can."""
     *_, length, _, features = query.shape
     if device.platform not in ("gpu", "cuda"):
         return f"needs a GPU, this is a {device.platform}"

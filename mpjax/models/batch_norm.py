@@ -35,7 +35,9 @@ class BatchNorm(nnx.BatchNorm):
         mask: jax.Array | None = None,
         relu: bool = False,
     ) -> Float[Array, "*S C"]:
-        """Normalizes x by the statistics of its channels; in evaluation, by the running statistics.
+        """Normalizes x by the mean and variance of each channel, and updates the running statistics with them.
+
+        In evaluation, normalizes by the running statistics.
 
         Args:
           x: floating [..., C].
@@ -57,7 +59,7 @@ class BatchNorm(nnx.BatchNorm):
         return y
 
     def _is_plain(self, x: jax.Array) -> bool:
-        """True for a norm in float32 or wider whose channels are the last axis."""
+        """True for a norm that `normalize` can compute: in float32 or wider, with the channels on the last axis."""
         return (
             self.axis in (-1, x.ndim - 1)
             and self.axis_index_groups is None
@@ -71,7 +73,7 @@ LARGE = 2**25
 
 
 def relu_after(norm: BatchNorm, x: Float[Array, "*S C"]) -> Float[Array, "*S C"]:
-    """Computes ReLU of a batch norm of x, with the derivative that moves fewer bytes on a GPU.
+    """Computes ReLU(norm(x)), with the derivative that moves fewer bytes on a GPU.
 
     For a large array, XLA recomputes the mask of ReLU from x, which the backward pass reads anyway. For an array that
     fits into the GPU's cache, XLA would store the mask. The result of ReLU holds the same mask, and the next layer
@@ -88,7 +90,7 @@ def _statistics(axis_name: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _means(axis_name: Any, *arrays: jax.Array) -> list[jax.Array]:
-    """The mean of each channel of each array, [1, ..., 1, C], over all devices of an axis."""
+    """The mean of each channel of each array, [1, ..., 1, C]; with `axis_name`, over all devices of these axes."""
     means = [total / _rows(x.shape) for x, total in zip(arrays, _sums(*arrays), strict=True)]
     return means if axis_name is None else list(jax.lax.pmean(jnp.stack(means), axis_name))
 

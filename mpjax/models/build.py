@@ -40,7 +40,7 @@ class NamedModel(NamedTuple):
 
 
 def build_model(config: schema.Model, *, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
-    """Builds the network that `config` names, in float32, with its operations named by module path.
+    """Builds the network that `config` names, in float32. Each module runs under a named scope of its path.
 
     Args:
       config: the `model` section of the settings.

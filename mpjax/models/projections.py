@@ -25,7 +25,14 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class Projected(NamedTuple):
-    """Query, key and value [B, T, N, H], and the layer that projects the output of attention."""
+    """The result of the projections before attention.
+
+    Attributes:
+      query: [B, T, N, H].
+      key: [B, T, N, H].
+      value: [B, T, N, H].
+      out: the layer that projects the output of attention, not yet called.
+    """
 
     query: jax.Array
     key: jax.Array
@@ -34,12 +41,12 @@ class Projected(NamedTuple):
 
 
 def called(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any) -> Projected:
-    """Calls the layers unchanged."""
+    """Projects x by calling the three layers `query`, `key` and `value` as they are; `out` is passed on, not called."""
     return Projected(query(x), key(x), value(x), out)
 
 
 def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any) -> Projected:
-    """Applies the projections of softmax attention. Drops the key bias and moves the value bias into `out`.
+    """Projects x to query, key and value of softmax attention; drops the key bias and moves the value bias into `out`.
 
     The softmax cancels the bias of the keys, which adds one number to all scores of a query: its gradient is zero. The
     weights of a query sum to one, so the bias of the values passes through attention. The output projection turns it
@@ -73,7 +80,10 @@ def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any
 
 
 def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) -> tuple[jax.Array, ...]:
-    """Calls three layers with kernels [D, 3, N, H], the first with a bias [N, H]. The derivative is one product."""
+    """Calls three layers on x with `kernels` [D, 3, N, H] in place of their own, and the first with `bias` [N, H].
+
+    The other two have no bias. The derivative with respect to x is one product, not three.
+    """
     without = [changed(layer, bias=None, use_bias=False) for layer in layers[1:]]
 
     def forward(x, kernels, bias):
@@ -101,7 +111,7 @@ _PROMOTION = inspect.signature(nnx.LinearGeneral.__init__).parameters["promote_d
 
 
 def _half_kernel(layer: Any) -> jax.Array:
-    """Casts a kernel as part of its layer, so that a diagnosis names the layer whose kernel overflows."""
+    """Casts the kernel of a layer to the layer's dtype, in the layer's scope: a diagnosis then names it on overflow."""
     with scope_of(layer):
         return layer.kernel[...].astype(layer.dtype)
 

@@ -35,10 +35,10 @@ _CHEAP = (
 
 
 def costly(primitive: Any, *operands: Any, **params: Any) -> bool:
-    """True if a loop keeps the result of a primitive: products, kernels, reductions, masks of dropout.
+    """True if a loop keeps a primitive's result for the backward pass: products, kernels, reductions, dropout masks.
 
-    The backward pass recomputes all other values from these. Without a loop, XLA recomputes them by fusion. A loop
-    without a policy stores every value that the backward pass reads.
+    It is a policy of `jax.checkpoint`. The backward pass recomputes all other values from these. Without a loop, XLA
+    recomputes them by fusion. A loop without a policy stores every value that the backward pass reads.
     """
     if primitive.name == "lt":  # the mask of dropout: a byte, in place of the random numbers that it compares
         return is_floating(operands[0])
@@ -119,14 +119,14 @@ Blocks = nnx.List | Stack
 def in_series(make: Callable[..., nnx.Module], depth: int, *, rngs: nnx.Rngs, scan: bool) -> Blocks:
     """Makes `depth` blocks with `make(rngs=rngs)`, as a `Stack` with `scan`, else as a list.
 
-    The initial values are the same. A depth of 0 always makes a list.
+    The initial values are the same in both forms. A depth of 0 always makes a list.
     """
     blocks = [make(rngs=rngs) for _ in range(depth)]
     return Stack(blocks) if scan and depth else nnx.List(blocks)
 
 
 def through(blocks: Blocks, x: jax.Array, *args: Any) -> jax.Array:
-    """Applies `x = block(x, *args)` for each block."""
+    """Applies `x = block(x, *args)` for each block in turn and returns the last x."""
     if isinstance(blocks, Stack):
         return blocks(x, *args)
     for block in blocks:
@@ -188,7 +188,7 @@ def one_by_one(model: Any) -> Any:
 
 
 def with_first_blocks(model: Any) -> Any:
-    """Copies a model, with only the arrays of the first block in each stack, so that the block can be called alone."""
+    """Copies a model, with `all` of each stack replaced by its first block, which can be called alone."""
     copied = nnx.merge(*nnx.split(model))
     for stack in _stacks(copied).values():
         stack.all = next(iter(stack))
@@ -208,12 +208,15 @@ Stacks = Mapping[str, int]
 
 
 def stack_of(path: str, stacks: Iterable[str]) -> str | None:
-    """The stack that holds the array at `path`, with a leading axis of blocks; None if no stack does."""
+    """Finds which of the `stacks`, given by their paths, holds the array at `path`; None if none does."""
     return next((stack for stack in stacks if path.startswith(f"{stack}/{ALL}/")), None)
 
 
 def names_apart(path: str, stacks: Stacks) -> list[str]:
-    """The paths of the rows of an array; only its own path if it is not stacked."""
+    """The paths that the rows of the stacked array at `path` have as arrays of single blocks.
+
+    If no stack holds the array, only `path` itself.
+    """
     stack = stack_of(path, stacks)
     if stack is None:
         return [path]
@@ -231,7 +234,13 @@ def apart(arrays: Mapping[str, Any], stacks: Stacks) -> Arrays:
 
 
 def replaced(arrays: Mapping[str, Any], given: Mapping[str, Any], stacks: Stacks) -> Arrays:
-    """Replaces arrays, or rows of stacked arrays, with the `given` arrays, whose paths are those of single blocks."""
+    """Copies `arrays` with some arrays, or rows of stacked arrays, replaced by the `given` ones.
+
+    Args:
+      arrays: arrays by path, with stacked blocks.
+      given: the new arrays, by the paths of single blocks (`blocks/3/x`).
+      stacks: the number of blocks of each stack.
+    """
     updated: Arrays = {}
     for path, array in arrays.items():
         names = names_apart(path, stacks)
@@ -273,7 +282,17 @@ def in_form_of(arrays: Mapping[str, Any], wanted: Iterable[str]) -> Arrays:
 
 
 def _counterpart(path: str, of: str, other: str, arrays: Mapping[str, Any]) -> str | None:
-    """The stack, without `params/`, in which `arrays` has `path` with `other` in place of `of`; None if none has."""
+    """The stack in which the blocks of `path` have the other form in `arrays`; None if there is none.
+
+    Args:
+      path: a path that `arrays` lacks, as in `params/blocks/all/x`.
+      of: a regular expression of the part of the path that stands for the block: `all` or a number.
+      other: the part that stands there in the other form, as in `params/blocks/0/x`.
+      arrays: arrays by path.
+
+    Returns:
+      The path of the stack without its first part, `params/`, as in `blocks`.
+    """
     for match in re.finditer(rf"(?<=/){of}(?=/)", path):
         if path[: match.start()] + other + path[match.end() :] in arrays:
             return path[: match.start()].partition("/")[2].removesuffix("/")

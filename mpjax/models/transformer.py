@@ -32,12 +32,12 @@ INIT = nnx.initializers.truncated_normal(0.02)
 
 
 def pre_norm(x: jax.Array, norm: Function, change: Function) -> jax.Array:
-    """Applies the norm before `change`, so the gradient has a direct path (Xiong et al., 2020, arXiv:2002.04745)."""
+    """Computes x + change(norm(x)), so that the gradient has a direct path (Xiong et al., 2020, arXiv:2002.04745)."""
     return x + change(norm(x))
 
 
 def post_norm(x: jax.Array, norm: Function, change: Function) -> jax.Array:
-    """Applies the norm after the sum, as in the original Transformer and in BERT."""
+    """Computes norm(x + change(x)), as in the original Transformer and in BERT."""
     return norm(x + change(x))
 
 
@@ -54,7 +54,9 @@ class MLP(nnx.Module):
 
 
 def _with_cast_bias(layer: nnx.Linear) -> nnx.Linear:
-    """Casts the bias of a half-precision layer in a kernel of its own. Other layers do not change.
+    """Copies a half-precision layer with its bias rounded to half precision, by a GPU kernel of its own.
+
+    The layer itself does not change. All other layers are returned as they are.
 
     XLA would cast the bias again for each row that it is added to. Because of that cost, it would compute the residual
     sum and the statistics of the following norm in two kernels, and the second kernel would read the sum again.
@@ -67,7 +69,7 @@ def _with_cast_bias(layer: nnx.Linear) -> nnx.Linear:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _cast_apart(dtype: Any, x: jax.Array) -> jax.Array:
-    """Rounds x to `dtype`, in a kernel of its own, and widens it again. The derivative is 1, in the dtype of x."""
+    """Rounds x to `dtype`, in a GPU kernel of its own, and widens it again. The derivative is 1, in the dtype of x."""
     return jax.lax.optimization_barrier(x.astype(dtype)).astype(x.dtype)
 
 
@@ -77,7 +79,7 @@ def _cast_apart_jvp(dtype: Any, primals: tuple, tangents: tuple) -> tuple[jax.Ar
 
 
 def dropping(rate: float, rngs: nnx.Rngs) -> nnx.Dropout:
-    """A dropout layer, which holds a random stream only if `rate` is not 0."""
+    """Makes a dropout layer, which holds a random stream of `rngs` only if `rate` is not 0."""
     return nnx.Dropout(rate, rngs=rngs if rate else None)
 
 
@@ -139,7 +141,7 @@ def with_positions(x: Float[Array, "B T D"], table: Float[Array, "L D"]) -> Floa
 
 
 def check_length(tokens: Int[Array, "B T"], most: int) -> None:
-    """Raises UsageError if tokens are longer than `most`, the number of position embeddings."""
+    """Raises UsageError if the texts have more tokens than `most`, the number of position embeddings."""
     if tokens.shape[1] > most:
         length = tokens.shape[1]
         raise UsageError(

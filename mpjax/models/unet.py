@@ -43,7 +43,7 @@ class TwoConvs(nnx.Module):
 
 
 class Up(nnx.Module):
-    """Doubles height and width, halves channels, and concatenates the encoder's features at that resolution."""
+    """Doubles height and width, halves channels, concatenates the encoder's features, and applies two convolutions."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.up = nnx.ConvTranspose(2 * width, width, (2, 2), strides=(2, 2), padding="VALID", rngs=rngs)

@@ -122,7 +122,7 @@ def modules_of(model: "nnx.Module") -> "dict[str, nnx.Module]":
 
 
 def name_scopes(model: "nnx.Module") -> None:
-    """Runs every submodule of `model` under a `jax.named_scope` of its path (`blocks/3/conv1`), in place.
+    """Makes every callable submodule run under a `jax.named_scope` of its path (`blocks/3/conv1`); changes `model`.
 
     Scopes nest like the calls and cost nothing at run time. A second call changes nothing.
     """
@@ -137,14 +137,21 @@ def name_scopes(model: "nnx.Module") -> None:
 
 
 def scope_of(module: Any) -> contextlib.AbstractContextManager:
-    """The named scope of calls of `module`, for its operations that run outside a call."""
+    """Context that opens the named scope of `module` in a `with` block, for its operations outside its `__call__`.
+
+    A module without a `Scope` opens none.
+    """
     scope = wrapper_of(module, Scope)
     return contextlib.nullcontext() if scope is None else jax.named_scope(scope.name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """A wrapper that runs calls under a named scope."""
+    """A wrapper that runs the calls of a module under a named scope.
+
+    Attributes:
+      name: the path of the module, from the nearest callable module that contains it.
+    """
 
     name: str
     depth: ClassVar[int] = 1

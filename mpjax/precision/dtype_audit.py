@@ -83,7 +83,10 @@ def audit(
 
 
 def inputs_of(models: ModelArguments) -> tuple[dict[str, Any], Callable]:
-    """Collects the traced inputs (arrays, abstract arrays, numbers) by path, with a function that replaces them."""
+    """Collects the traced inputs (arrays, abstract arrays, numbers) of a call by path.
+
+    Also returns a function that takes one value for each input and builds `models.tree` with these values in place.
+    """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(models.tree)
     places = tuple(models.originals)
     traced = {_input_name(path, places): i for i, (path, leaf) in enumerate(leaves) if _is_traced(leaf)}
@@ -204,7 +207,15 @@ def _is_nowhere(caller) -> bool:
 
 
 def _widened(eqn, casts: dict, is_product: bool) -> Iterator[tuple[Any, Any]]:
-    """Yields each half-precision operand widened to match the others, once, with the equation that widened it."""
+    """Yields the half-precision operands of `eqn` that were widened to match the others, and where.
+
+    Each is a pair: the operand's abstract value before the cast, and the equation that widened it.
+
+    Args:
+      eqn: the equation.
+      casts: the silent upcasts of the body, by the variable of their result; yielded casts are removed.
+      is_product: whether the equation is on the low list, so that it can widen operands by itself.
+    """
     floating = [atom for atom in eqn.invars if is_floating(atom.aval)]
     cast = [atom for atom in floating if not isinstance(atom, core.Literal) and atom in casts]
     if len(cast) < len(floating):  # otherwise there is no wider operand, as in a sum that accumulates in float32

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def square_sum(tree: Any) -> Float[Array, ""]:
-    """Sums the squares of all floating and complex values, in float32 or wider.
+    """Sums the squares of all floating and complex values in a tree, in float32 or wider.
 
     The sum is NaN if and only if one of the values is inf or NaN. It is inf if finite values are too large for it.
 
@@ -48,9 +48,10 @@ _together: contextvars.ContextVar[bool] = contextvars.ContextVar("_together", de
 
 @contextlib.contextmanager
 def added_together() -> Iterator[None]:
-    """Makes functions traced within the context finish the sums of all arrays in one kernel, not one for each array.
+    """Context for tracing: inside the `with` block, `square_sum` finishes the sums of all arrays in one kernel.
 
-    Use it for arrays on one device. For arrays that are sharded over devices, it would gather the partial sums.
+    Outside, it takes a kernel for each array. `global_norm`, `all_finite` and clipping use `square_sum` too. Use it for
+    arrays on one device. For arrays that are sharded over devices, it would gather the partial sums.
     """
     token = _together.set(True)
     try:
@@ -84,19 +85,25 @@ def _squares(x: jax.Array) -> jax.Array:
 
 
 def all_finite(tree: Any) -> jax.Array:
-    """True (a bool scalar) if no floating or complex value is inf or NaN."""
+    """True (a bool scalar array) if no floating or complex value in a tree is inf or NaN."""
     return ~jnp.isnan(square_sum(tree))
 
 
 def global_norm(tree: Any) -> Float[Array, ""]:
-    """The Euclidean norm of all values, in float32 or wider; inf if one of them is not finite."""
+    """The Euclidean norm of all floating and complex values of a tree, in float32 or wider.
+
+    It is inf if one of them is not finite.
+    """
     total = square_sum(tree)
     # A skipped step is not an error. Its norm is inf, not NaN, so that `jax_debug_nans` does not stop the program.
     return jnp.where(jnp.isnan(total), jnp.inf, jnp.sqrt(total))
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
-    """Clips like `optax.clip_by_global_norm`, with the norm in float32 or wider, computed in one pass with other norms.
+    """Clips like `optax.clip_by_global_norm`, with the norm in float32 or wider, as `global_norm` computes it.
+
+    A step that also reports the norm, or skips by it, computes it only once.
+
 
     Pascanu et al., "On the difficulty of training recurrent neural networks", 2013 (arXiv:1211.5063), section 3.2.
     Gradients are multiplied by `max_norm` over their norm, unless the norm is below `max_norm`.

@@ -135,7 +135,10 @@ def _left_over(value: jax.Array, near: jax.Array) -> jax.Array:
 
 
 def _sum(param: jax.Array, rest: jax.Array | None) -> jax.Array:
-    """Adds the remainder of rounding to a parameter, unless the user has set the parameter to another value since."""
+    """Adds the remainder of rounding, `rest`, to a parameter in float32; without a remainder, returns it as it is.
+
+    The remainder is left out where the user has since set the parameter to another value.
+    """
     if rest is None:
         return param
     value, rest = param.astype(FLOAT32), rest.astype(FLOAT32)
@@ -145,7 +148,16 @@ def _sum(param: jax.Array, rest: jax.Array | None) -> jax.Array:
 
 
 def _rounded(param: jax.Array, before: jax.Array, after: jax.Array, seed: jax.Array) -> jax.Array:
-    """Rounds a float32 parameter stochastically to its stored dtype; an unchanged parameter keeps every bit."""
+    """Rounds a parameter after an update stochastically to its stored dtype.
+
+    A number that the update left unchanged keeps every bit.
+
+    Args:
+      param: the stored parameter.
+      before: the parameter in float32 before the update.
+      after: the parameter in float32 after the update.
+      seed: uint32, the seed of the random numbers.
+    """
     if param.dtype not in HALF:
         return after
     if param.dtype == BFLOAT16:  # fuses with the update

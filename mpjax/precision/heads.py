@@ -23,7 +23,7 @@ _NAMES = re.compile(r"(.*_)?(heads?|classifier|logits|outputs?|out|readout|final
 
 
 def layer_tags(modules: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """Tags layers by module path, with `head` for the layers that produce the model's output."""
+    """Tags layers by module path like `tags_of`, and adds the tag `head` to layers that produce the model's output."""
     tags = tags_of(modules)
     return tags | {path: tags.get(path, frozenset()) | {HEAD.removeprefix("type:")} for path in heads_of(modules)}
 
@@ -35,8 +35,8 @@ def heads_of(modules: Mapping[str, Any]) -> list[str]:
     layer of a list. Attributes that are numbered one after the other are a list. A head is a candidate with a usual
     name, such as `head`, `lm_head`, `classifier`, `fc` or `output_layer`. Without these names, a head is the only
     linear candidate. Of several, it is the last attribute of the model, except norms and layers without parameters.
-    Without linear candidates, a head is the model itself. Attention, recurrent cells and models that cannot be called
-    have no head.
+    Without linear candidates, a head is the model itself if it is a `Conv`. Attention, recurrent cells and models that
+    cannot be called have no head.
 
     Args:
       modules: the modules of a model by path.
@@ -130,7 +130,10 @@ def keeps_sums(module: Any) -> bool:
 
 
 def leave_in_float32(module: Any, *, wide: bool) -> None:
-    """Makes the products of a head and the tied logits of an embedding float32, or restores Flax's if not `wide`."""
+    """Makes a layer's products, or an embedding's tied logits, have float32 results, in place, if `wide`.
+
+    Otherwise restores Flax's own product. Only layers with `keeps_sums` and embeddings change.
+    """
     from flax import nnx
 
     if isinstance(module, nnx.Embed):
@@ -151,7 +154,7 @@ class AttendsInFloat32:
     depth: ClassVar[int] = 5
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls an embedding."""
+        """Calls an embedding as without the wrapper; only `attend` looks for it."""
         return call(module, *args, **kwargs)
 
     def __reduce__(self):

@@ -13,7 +13,10 @@ from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 
 
 def keep_carried(module, dtype: np.dtype) -> None:
-    """Keeps the carry of a recurrent cell in its own dtype and the cache of attention in `dtype`, in place."""
+    """Makes a recurrent cell keep the dtypes of its carry, or attention keep its cache in `dtype`, in place.
+
+    Other modules do not change.
+    """
     from flax import nnx
 
     for kind in (KeepsCarry, CachesIn):
@@ -84,7 +87,7 @@ def only_sums(module) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class SumsInFloat32:
-    """A wrapper for a layer that `adds_up`: sums the gradients of bias and embedding table in float32 (or wider).
+    """A wrapper for layers with `adds_up`: the gradients of bias or embedding table are sums in float32 (or wider).
 
     Outputs equal Flax's bit for bit.
     """
@@ -150,7 +153,11 @@ class Casts:
     depth: ClassVar[int] = 3
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls a module and casts its inputs and outputs."""
+        """Calls a module and casts its inputs and outputs.
+
+        Raises:
+          DtypeError: a loop inside the module changes the dtype of its carry.
+        """
         args, kwargs = _cast_floating((args, kwargs), self.inside)
         try:
             return _cast_floating(call(module, *args, **kwargs), self.outside)

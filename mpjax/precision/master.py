@@ -82,7 +82,7 @@ def master_weights(
 
 
 def _full(masters, params):
-    """Replaces half-precision parameters by their masters."""
+    """Replaces half-precision parameters by their float32 masters; other parameters stay."""
     return jax.tree.map(lambda m, p: p if m is None else m, masters, params, is_leaf=lambda node: node is None)
 
 
@@ -103,7 +103,7 @@ def _current(master: jax.Array, param: jax.Array, chance: bool) -> jax.Array:
 
 
 def nearest(values: jax.Array, dtype) -> jax.Array:
-    """Rounds float32 values to the nearest numbers of a half dtype; the result is float32.
+    """Rounds float32 values to the nearest numbers of a half-precision dtype; the result stays in float32.
 
     XLA may remove a plain cast to half precision and back, which would skip the rounding.
     """
@@ -113,9 +113,16 @@ def nearest(values: jax.Array, dtype) -> jax.Array:
 
 
 def _rounded_by_chance(params, before, after, key: jax.Array):
-    """Rounds the masters `after` stochastically to the dtypes of the parameters.
+    """Rounds the masters after an update stochastically to the dtypes of their parameters.
 
-    A parameter keeps its bits where its master equals `before`.
+    A parameter keeps its bits where the update left its master unchanged. Parameters that are not in half precision
+    are taken from `after` as they are.
+
+    Args:
+      params: the parameters before the update.
+      before: the float32 masters before the update.
+      after: the float32 masters after the update.
+      key: the random key.
     """
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.tree.unflatten(treedef, list(jax.random.split(key, len(leaves))) if leaves else [])
@@ -129,9 +136,10 @@ def _rounded_by_chance(params, before, after, key: jax.Array):
 
 
 def step_to(param: jax.Array, target: jax.Array, update: jax.Array) -> jax.Array:
-    """Computes the update that turns `param` into `target`; returns `update` if `param` is not half precision.
+    """Computes the float32 update that turns a half-precision `param` into `target` when it is added.
 
-    The update is -0.0 where the two are equal: added to `param`, which may be -0.0 or inf, it keeps every bit.
+    Other parameters get the given `update`. The update is -0.0 where the two are equal: added to `param`, which may be
+    -0.0 or inf, it keeps every bit.
     """
     if param.dtype not in HALF:
         return update

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def lineages_of(modules: dict, tags: Mapping[str, frozenset[str]] = MappingProxyType({})) -> list[Lineage]:
-    """Lists each module with its parents, root first.
+    """Lists the lineage of each module, in the order of the paths: its parents, root first, and the module itself.
 
     Args:
       modules: the modules by path.
@@ -24,7 +24,7 @@ def lineages_of(modules: dict, tags: Mapping[str, frozenset[str]] = MappingProxy
 
 
 def second_names(modules: dict) -> dict[str, str]:
-    """Maps the further paths of shared modules to the first path of each module."""
+    """Finds the further paths of modules that several attributes share; maps each to the module's path in `modules`."""
     from flax import nnx
 
     first = {id(module): path for path, module in modules.items()}

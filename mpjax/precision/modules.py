@@ -127,7 +127,10 @@ def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.d
 
 
 def rules_for_modules(policy: Policy) -> Rules:
-    """Appends the default rules for norms and for the head to the policy's rules."""
+    """The policy's rules, and after them the default rules for norms and for the head, unless the policy has its own.
+
+    The rule for the head is added only if the policy computes in half precision and its outputs are wider.
+    """
     default: dict[str, Any] = {NORM: widest(policy.compute_dtype, FLOAT32)}
     if policy.compute_dtype in HALF and policy.output_dtype not in HALF:
         default[HEAD] = dataclasses.replace(policy, rules=())
@@ -148,7 +151,7 @@ def storage_policy(policy: Policy) -> Policy:
 
 
 def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
-    """Replaces types in a policy by module paths, for `autocast` of a model with named scopes.
+    """Converts the `type:` patterns of a policy's rules to the module paths of a model, for `autocast` of that model.
 
     Raises:
       UsageError: the policy's products are in float8, and no linear layer of the model multiplies in float8.
@@ -164,7 +167,7 @@ def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
 
 
 def has_products_in_float8(model: "nnx.Module", policy: Policy) -> bool:
-    """True if a linear layer of the model multiplies in float8 under a policy."""
+    """True if at least one linear layer of the model would multiply in float8 under a policy; changes nothing."""
     modules = modules_of(model)
     tags = layer_tags(modules)
     for lineage in lineages_of(modules, tags):
@@ -188,7 +191,19 @@ def _dtypes(value: "Policy | np.dtype | Recipe") -> Iterator[np.dtype]:
 
 
 def _apply(path: str, module, variables: list, policy: Policy, rule: str | None, value) -> PolicyRow:
-    """Sets the dtypes of one module's own parameters and computation; children stay unchanged."""
+    """Sets the dtypes of one module's own parameters and computation; children stay unchanged.
+
+    Args:
+      path: the path of the module.
+      module: the module.
+      variables: its own variables.
+      policy: the policy.
+      rule: the pattern that decides the module; None if no rule does.
+      value: the value of that rule: a dtype, a policy or a recipe; None without a rule.
+
+    Returns:
+      The module's row of the report.
+    """
     if isinstance(value, Policy):
         param_dtype, compute_dtype, output_dtype = value.param_dtype, value.compute_dtype, value.output_dtype
     elif value is not None:
@@ -229,7 +244,7 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
 
 
 def _cast_variables(variables: list, param_dtype: np.dtype) -> bool:
-    """Casts parameters to `param_dtype` and statistics to at least float32; True if there are parameters."""
+    """Casts parameters to `param_dtype` and statistics to at least float32, in place; True if there are parameters."""
     from flax import nnx
 
     has_params = False

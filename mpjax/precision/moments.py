@@ -40,10 +40,11 @@ class HalfMomentsState(NamedTuple):
 
 
 def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax.GradientTransformationExtraArgs:
-    """Stores the moments of `inner` in bfloat16, rounded stochastically after each update; `inner` sees float32.
+    """Wraps an optimizer so that it stores its moments in bfloat16 between updates.
 
-    Counts, schedules, master weights, micro-batch sums and float64 moments stay unchanged. Put it inside the loss
-    scaling, `dynamic_loss_scaling(half_moments(optax.adamw(1e-3)))`: a skipped step then keeps every bit.
+    The optimizer itself computes with float32 moments. They are rounded stochastically after each update. Counts,
+    schedules, master weights, micro-batch sums and float64 moments stay unchanged. Put it inside the loss scaling,
+    `dynamic_loss_scaling(half_moments(optax.adamw(1e-3)))`: a skipped step then keeps every bit.
 
     Rounding noise decays like the gradients in a moment. For normally distributed gradients its standard deviation is
     3.5 % of a second moment with b2 = 0.999 (Adam divides by the square root, which has half of that), 1.7 % with
@@ -82,7 +83,7 @@ def require_moments(state: Any, wrapper: str) -> None:
 
 
 def is_moment(path: tuple, names: Collection[str] = MOMENTS) -> bool:
-    """True for the path of a moment in an optimizer's state."""
+    """True if a key path in an optimizer's state leads to a moment: one of its fields is in `names`."""
     return any(isinstance(key, jax.tree_util.GetAttrKey) and key.name in names for key in path)
 
 

@@ -25,7 +25,7 @@ def parameters_seen(inner: optax.GradientTransformation, params: Any) -> Any:
 
 
 def init_in_float32(inner: optax.GradientTransformation, params: Any) -> Any:
-    """Initialises an optimizer for `parameters_seen`; state that follows the dtype of parameters is float32 or wider.
+    """Initialises the state of an optimizer; arrays that would have the dtype of parameters are float32 or wider.
 
     The states of wrappers that store half-precision weights stay unchanged. Their float32 parts are float32 already,
     and their structure differs for float32 parameters.

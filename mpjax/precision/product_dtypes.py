@@ -135,7 +135,9 @@ class PolicyForModules:
 
 
 def asked_dtypes(policy: Policy | None, modules: Mapping[Any, Any]) -> PolicyForModules:
-    """Maps module paths to the dtypes that a policy asks of products; to None if no policy is given.
+    """Builds the function from a module path to the dtypes that a policy asks of products there.
+
+    Without a policy the function maps every path to None.
 
     Args:
       policy: the policy.
@@ -149,7 +151,7 @@ def _dtypes_of(policy: Policy) -> tuple[np.dtype, ...]:
 
 
 def _has_own_product(module: Any) -> bool:
-    """True for a Flax linear layer with another product by the user, which no policy changes."""
+    """True for a Flax linear layer or convolution whose product is the user's own, which no policy changes."""
     if module is None:
         return False
     from flax import nnx

@@ -81,7 +81,10 @@ def _size(axis_name: Axes) -> int:
 
 
 def sum_across(array: jax.Array, dtype: np.dtype, axis_name: Axes) -> jax.Array:
-    """Sums an inexact array over devices, added in `dtype`; the result is at least as wide as the array."""
+    """Sums a floating or complex array over the devices of mapped axes, inside `jax.shard_map` or `jax.pmap`.
+
+    The sum is added in `dtype`. The result has the wider of `dtype` and the array's dtype.
+    """
     added = array.astype(_in_reduction(array.dtype, dtype))
     return jax.lax.psum(added, axis_name).astype(widest(array.dtype, dtype))
 
@@ -107,7 +110,7 @@ def sum_in_buckets(arrays: Mapping[str, jax.Array], dtype: np.dtype, axis_name: 
 
 
 def _buckets(arrays: Mapping[str, jax.Array]) -> list[list[str]]:
-    """Groups neighbouring arrays of one dtype that have at most `BUCKET` bytes together."""
+    """Groups the names of neighbouring arrays of one dtype that have at most `BUCKET` bytes together."""
     buckets: list[list[str]] = []
     held = 0
     for name, array in arrays.items():
@@ -120,19 +123,25 @@ def _buckets(arrays: Mapping[str, jax.Array]) -> list[list[str]]:
 
 
 def scatter_sum(array: jax.Array, dtype: np.dtype, axis_name: Axes, *, axis: int) -> jax.Array:
-    """Sums like `sum_across`, but keeps only this device's part along `axis`."""
+    """Sums like `sum_across`, but each device gets only its own part of the sum, cut along the array's `axis`."""
     added = array.astype(_in_reduction(array.dtype, dtype))
     shard = jax.lax.psum_scatter(added, axis_name, scatter_dimension=axis, tiled=True)
     return shard.astype(widest(array.dtype, dtype))
 
 
 def _in_reduction(own: np.dtype, dtype: np.dtype) -> np.dtype:
-    """The dtype of the sum: `dtype`, or the wider dtype for complex arrays, which have no half precision."""
+    """The dtype in which arrays of dtype `own` are added: `dtype`, or for complex arrays the wider of the two.
+
+    Complex arrays have no half precision.
+    """
     return widest(own, dtype) if jnp.issubdtype(own, jnp.complexfloating) else dtype
 
 
 def _refuse_summed(grads, axis_name: Axes) -> None:
-    """Raises UsageError if JAX tracks which values vary over devices, and a gradient no longer varies."""
+    """Raises UsageError if JAX has already summed a gradient over one of the axes.
+
+    Such a gradient no longer varies over the devices of the axis, as far as JAX tracks it.
+    """
     axes = {axis_name} if isinstance(axis_name, str) else set(axis_name)
     tracked = _varying(jax.lax.axis_index(axis_name))
     for path, leaf in jax.tree_util.tree_leaves_with_path(grads):

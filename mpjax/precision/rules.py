@@ -113,7 +113,10 @@ def _matcher(pattern: str) -> Callable[[str], Any]:
 
 
 def winner(rules: Rules, lineage: Lineage) -> str | None:
-    """Finds the pattern that decides the module at the end of `lineage`; None if no rule does."""
+    """Finds the first pattern that covers the module at the end of `lineage`; None if no rule does.
+
+    A rule whose value is a recipe decides only linear layers, and named scopes, whose type is unknown.
+    """
     return next((p for p, value in rules.items() if _is_for(value, lineage[-1][1]) and covers(p, lineage)), None)
 
 
@@ -123,7 +126,7 @@ def _is_for(value: Any, types: frozenset[str]) -> bool:
 
 
 def scope_lineage(scope: str) -> Lineage:
-    """Converts a named scope and the scopes around it to modules of unknown type.
+    """Converts a named scope and the scopes around it to a lineage of modules of unknown type.
 
     A scope named by Equinox is also listed under its class name alone.
     """
@@ -140,7 +143,14 @@ def without_class(scope: str) -> str:
 
 
 def by_path(rules: Rules, lineages: Iterable[Lineage]) -> Rules:
-    """Converts rules for named scopes, which have no type: `type:` patterns become the paths that they decide."""
+    """Converts rules to rules that match named scopes, which have no type.
+
+    Each `type:` pattern becomes the paths of the modules that it decides.
+
+    Args:
+      rules: the rules.
+      lineages: the lineage of each module of a model.
+    """
     decided = {lineage: winner(rules, lineage) for lineage in lineages}
     paths: dict[str, Any] = {}
     for pattern, value in rules.items():

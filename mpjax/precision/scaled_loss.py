@@ -82,7 +82,7 @@ def scaled_value_and_grad(fn: Callable, has_aux: bool = False) -> Callable:
 
 
 def unscaled(gradients, scale: Float[Array, ""]):
-    """Divides gradients by the loss scale, in float32 (or wider); integer leaves stay unchanged."""
+    """Divides gradients by the loss scale; the results are in float32 (or wider), and integer leaves stay unchanged."""
 
     def divided(g):
         if not jnp.issubdtype(g.dtype, jnp.inexact):

@@ -44,7 +44,8 @@ class Attempt(NamedTuple):
 
     Attributes:
       init: `params -> state`, with moments at least float32.
-      where_finite: `(gradients, was_finite, state, params, extra, axis_name) -> Step`, for unscaled gradients.
+      where_finite: `(gradients, was_finite, state, params, extra, axis_name) -> StepResult`, for unscaled gradients.
+        It skips the step if they are not finite. `was_finite` is the flag of the previous micro-batch.
       unconditionally: `(gradients, state, params, extra) -> (updates, state)`, without a check.
     """
 
@@ -66,7 +67,7 @@ class GroupState(NamedTuple):
 
 
 class CountedState(NamedTuple):
-    """The state of an attempt that counts its steps.
+    """The state of an attempt that counts its steps. A change of the loss scale resets both counts.
 
     Attributes:
       steps: int32, the number of steps since the last reset.
@@ -80,7 +81,7 @@ class CountedState(NamedTuple):
 
 
 def one_optimizer(inner: optax.GradientTransformation) -> Attempt:
-    """Builds the `Attempt` of one optimizer."""
+    """Builds the `Attempt` of one optimizer; its `where_finite` skips steps whose gradients are not finite."""
     inner = optax.with_extra_args_support(inner)
 
     def unconditionally(gradients, state, params, extra):
@@ -144,7 +145,11 @@ def several_optimizers(attempts: Mapping[str, Attempt]) -> Attempt:
 
 
 def with_counts(attempt: Attempt) -> Attempt:
-    """Counts the steps and the skipped steps of an attempt in its state."""
+    """Wraps an attempt so that its state, a `CountedState`, counts steps and skipped steps.
+
+    Several micro-batches of an `optax.MultiSteps` count as one step, when they close a window. Unconditional steps do
+    not count.
+    """
 
     def init(params) -> CountedState:
         return CountedState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), attempt.init(params))
@@ -163,7 +168,7 @@ def with_counts(attempt: Attempt) -> Attempt:
 
 
 def select(condition: jax.Array, new: T, old: T) -> T:
-    """Selects `new` if the condition holds, else `old`."""
+    """Selects every leaf of the tree `new` if the condition, a bool scalar, holds, else every leaf of `old`."""
 
     # Leaf by leaf, not by lax.cond: on a GPU the branches of a conditional double the optimizer's memory traffic.
     def pick(a, b):
@@ -184,7 +189,7 @@ def _is_float0(leaf) -> bool:
 
 
 def optax_promotion():
-    """Sets standard dtype promotion within a context.
+    """Context that turns on JAX's standard dtype promotion inside a `with` block.
 
     Optax divides by integer step counts, which fails under strict dtype promotion.
     """
@@ -192,7 +197,7 @@ def optax_promotion():
 
 
 def _opened(mapping) -> tuple[list, list, Any]:
-    """Splits a mapping into its names, its parts as stored, and its tree definition.
+    """Splits a mapping into the list of its keys, the list of its values as stored, and its tree definition.
 
     Indexing a Flax FrozenDict or nnx.State would wrap the part in the type of the mapping, which changes the tree.
     """
@@ -201,7 +206,7 @@ def _opened(mapping) -> tuple[list, list, Any]:
 
 
 def _like(mapping, parts: Mapping[str, Any]):
-    """Rebuilds `parts` as a mapping of the type of `mapping`."""
+    """Rebuilds `parts`, a dict with the keys of `mapping`, as a mapping of the same type as `mapping`."""
     names, _, container = _opened(mapping)
     return jax.tree.unflatten(container, [parts[name] for name in names])
 
@@ -230,19 +235,19 @@ def _accumulator(state) -> optax.MultiStepsState | None:
 
 
 def opens_window(state) -> jax.Array:
-    """True if the next micro-batch is the first of its window."""
+    """True if the next micro-batch is the first of its window, by the optimizer state; always without MultiSteps."""
     accumulator = _accumulator(state)
     return jnp.asarray(accumulator is None or accumulator.mini_step == 0)
 
 
 def closes_window(old, new) -> jax.Array:
-    """True if the update from state `old` to state `new` completed a window."""
+    """True if the update from optimizer state `old` to `new` completed a window; always without MultiSteps."""
     before, after = _accumulator(old), _accumulator(new)
     return jnp.asarray(before is None or after is None or after.gradient_step != before.gradient_step)
 
 
 def countable(gradients, finite: jax.Array, state):
-    """Zeroes gradients that are not finite, if an accumulator will add them up.
+    """Zeroes all gradients of a micro-batch if `finite` is False and an `optax.MultiSteps` in the state adds them up.
 
     An accumulator that skips non-finite gradients does not count their micro-batch. Its window would never close, and
     the scale would never shrink.
@@ -253,9 +258,10 @@ def countable(gradients, finite: jax.Array, state):
 
 
 def discard_window(old, new):
-    """Restores state `old`, with the micro-batch counter of `new` and a gradient sum of zero.
+    """Restores the optimizer state `old`, but keeps the micro-batch counter of `new` and zeroes the gradient sum.
 
-    The sum restarts at zero, so that no gradient of a bad window is added to the next window.
+    Without an `optax.MultiSteps` in the state, it is `old` itself. The sum restarts at zero, so that no gradient of a
+    bad window is added to the next window.
     """
     accumulator = _accumulator(new)
     if accumulator is None:
@@ -271,7 +277,7 @@ def discard_window(old, new):
 
 
 def with_sum_from_zero(old, new):
-    """Zeroes the gradient sum of state `new` if the update from `old` completed a window.
+    """Zeroes the gradient sum in the optimizer state `new` if the update from `old` completed a window.
 
     `optax.MultiSteps` multiplies the sum by zero, which turns negative values into -0.0 and inf into NaN.
     """

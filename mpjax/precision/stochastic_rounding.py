@@ -54,7 +54,7 @@ def stochastic_bfloat16(values: Float[Array, "*S"], seed: UInt[Array, ""]) -> Fl
 
 
 def scrambled(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
-    """Hashes the seed plus the flat index of each element to a random uint32.
+    """Fills an array of `shape` with random uint32 numbers: each is a hash of the seed plus the element's flat index.
 
     Multipliers and shifts: Wellons, "Prospecting for Hash Functions", 2018 (nullprogram.com).
     """
@@ -68,7 +68,7 @@ def scrambled(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
 
 
 def seed_of(seed: int, draws: jax.Array, number: int) -> UInt[Array, ""]:
-    """Hashes a seed, the number of an update and the index of an array to the seed of that array.
+    """Hashes a seed, the number of an update and the index of an array to the uint32 seed of that array.
 
     An array of seeds would be an operand of all kernels of an update. XLA fuses these kernels until they are too large,
     and then leaves values in memory between them.

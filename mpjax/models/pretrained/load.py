@@ -49,7 +49,10 @@ def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def losses(array: np.ndarray, dtype: np.dtype) -> Losses:
-    """Counts the losses of `cast(array, dtype)`. Works in chunks to avoid a second array of this size."""
+    """Counts the values that `cast(array, dtype)` would lose, and finds the largest relative error of the others.
+
+    Works in chunks to avoid a second array of this size.
+    """
     counts = np.zeros(3, np.int64)
     error = 0.0
     flat = array.reshape(-1)
@@ -129,7 +132,12 @@ def load_pretrained(
 
 
 def _stack_rows(model: "nnx.Module", rows: Mapping[str, Any], stacks: Stacks) -> None:
-    """Sets the arrays of a model, and stacks the arrays of single blocks where the model has a stack.
+    """Sets the arrays of a model with stacks, from the arrays of single blocks; does nothing without stacks.
+
+    Args:
+      model: the model.
+      rows: the variables of its copy with single blocks (`one_by_one`), by path.
+      stacks: the number of blocks of each stack.
 
     Raises:
       UsageError: the model is abstract, and only some blocks were loaded.
@@ -169,7 +177,13 @@ def read_entry(tensor: Tensor, entry: FileEntry) -> np.ndarray:
 def _checked(
     fit: Match, variables: Mapping[str, Any], dtypes: Mapping[str, np.dtype], *, allow_lossy: bool
 ) -> Iterator[WeightRow]:
-    """Yields the rows of the report.
+    """Reads all tensors, counts the losses of their casts, and yields the rows of the report.
+
+    Args:
+      fit: the tensor of each variable that is loaded.
+      variables: the variables of the model with single blocks, by path.
+      dtypes: the dtype in which each variable will be stored, by path.
+      allow_lossy: whether the casts may lose values.
 
     Raises:
       UsageError: after the last row, if the file has NaN or inf, the cast loses values, or tied tensors differ.
@@ -213,7 +227,13 @@ def _checked(
 
 
 def refusal(undone: str, lossy: Sequence[str], advice: str) -> str:
-    """Formats the message about values that a cast would lose."""
+    """Formats the message about values that a cast would lose.
+
+    Args:
+      undone: what did not happen, such as "nothing was loaded".
+      lossy: a line for each variable that would lose values; the first 20 are shown.
+      advice: what the user can do instead.
+    """
     more = [f"and {len(lossy) - _SHOWN} more"] if lossy[_SHOWN:] else []
     listed = "\n  ".join([*lossy[:_SHOWN], *more])
     return f"values that the stored dtype cannot hold ({undone}):\n  {listed}\n{advice}"

@@ -46,7 +46,7 @@ class Match:
 def match_arrays(
     model: "nnx.Module", tensors: Mapping[str, Tensor], *, layout: str | None = None, skip: Sequence[str] = ()
 ) -> Match:
-    """Finds the tensor of each variable.
+    """Finds the tensor of each variable of a model in a file and checks that its shape and dtype fit; reads no values.
 
     Args:
       model: the model; may be abstract.
@@ -207,7 +207,7 @@ def _summary(faults: list[str], layout: WeightMap) -> str:
 
 
 def _pattern(name: str, separator: str) -> str:
-    """The pattern that matches everything in the module of `name`."""
+    """The pattern that matches everything in the module that holds the variable `name`; `name` itself without one."""
     module = name.rpartition(separator)[0]
     return f"{module}{separator}*" if module else name
 
@@ -216,6 +216,11 @@ def _skip_advice(faults: list[str], patterns: list[str], variables: int) -> str:
     """Formats advice on what to skip if only a few modules do not fit.
 
     Empty for the file of another model, and if a dtype does not fit.
+
+    Args:
+      faults: the lines of the message so far.
+      patterns: the patterns of the modules that do not fit.
+      variables: the number of variables of the model.
     """
     of_model = sum(not fault.startswith("unexpected") for fault in faults)
     if len(patterns) > _FEW or 2 * of_model >= variables or any(fault.startswith("dtype") for fault in faults):

@@ -64,7 +64,9 @@ class Tensor(NamedTuple):
 
 @contextlib.contextmanager
 def open_tensors(files: Sequence[pathlib.Path]) -> Iterator[Mapping[str, Tensor]]:
-    """Yields the tensors of the files by name. They are memory-mapped and can be read only inside the context.
+    """Context that yields the tensors of the files by name. They can be read only inside the `with` block.
+
+    The files are memory-mapped, and `Tensor.read` reads the values of one tensor.
 
     Raises:
       UsageError: a file is not a safetensors file, or two files have a tensor of the same name.

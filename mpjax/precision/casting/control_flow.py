@@ -26,7 +26,7 @@ from mpjax.precision.dtypes import is_floating, widest
 
 
 def jit(run, eqn, inputs, debug_info) -> list:
-    """Runs an inner `jit`. Facts about its inputs are known inside too."""
+    """Runs an inner `jit` equation as a `jit` of its body with casts. Facts about its inputs are known inside too."""
     params = eqn.params
     facts = tuple(value.fact for value in inputs)
     shardings = open_shardings(params["in_shardings"]), open_shardings(params["out_shardings"])
@@ -62,7 +62,10 @@ def _jitted(
 
 
 def scan(run, eqn, inputs, debug_info) -> list:
-    """Runs `lax.scan`."""
+    """Runs a `lax.scan` equation as a scan whose body has casts. The carry keeps its traced dtypes.
+
+    Gradients of half-precision arrays that all iterations read are added in float32.
+    """
     params = eqn.params
     num_consts, num_carry = scan_counts(params)
     body, _ = opened(params["jaxpr"])
@@ -89,12 +92,15 @@ def scan(run, eqn, inputs, debug_info) -> list:
 
 
 def _carried(initial: Value) -> Value:
-    """The facts about the carry of a loop that hold in every iteration."""
+    """The facts about the carry of a loop that hold in every iteration, from its value before the first."""
     return Value(None, origin=Origin.BATCH if initial.origin == Origin.BATCH else Origin.UNKNOWN)
 
 
 def while_loop(run, eqn, inputs, debug_info) -> list:
-    """Runs `lax.while_loop`, also from a `lax.fori_loop`."""
+    """Runs an equation of `lax.while_loop` or `lax.fori_loop` as a while loop whose condition and body have casts.
+
+    The carry keeps its traced dtypes.
+    """
     params = eqn.params
     facts = [value.fact for value in inputs]
     split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
@@ -114,7 +120,10 @@ def while_loop(run, eqn, inputs, debug_info) -> list:
 
 
 def cond(run, eqn, inputs, debug_info) -> list:
-    """Runs `lax.cond`, `lax.switch` or `lax.platform_dependent`."""
+    """Runs an equation of `lax.cond`, `lax.switch` or `lax.platform_dependent` with casts in each branch.
+
+    An output gets the widest dtype that a branch gives it.
+    """
     index, *operands = arrays_of(inputs)
     facts = [value.fact for value in inputs[1:]]
 
@@ -138,7 +147,7 @@ def cond(run, eqn, inputs, debug_info) -> list:
 
 
 def remat(run, eqn, inputs, debug_info) -> list:
-    """Runs `jax.checkpoint`."""
+    """Runs a `jax.checkpoint` equation as a checkpoint of its body with casts, with the same policy."""
     facts = [value.fact for value in inputs]
 
     def inner(*arrays):
@@ -149,12 +158,12 @@ def remat(run, eqn, inputs, debug_info) -> list:
 
 
 def call(run, eqn, inputs, debug_info) -> list:
-    """Runs the body of a call that has no other meaning."""
+    """Runs the body of a call in its place, with casts, for calls that mean nothing beyond their body."""
     return run(called(eqn), inputs)
 
 
 def shard_map(run, eqn, inputs, debug_info) -> list:
-    """Runs `jax.shard_map`."""
+    """Runs a `jax.shard_map` equation as a `shard_map` of its body with casts, over the same mesh axes."""
     params = eqn.params
     facts = [value.fact for value in inputs]
 

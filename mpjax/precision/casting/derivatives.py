@@ -24,7 +24,7 @@ from mpjax.precision.casting.values import (
 
 
 def custom_jvp(run, eqn, inputs, debug_info) -> list:
-    """Runs a `jax.custom_jvp` function: the interpreter runs the primal and the user's rule."""
+    """Runs an equation of a `jax.custom_jvp` function with casts in the primal and in the user's rule."""
     original = as_function(eqn, debug_info)
     facts = [value.fact for value in inputs]
     avals = avals_of(eqn.invars)
@@ -57,7 +57,7 @@ def custom_jvp(run, eqn, inputs, debug_info) -> list:
 
 
 def custom_vjp(run, eqn, inputs, debug_info) -> list:
-    """Runs a `jax.custom_vjp` function: the interpreter runs the primal and the user's forward and backward rules."""
+    """Runs an equation of a `jax.custom_vjp` function with casts in the primal and in both of the user's rules."""
     original = as_function(eqn, debug_info)
     facts = [value.fact for value in inputs]
     in_avals, out_avals = avals_of(eqn.invars), avals_of(eqn.outvars)
@@ -136,7 +136,7 @@ def _no_rule(primals, tangents):
 
 
 def _like(avals) -> list:
-    """Makes avals strongly typed, for tracing.
+    """Copies abstract values without weak types, as arguments for tracing.
 
     Unlike new abstract arrays, avals contain the mesh axes over which the values vary.
     """

@@ -77,13 +77,13 @@ def source_of(eqns: Iterable) -> str:
 
 
 def standing_at(eqn) -> AbstractContextManager:
-    """Traces operations within the context under the named scopes and source lines of an equation."""
+    """Context: operations traced inside the `with` block get the named scopes and source lines of an equation."""
     # Adds to the scopes that are already open, like jax.core.eval_jaxpr.
     scopes = source_info_util.current_name_stack() + eqn.source_info.name_stack
     return source_info_util.user_context(eqn.source_info.traceback, name_stack=scopes)
 
 
 def first_outside(lines: list[SourceLine], folders: tuple[str, ...]) -> int:
-    """The index of the innermost line outside `folders`; the number of lines if all are inside."""
+    """The index of the first line (lines are innermost first) whose file is in none of `folders`; else their number."""
     inside = (any(folder in line.file for folder in folders) for line in lines)
     return next((index for index, within in enumerate(inside) if not within), len(lines))

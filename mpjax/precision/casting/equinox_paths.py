@@ -29,9 +29,10 @@ _NAMED = "_mpjax_named"
 
 @contextlib.contextmanager
 def equinox_scopes(tree) -> Iterator[None]:
-    """Runs the Equinox modules of a tree under a `jax.named_scope` of their paths (`layers/0`), inside a `with` block.
+    """Context: inside the `with` block, Equinox modules of a tree run under a `jax.named_scope` of their path.
 
-    It wraps the `__call__` of their classes for good; outside the block the wrapper adds no scope.
+    The path is the path inside the outermost module (`layers/0`). It wraps the `__call__` of their classes for good;
+    outside the block the wrapper adds no scope.
     """
     if "equinox" not in sys.modules:
         yield
@@ -79,7 +80,7 @@ def _scope(name: str):
 
 
 def _path_of(module) -> str | None:
-    """The common path of a module's arrays; None if no array has a known path."""
+    """The path of a module, found as the common path of its arrays; None if no array has a known path."""
     known = _PATHS.get()
     paths = [known[id(leaf)] for leaf in jax.tree.leaves(module) if id(leaf) in known] if known else []
     return os.path.commonpath([f"/{os.path.dirname(path)}" for path in paths])[1:] if paths else None

@@ -47,7 +47,7 @@ def flops_of(jaxpr: Any) -> Mapping[str, int]:
 
 
 def dtype_in(eqn: Any, body: Body) -> str:
-    """The dtype that determines the rate of a product in a body."""
+    """The name of the dtype that determines how fast a GPU computes a product, an equation of `body`."""
     return "float8_e4m3fn" if stands_in(body) else _dtype(eqn)
 
 

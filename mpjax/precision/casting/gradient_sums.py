@@ -44,7 +44,7 @@ def _(primals, tangents):
 
 
 def with_sum(array: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The arguments of `adding_to` for each read of a half-precision array."""
+    """Makes the two arguments of `adding_to`, `(wide, array)`, which all reads of a half-precision array share."""
     return array.astype(FLOAT32), jax.lax.stop_gradient(array)
 
 
@@ -87,7 +87,8 @@ def adds_in_half(jaxpr) -> bool:
 def rule_adds_in_half(eqn, debug_info) -> bool:
     """True if a function with a derivative rule of its own, or that rule, adds many terms in half precision.
 
-    What the derivative of its body would add does not count: the rule replaces it.
+    What the derivative of its body would add does not count: the rule replaces it. Also True if the rule cannot be
+    traced here.
     """
     if not any(_is_half(var) for body in bodies(called(eqn)) for inner in body.eqns for var in inner.invars):
         return False

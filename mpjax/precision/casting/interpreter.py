@@ -36,7 +36,7 @@ HANDLERS = {**control_flow.HANDLERS, **derivatives.HANDLERS}
 
 
 def _in_compute_dtype(scope: str) -> None:
-    """No recipe: products in all scopes are in the compute dtype."""
+    """Finds no recipe for any scope, so that all products are in the compute dtype."""
 
 
 class Interpreter(NamedTuple):
@@ -60,7 +60,7 @@ class Interpreter(NamedTuple):
     asked: bool = True
 
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
-        """Runs a jaxpr, open or closed, with inputs of any floating dtypes."""
+        """Runs a jaxpr, open or closed, with casts; its inputs may have other floating dtypes than when traced."""
         once, many = _CastOnce(), ManyReads(opened(jaxpr)[0])
         narrowed = {eqn.outvars[0] for eqn in opened(jaxpr)[0].eqns if _narrows(eqn)}
 
@@ -150,7 +150,10 @@ class Interpreter(NamedTuple):
 
 
 def _stretched(array, shape: tuple[int, ...], once: "_CastOnce"):
-    """Broadcasts a half-precision operand with axes of size 1 in float32, so that its gradients add in float32."""
+    """Broadcasts a half-precision operand to `shape` and keeps its dtype; its gradients are added in float32.
+
+    Arrays of that shape or of another rank stay unchanged.
+    """
     if np.ndim(array) != len(shape) or array.shape == shape:
         return array
     return cast(jax.lax.broadcast_in_dim(once.cast(array, FLOAT32), shape, range(len(shape))), array.dtype)
@@ -172,7 +175,15 @@ class _CastOnce:
 
 
 def _quantised(recipe: Recipe | None, name: str, inputs: Sequence[Value], arrays: list, params: dict) -> list | None:
-    """Multiplies in float8 with a recipe; None if the product is not in float8. Notes the outcome or the reason."""
+    """Multiplies in float8 with a recipe; None if the product is not in float8. Notes the outcome or the reason.
+
+    Args:
+      recipe: the recipe; None if rules keep the product out of float8.
+      name: the primitive of the product.
+      inputs: the operands, whose origins tell the weight.
+      arrays: the operands, cast to the compute dtype.
+      params: the parameters of the primitive.
+    """
     if recipe is None or name != "dot_general":
         note([TAKEN_OUT if recipe is None else f"by {name}"])
         return None
@@ -215,7 +226,11 @@ def _all_constant(inputs: Sequence[Value]) -> bool:
 
 
 def _is_outer(eqn, inputs: Sequence[Value]) -> bool:
-    """True for a product that adds nothing: a multiplication, also of positions with learned frequencies."""
+    """True for a `dot_general` that adds no terms: an outer product.
+
+    The contracted axes may also have size 1, if the program made one operand from its own numbers, such as positions
+    that multiply learned frequencies.
+    """
     if eqn.primitive.name != "dot_general":
         return False
     (contracted, _), _ = eqn.params["dimension_numbers"]
@@ -253,7 +268,7 @@ def _as_traced(eqn, inputs: list[Value], debug_info) -> list[Value]:
 
 
 def _converted(eqn, value: Value) -> Value:
-    """Applies a cast of the program. A cast that changed only the weak type returns its input."""
+    """Applies a cast of the program to a value. A cast that changed only the weak type returns the value as it is."""
     traced, new = eqn.invars[0].aval, eqn.params["new_dtype"]
     if is_floating(traced) and traced.dtype == new:
         return value

@@ -53,7 +53,10 @@ def function_of(jaxpr) -> tuple[str, str]:
 
 
 def as_function(eqn, debug_info) -> Callable:
-    """Converts an equation to a function from all its inputs to its outputs. Its derivative rules still apply."""
+    """Converts an equation to a function from all its operands to a list of its results.
+
+    The derivative rules of the equation apply to the function.
+    """
     inputs = [var for var in eqn.invars if not isinstance(var, core.Literal)]
     unique = list(dict.fromkeys(inputs))
     body = core.Jaxpr((), unique, list(eqn.outvars), [eqn], eqn.effects, debug_info=debug_info)
@@ -72,7 +75,7 @@ def open_shardings(shardings) -> tuple:
 
 
 def scope_of(eqn, outer: str = "") -> str:
-    """The named scopes of an equation inside `outer`, without transformations: `blocks/0/conv1`."""
+    """The named scopes of an equation, after those in `outer`, without transformations: `blocks/0/conv1`."""
     inner = _scopes(eqn.source_info.name_stack)
     return f"{outer}/{inner}" if outer and inner else outer or inner
 

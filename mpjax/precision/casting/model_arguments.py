@@ -36,7 +36,7 @@ class ModelArguments(NamedTuple):
         return {place: node for place, node in self.originals.items() if isinstance(node, nnx.Module)}
 
     def paths(self) -> set[str]:
-        """The module paths of all modules and submodules."""
+        """The paths of all submodules, each inside its own module among the arguments; "" for these modules."""
         return {path for module in self.modules.values() for path in modules_of(module)}
 
 
@@ -45,7 +45,7 @@ def take_models_apart(arguments, *, name: bool = True) -> ModelArguments:
 
     Args:
       arguments: any pytree.
-      name: whether submodules of joined modules run under the named scopes of their paths.
+      name: whether the submodules of the objects that `join` makes run under the named scopes of their paths.
     """
     if "flax" not in sys.modules:
         return _no_models(arguments)
@@ -113,7 +113,12 @@ def _is_state(leaf) -> bool:
 
 
 def _set_since(before: dict[tuple, dict], after: dict[tuple, dict]) -> list[tuple[tuple, str, Any]]:
-    """The attributes that a call has set: path of the object, name of the attribute, value."""
+    """The attributes that a call has set, as `(path of the object, name of the attribute, new value)`.
+
+    Args:
+      before: the attributes before the call, from `_plain_attributes`.
+      after: the attributes after the call.
+    """
     missing = object()
     return [
         (path, name, value)

@@ -35,7 +35,7 @@ def narrowed_inputs(jaxpr: core.Jaxpr) -> list[np.dtype | None]:
 
 
 def cast_once(jaxpr: core.Jaxpr) -> list[bool]:
-    """True for each input that the program uses in one place only, a cast to half precision.
+    """For each input, True if the program uses it in one place only, a cast to half precision.
 
     Its gradient is then one value in half precision, not a sum in the input's dtype. Trace the loss.
     """
@@ -77,7 +77,16 @@ def _followed(jaxpr: core.Jaxpr, var: Any, once: bool) -> tuple[list[np.dtype | 
 
 
 def _inside(eqn: Any, places: list[int], once: bool) -> tuple[list[np.dtype | None], list[int]]:
-    """Follows a value into a call, a branch, or a scan over which it is constant; other uses are without a cast."""
+    """Follows a value into a call, a branch, or a scan over which it is constant; other uses are without a cast.
+
+    Args:
+      eqn: the equation.
+      places: the positions of the value among the operands.
+      once: as in `_uses`.
+
+    Returns:
+      The uses inside, and the positions of the results with the value.
+    """
     name, params = eqn.primitive.name, eqn.params
     bodies, first = [params[key] for key in ("jaxpr", "call_jaxpr") if key in params], 0
     if name == "cond":

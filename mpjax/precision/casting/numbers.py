@@ -45,7 +45,7 @@ def computed(eqn, numbers: Sequence[float | None]) -> float | None:
 
 
 def holds(dtype: np.dtype, number: float) -> bool:
-    """True if `dtype` rounds a number as well as others. In float16, -1e9 overflows and 1e-8 underflows."""
+    """True if `dtype` rounds a number as precisely as others. In float16, -1e9 overflows and 1e-8 underflows."""
     if not math.isfinite(number):
         return True
     band = float_range(dtype)
@@ -55,7 +55,10 @@ def holds(dtype: np.dtype, number: float) -> bool:
 
 
 def bounds(dtype: np.dtype, number: float) -> bool:
-    """True if `dtype` holds a bound. Half precision rounds 1 - 1e-6 to 1, the value that this bound excludes."""
+    """True if `dtype` holds a number that is used as a bound, in a comparison or a clip.
+
+    Half precision rounds the bound 1 - 1e-6 to 1, the value that this bound excludes.
+    """
     if not holds(dtype, number) or not math.isfinite(number):
         return holds(dtype, number)
     rounded = float(np.asarray(number, dtype))

@@ -86,7 +86,11 @@ def _parameters_among(jaxpr: Any, arguments: Sequence[Any]) -> frozenset[Any]:
 def _followed(jaxpr: Any, inputs: Iterable[Arguments], products: list | None) -> list[Arguments]:
     """Finds the arguments that the outputs of a jaxpr depend on.
 
-    Appends the arguments of both operands to `products`, for each product without batch axes.
+    Args:
+      jaxpr: the program.
+      inputs: the arguments that each input depends on.
+      products: a list to which it appends, for each product without batch axes, the arguments that each of the two
+        operands depends on; None to append nothing.
     """
 
     def apply(eqn: Any, scope: str, operands: list[Arguments], debug_info: Any) -> list[Arguments]:
@@ -133,7 +137,12 @@ def _repeated(eqn: Any, operands: list[Arguments], products: list | None) -> lis
 
 
 def _settled(step: Any, carried: list[Arguments]) -> list[Arguments]:
-    """The arguments that the carry of a loop depends on after any number of iterations."""
+    """The arguments that the carry of a loop depends on after any number of iterations.
+
+    Args:
+      step: a function from the arguments of each carry to those after one more iteration.
+      carried: the arguments of each carry before the first iteration.
+    """
     while True:
         after = [old | new for old, new in zip(carried, step(carried), strict=False)]
         if after == carried:

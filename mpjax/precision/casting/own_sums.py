@@ -17,7 +17,7 @@ from mpjax.precision.dtypes import BFLOAT16
 
 
 def with_sums_in_float32(fn: Callable) -> Callable:
-    """Runs `fn`, which casts by itself, with sums in float32: its own sums, and the sums of its derivatives.
+    """Wraps `fn`, which casts by itself, so that its sums and the sums of its derivatives run in float32.
 
     >>> import jax, jax.numpy as jnp
     >>> row = lambda x: jnp.sum(x.astype(jnp.bfloat16)[jnp.zeros(5000, int)].astype(jnp.float32))
@@ -133,6 +133,6 @@ def _same(before: tuple, after: tuple) -> bool:
 
 
 def has_own_code(model: Any) -> bool:
-    """True if a module of a model has a `__call__` from outside Flax and mpjax."""
+    """True if at least one module of a model has a `__call__` that is not from Flax or mpjax."""
     owners = (owner_of_call(type(module)) for module in modules_of(model).values())
     return any(owner is not None and owner.__module__.partition(".")[0] not in ("flax", "mpjax") for owner in owners)

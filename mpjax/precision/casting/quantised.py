@@ -17,7 +17,10 @@ _NOTED: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("produ
 
 @contextlib.contextmanager
 def noted() -> Iterator[list[str]]:
-    """Yields a list that fills while the context is open: per product, `IN_FLOAT8` or a reason, such as `TAKEN_OUT`."""
+    """Context that yields a list, to which `note` adds inside the `with` block.
+
+    The list has an outcome for each product: `IN_FLOAT8`, or the reason why it is not, such as `TAKEN_OUT`.
+    """
     products: list[str] = []
     token = _NOTED.set(products)
     try:
@@ -27,7 +30,7 @@ def noted() -> Iterator[list[str]]:
 
 
 def note(products: Iterable[str]) -> None:
-    """Adds the outcomes of products to the innermost open list."""
+    """Adds the outcomes of products to the list of the innermost open `noted` block; does nothing outside."""
     if (notes := _NOTED.get()) is not None:
         notes.extend(products)
 

@@ -35,17 +35,17 @@ def autocast(
     scopes: Iterable[str] = (),
     require_float8: bool = False,
 ) -> Callable:
-    """Adds casts to `fn`, per operation. Composes with JAX's transformations and control flow, inside and outside.
+    """Wraps `fn` so that casts give each of its operations the dtype that the policy and the lists of operations say.
 
     >>> import jax.numpy as jnp, mpjax
     >>> half = mpjax.autocast(lambda x: (x @ x, jnp.exp(x @ x)), "mixed_float16")
     >>> [str(y.dtype) for y in half(jnp.ones((2, 2)))]
     ['float16', 'float32']
 
-    Parameters and inputs keep their dtypes and are cast at each use, so gradients have the parameters' dtypes.
-    Differentiate the result (`jax.grad(autocast(loss_fn, policy))`): a gradient computed inside `fn` is in half
-    precision. Each output has the dtype of its last operation. Each call traces `fn` again: call the result inside a
-    `jax.jit`.
+    Composes with JAX's transformations and control flow, inside and outside. Parameters and inputs keep their dtypes
+    and are cast at each use, so gradients have the parameters' dtypes. Differentiate the result
+    (`jax.grad(autocast(loss_fn, policy))`): a gradient computed inside `fn` is in half precision. Each output has the
+    dtype of its last operation. Each call traces `fn` again: call the result inside a `jax.jit`.
 
     NNX modules may be among the arguments. A call updates their state, such as batch statistics, in place.
 
@@ -55,8 +55,8 @@ def autocast(
 
     Args:
       fn: any function of pytrees. Arrays are traced; other leaves are passed on unchanged.
-      policy: a `Policy`, or anything that `get_policy` takes. Only its `compute_dtype` and its rules are used. If none
-        of them is half precision, `fn` itself is returned.
+      policy: a `Policy`, or anything that `get_policy` takes. Only its `compute_dtype`, its rules and its recipes are
+        used. If no dtype among them is half precision and there is no recipe, `fn` itself is returned.
       operations: the lists that say which primitive runs in which dtype.
       scopes: scopes that a rule may name although not every call opens them, such as dropout in evaluation.
       require_float8: if True, raises UsageError if the policy asks for products in float8 and none is, for example
@@ -158,7 +158,7 @@ def _rules_for_scopes(policy: Policy) -> Rules:
 
 
 def full_precision(fn: Callable) -> Callable:
-    """Makes `fn` a region without casts: its inputs have the dtypes that they would have without autocast.
+    """Wraps `fn` as a region in which autocast adds no casts: inputs get the dtypes that they have without autocast.
 
     >>> import jax.numpy as jnp, mpjax
     >>> mpjax.autocast(lambda x: mpjax.full_precision(jnp.matmul)(x, x), "mixed_float16")(jnp.ones((2, 2))).dtype

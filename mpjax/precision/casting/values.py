@@ -49,7 +49,7 @@ class Value(NamedTuple):
 
     @property
     def fact(self) -> "Value":
-        """The value without its array, for use inside a call or a loop."""
+        """The value without its array and without `peak`, for use inside a call or a loop."""
         return Value(None, self.number, own=self.own, constant=self.constant, origin=self.origin)
 
 
@@ -63,18 +63,18 @@ def values_of(arrays: Iterable, facts: Sequence[Value] = ()) -> list[Value]:
 
 
 def joined(values: Iterable[Value]) -> Origin:
-    """The origin of a result computed from values."""
+    """The origin of a result that is computed from values: the largest of theirs."""
     return max((value.origin for value in values), default=Origin.NUMBERS)
 
 
 def computed_from(inputs: Iterable[Value], arrays: Iterable) -> list[Value]:
-    """Wraps the results of a call or loop as values; their origin is the only known fact."""
+    """Wraps `arrays`, the results of a call or loop with `inputs`, as values; only their origin is known."""
     origin = joined(inputs)
     return [Value(array, origin=origin) for array in arrays]
 
 
 def split_arrays(tree) -> tuple[list[jax.Array], Callable]:
-    """Collects the arrays of a tree, with a function that replaces them by other arrays of the same shapes."""
+    """Collects the arrays of a tree; also returns a function that builds the tree with other arrays in their places."""
     leaves, treedef = jax.tree.flatten(tree)
     positions = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
 
@@ -101,7 +101,7 @@ def has_jax_dtype(array: "np.ndarray | np.generic") -> bool:
 
 
 def arrays_of(values: Iterable[Value]) -> list[jax.Array]:
-    """The arrays of values."""
+    """Extracts the arrays of values; the number of a literal becomes an array."""
     return [jnp.asarray(value.array) for value in values]
 
 

@@ -38,12 +38,12 @@ earlier steps, and only these determine scales.
 
 
 def is_history(name: str) -> bool:
-    """True if an array of a training state, by path, is a history."""
+    """True if `name`, the path of an array in a training state, is the path of a history."""
     return name.rpartition("/")[2] == HISTORY
 
 
 def keep_history(module: Any, recipe: Recipe | None) -> None:
-    """Makes a linear layer keep a history and scale its products by it, in place; removes it without a recipe."""
+    """Makes a linear layer keep a history and scale its products by it, in place; removes both if `recipe` is None."""
     from flax import nnx
 
     unwrap(module, KeepsHistory)
@@ -70,7 +70,7 @@ class KeepsHistory:
     depth: ClassVar[int] = 5
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls a layer with a product that reads its history."""
+        """Calls a layer with a product that scales by the layer's history; in training, records the operands in it."""
         variable = getattr(module, HISTORY)
         history = variable[...]
 
@@ -100,17 +100,22 @@ def with_gradient(history: Float[Array, "*S 3 1+H"], cotangent: Float[Array, "*S
 
 
 def add_gradient(history: Float[Array, "*S 3 1+H"], cotangent: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
-    """Records the largest incoming gradient of a part of the current step, such as a micro-batch, in a history."""
+    """Records the largest incoming gradient of a part of the current step, such as a micro-batch, in a history.
+
+    Args:
+      history: the history after the forward pass of that part.
+      cotangent: the derivative of the loss with respect to the history; holds that gradient.
+    """
     return jnp.maximum(history, cotangent)  # the cotangent is zero, except for the gradient
 
 
 def end_step(history: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
-    """Shifts a history by one step: the current step becomes the latest of the earlier steps."""
+    """Shifts a history by one step: the current step becomes the latest earlier step, and the oldest one drops out."""
     return jnp.concatenate([jnp.zeros_like(history[..., :1]), history[..., :-1]], axis=-1)
 
 
 def _quantised(x: jax.Array, dtype: np.dtype, past: Float[Array, " H"]) -> Quantised:
-    """Quantises with the largest value of earlier steps; in a layer's first step, with the largest present value."""
+    """Quantises to `dtype` with the largest value of earlier steps, `past`; in the first step, with that of `x`."""
     largest = jnp.max(past)
     return quantise_to(x, jnp.where(largest > 0, largest, largest_of(x)), dtype)
 
@@ -127,7 +132,7 @@ def _multiplied(
 def _by_history(
     recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array, history: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Multiplies [M, K] by [K, N]; returns the result, and the history with both operands.
+    """Multiplies [M, K] by [K, N]; returns the result, and the history after it has recorded both operands' largest.
 
     The derivative with respect to `history` holds the largest incoming gradient of this call and of later calls that
     take the returned history. The backward pass thus covers every call of a layer.
@@ -154,7 +159,10 @@ _by_history.defvjp(_forward, _backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _once(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array, history: jax.Array) -> jax.Array:
-    """Multiplies two matrices with scales from a history; its derivatives (second ones of a layer) are not float8."""
+    """Multiplies two matrices in float8 with scales from a history, which does not change.
+
+    Its derivatives, the second derivatives of a layer, are not in float8.
+    """
     return _multiplied(recipe, way, dtype, a, b, history)
 
 
@@ -174,7 +182,10 @@ _once.defvjp(_once_forward, _once_backward)
 
 
 def _of_gradient(history: jax.Array, largest: jax.Array) -> jax.Array:
-    """The derivative with respect to a history: the largest incoming gradient, with its own gradient stopped."""
+    """The derivative with respect to a history: zeros, but `largest` in the current step's place for the gradient.
+
+    No derivative flows through `largest`, the largest absolute value of the incoming gradient.
+    """
     place = np.zeros(history.shape, FLOAT32)
     place[GRADIENT, 0] = 1
     return jax.lax.stop_gradient(largest) * place

@@ -123,7 +123,9 @@ def recipe_of(module: Any) -> Recipe | None:
 
 
 def set_products(module: Any, recipe: Recipe | None) -> bool:
-    """Makes a linear layer use a recipe, or Flax's product without a recipe; other modules stay unchanged.
+    """Makes a linear layer multiply in float8 with a recipe, in place; other modules stay unchanged.
+
+    Without a recipe, or if the layer cannot use it, the layer gets Flax's product back.
 
     Returns:
       True if the layer uses the recipe.
@@ -160,6 +162,8 @@ def why_wide(module: Any, recipe: Recipe | None) -> str | None:
 
 def not_covered(rules: Iterable[str], modules: Mapping[str, Any], tags: Mapping[str, frozenset[str]]) -> list[str]:
     """Explains that a rule for `type:Linear` does not cover a model's `LinearGeneral`, as in attention projections.
+
+    The list has one note, or none if there is no such rule or no such layer.
 
     Args:
       rules: the patterns of the policy.

@@ -33,7 +33,7 @@ class Way(NamedTuple):
     axes: tuple[int, int]
 
     def dtype(self, recipe: Recipe, operand: int) -> np.dtype:
-        """The float8 dtype of an operand, 0 or 1."""
+        """The float8 dtype of an operand, by its index (0 or 1), under a recipe."""
         return recipe.gradient if self.roles[operand] == GRADIENT else recipe.forward
 
     @property
@@ -52,7 +52,7 @@ BY_WEIGHT = Way((ACTIVATIONS, GRADIENT), (0, 0))
 
 
 def in_float8(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Multiplies two matrices, quantised by their present values.
+    """Quantises two matrices to float8, with scales from their present values, and multiplies them.
 
     Args:
       recipe: the recipe; a delayed recipe uses the present values too.
@@ -86,7 +86,9 @@ def multiplied(way: Way, dtype: np.dtype, a: Quantised, b: Quantised) -> jax.Arr
 
 
 def derivatives(way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Computes the derivatives of a product of two matrices without float8, in the dtypes of the operands.
+    """Computes the derivatives of a product with respect to its two operands, by products that are not in float8.
+
+    Each derivative has the dtype of its operand.
 
     Args:
       way: the product of a layer.

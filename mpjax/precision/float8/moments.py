@@ -70,10 +70,11 @@ class Float8MomentsState(NamedTuple):
 
 
 def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax.GradientTransformationExtraArgs:
-    """Stores first moments in float8 and second moments in bfloat16 after each update; `inner` sees float32.
+    """Wraps an optimizer so that it stores first moments in float8 and second moments in bfloat16 between updates.
 
-    First moments of fewer than 4,096 numbers, or of fewer than 16 along the last axis, stay float32. Put it inside the
-    loss scaling: a skipped step keeps every bit.
+    The optimizer itself computes with float32 moments. They are rounded stochastically after each update. First moments
+    of fewer than 4,096 numbers, or of fewer than 16 along the last axis, stay float32. Put it inside the loss scaling:
+    a skipped step keeps every bit.
 
     Args:
       inner: the optimizer (chain).
@@ -123,10 +124,10 @@ def _is_grouped(node: Any) -> bool:
 
 
 def grouped(x: Float[Array, "*L N"], seed: UInt[Array, ""]) -> Grouped:
-    """Rounds an array to float8 at random, so that its mean is exact.
+    """Rounds an array stochastically to float8, in groups of 128 numbers along the last axis; the mean is exact.
 
-    A number below the range of its group, at most 2^-18 of the largest, becomes zero or the smallest number of the
-    range. inf and NaN become NaN and change no other value.
+    A number below the range of its group, less than 1/229,376 (about 2^-18) of the largest, becomes zero or the
+    smallest number of the range. inf and NaN become NaN and change no other value.
 
     Args:
       x: float32.
@@ -156,14 +157,14 @@ def grouped(x: Float[Array, "*L N"], seed: UInt[Array, ""]) -> Grouped:
 
 
 def ungrouped(stored: Grouped) -> Float[Array, "*L N"]:
-    """Restores the float32 array."""
+    """Restores the float32 array from a `Grouped`."""
     values = _cut(stored.values.astype(FLOAT32))
     size = (jnp.abs(values) / _LARGEST) ** (1 / stored.power[..., None]) * stored.scale[..., None]
     return _joined(jnp.sign(values) * size, stored.values.shape)
 
 
 def _cut(x: jax.Array) -> jax.Array:
-    """Cuts an array [..., N] into groups [..., G, 128], the last padded with zeros; into [..., 1, N] up to N = 128."""
+    """Cuts an array [..., N] into groups [..., G, 128], the last padded with zeros; if N <= 128, [..., 1, N]."""
     width = min(x.shape[-1], GROUP)
     filled = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % width)])
     return filled.reshape(*x.shape[:-1], -1, width)
@@ -174,7 +175,10 @@ def _joined(groups: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _neighbours(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The numbers of e4m3 at or below, and above, non-negative numbers of at most 448."""
+    """For each number of x, from 0 to 448: the largest e4m3 number that is not above it, and the next e4m3 number.
+
+    The next number of 448, the largest, is 448.
+    """
     _, exponent = jnp.frexp(x)
     step = jnp.exp2(jnp.maximum(exponent - 1, -6).astype(FLOAT32) - 3)
     below = jnp.minimum(jnp.floor(x / step) * step, _LARGEST)

@@ -16,15 +16,15 @@ from mpjax.precision.float8.recipes import Recipe
 def why_not_quantised(
     recipe: Recipe, operands: Sequence[Any], params: Mapping[str, Any], weight: int | None
 ) -> str | None:
-    """Explains why a product does not run in float8; None if it does, like the product of a linear layer.
+    """Explains why autocast does not run a product in float8; None if it does, like the product of a linear layer.
 
-    A product with a `precision` of the user's stays unchanged. The setting `jax_default_matmul_precision` does not set
-    a `precision` of the user's: layers under `apply_policy` ignore it too.
+    A product with a `precision` of the user's stays unchanged. The setting `jax_default_matmul_precision` does not
+    count as one: layers under `apply_policy` ignore it too.
 
     Args:
       recipe: the recipe.
       operands: the operands of `dot_general`, cast to the compute dtype.
-      params: its parameters.
+      params: the parameters of the `dot_general` equation.
       weight: the index of the weight, 0 or 1; None if it is not known. Then all sides of the product, also the batch,
         must be large and even enough.
     """
@@ -60,7 +60,7 @@ def _others(x: Any, axes: Sequence[int]) -> int:
 def quantised_product(
     recipe: Recipe, operands: Sequence[Any], params: Mapping[str, Any], weight: int | None
 ) -> jax.Array:
-    """Multiplies the operands of a traced product with a recipe; takes the arguments of `why_not_quantised`."""
+    """Runs a traced product in float8 with a recipe; takes the arguments of `why_not_quantised`."""
     dtype, numbers = params.get("preferred_element_type"), params["dimension_numbers"]
     if weight != 0:
         return Float8Dot(recipe)(operands[0], operands[1], numbers, preferred_element_type=dtype)

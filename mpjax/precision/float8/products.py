@@ -75,7 +75,7 @@ def product(x: Float[Array, "M K"], w: Float[Array, "K N"], recipe: Recipe, dtyp
 
 
 def reverse_mode(multiply: Callable, *given: Any) -> Any:
-    """Calls `multiply(*given)`, which has derivatives in reverse mode only.
+    """Calls `multiply(*given)`, a function with reverse-mode derivatives only, and explains forward-mode errors.
 
     Raises:
       UsageError: the call is differentiated in forward mode. Within `jax.jit`, JAX raises its own error instead, when

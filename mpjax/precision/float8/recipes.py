@@ -115,7 +115,7 @@ def require_units(recipes: Iterable[Recipe], capability: tuple[int, int] | None,
 
 
 def emulated_reason(recipe: Recipe, platform: str) -> str | None:
-    """Explains that a platform of JAX emulates a recipe's products; None if it has units for them."""
+    """Explains that JAX emulates a recipe's products on a CPU; None if `platform` is not "cpu"."""
     if platform != "cpu":
         return None
     return (

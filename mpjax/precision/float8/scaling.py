@@ -88,7 +88,11 @@ def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) ->
 
 
 def quantise_by(x: Float[Array, "*S"], largest: Float[Array, "*T"], dtype: np.dtype) -> Quantised:
-    """Quantises an array like `quantise`, with the largest finite absolute value of an array that may contain it."""
+    """Quantises `x` like `quantise`, with a scale from a given `largest` instead of the largest value of `x`.
+
+    Use it for a part of a larger array: `largest` is the largest finite absolute value of the whole. It must be at
+    least as large as all finite values of `x`, because larger values do not saturate.
+    """
     scale = scale_of(largest, dtype)
     return Quantised((x * scale.astype(x.dtype)).astype(dtype), 1 / scale)
 

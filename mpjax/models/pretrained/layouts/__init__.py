@@ -17,7 +17,7 @@ FAMILIES = (resnet, vit, bert, gpt2)
 
 
 def layouts_of(model: "nnx.Module") -> dict[str, Callable[["nnx.Module"], WeightMap]]:
-    """The layouts that a file of this model may have, by name; mpjax's own layout is the last."""
+    """The functions that make the layouts that a file of this model may have, by name; mpjax's own is the last."""
     known = {}
     for family in FAMILIES:
         if isinstance(model, family.MODEL):

@@ -144,7 +144,8 @@ def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, File
       names: the name of each layer in the file, by its path in the model: `{"stem/conv": "conv1"}`.
 
     Returns:
-      The entries of all variables of these layers, by our path: `{"stem/conv/kernel": Entry("conv1.weight", CONV)}`.
+      The entries of all variables of these layers, by our path, as in
+      `{"stem/conv/kernel": FileEntry("conv1.weight", CONV)}`.
     """
     entries = {}
     for path, variable in variables_of(model).items():
@@ -158,7 +159,9 @@ def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, File
 def attention_entries(
     attention: Attention, path: str, query: str, key: str, value: str, out: str
 ) -> dict[str, FileEntry]:
-    """Maps the variables of an attention to their entries, if its projections are PyTorch linear layers in the file.
+    """Maps the variables of an `Attention` to their entries in a file with its projections as PyTorch linear layers.
+
+    The keys of the result are our paths.
 
     Args:
       attention: our module; may be abstract.

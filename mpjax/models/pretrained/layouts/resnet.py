@@ -58,7 +58,10 @@ def _layout(name: str, model: ResNet, names: Mapping[str, str], base: str = "") 
 
 
 def _blocks(model: ResNet) -> Iterator[tuple[str, int, int]]:
-    """Yields path, stage and index in the stage of each block. A stage is a run of consecutive blocks of one width."""
+    """Yields `(path, stage, index within the stage)` for each block; numbers start at 0.
+
+    A stage is a run of consecutive blocks of one width.
+    """
     widths = [block.conv1.kernel.get_value().shape[-1] for block in model.blocks]
     number = itertools.count()
     for stage, (_, row) in enumerate(itertools.groupby(widths)):
