@@ -67,7 +67,7 @@ class ArrayPaths:
         return covers(pattern, self._owner(path) if pattern.startswith("type:") else scope_lineage(path))
 
     def _owner(self, path: str) -> Lineage:
-        """The lineage of the innermost module that holds the array at `path`."""
+        """Finds the innermost module that holds the array at `path`, and returns its lineage: it and its parents."""
         parts = path.split("/")
         prefixes = ("/".join(parts[:depth]) for depth in range(len(parts) - 1, -1, -1))
         return next(self.lineages[prefix] for prefix in prefixes if prefix in self.lineages)

@@ -131,12 +131,12 @@ class Resident:
             yield SelectedRows(self.table, *jax.device_put((numbers, _stacked(fields)), sharding))
 
     def abstract(self, fed: Any, count: int) -> Any:
-        """The same set with the shape of the row numbers for `count` steps."""
+        """The input of a call of `count` steps: the same set, and shapes in place of row numbers and other fields."""
         numbers, fields = jax.tree.map(lambda x: _of_steps(x, count), (fed.numbers, fed.given))
         return SelectedRows(fed.table, numbers, fields)
 
     def batch(self, fed: Any, index: Any) -> Any:
-        """Gathers the examples of a step."""
+        """Gathers the examples of step `index` of the call from the set, by their row numbers."""
         chosen = fed.numbers[index]
         # The row numbers are always in bounds. The mode omits the check of each.
         gathered = {name: x.at[chosen].get(mode="promise_in_bounds") for name, x in fed.table.items()}

@@ -100,7 +100,8 @@ def make_train_step(
 
     Returns:
       A function whose metrics are scalars: `loss` (unscaled), those of `loss_fn`, `grad_norm` (unscaled),
-        `learning_rate`, `loss_scale` (of this step), `skipped` (in total), `consecutive_skips`, and `finite` (1 or 0).
+        `learning_rate` (if given), `loss_scale` (of this step), `skipped` (in total), `consecutive_skips`, and `finite`
+        (1 or 0).
 
     Raises:
       UsageError: `accumulate` is below 1, or `ema` is outside [0, 1). The step raises it if the batch does not divide
