@@ -132,7 +132,7 @@ def main() -> int:
 
 
 def _answer(option: str, argv: Sequence[str]) -> None:
-    """Runs an option of the program itself.
+    """Runs an option of the program itself, such as --version, with the arguments after it.
 
     Raises:
       UsageError: the option or command does not exist.

@@ -59,7 +59,7 @@ def _no_link(path: str, flags: int) -> int:
 
 
 def _sync(folder: Path) -> None:
-    """Makes the names in a folder durable, if the file system supports it."""
+    """Writes the names in a folder to disk, so that a new name survives a crash, if the file system supports it."""
     with contextlib.suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -107,7 +107,7 @@ def _require_regular(path: Path) -> None:
 
 
 def links_in(folder: Path) -> Iterator[Path]:
-    """Yields the links below a folder, without following them."""
+    """Yields the symbolic links at any depth below a folder, without following them."""
     for where, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(where, name)

@@ -70,7 +70,7 @@ class Checkpoints:
 
 
 def _context() -> ocp.Context:
-    """Makes a context in which the description is JSON. By default Orbax reads a dict as a tree of arrays."""
+    """Makes a context of Orbax that stores the description as JSON. By default Orbax takes a dict for arrays."""
     handlers = ocp.handlers.local_registry()
     handlers.add(ocp.handlers.JsonHandler, checkpointable_name="about")
     context = ocp.Context()

@@ -140,7 +140,7 @@ def _losses(name: str, value, leaf) -> list[str]:
 
 @functools.cache
 def _counter(dtype: np.dtype, whole: NamedSharding) -> Callable:
-    """Compiles a count of the values that overflow in a dtype and of the values that flush to zero."""
+    """Makes a jitted function that counts the values of an array that overflow in a dtype, and that flush to zero."""
 
     def counts(x):
         cast = x.astype(dtype)

@@ -21,7 +21,7 @@ from mpjax.loop.checksums import damaged, digest_of
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """A filter of log records: False for Orbax's of damage that mpjax reports in one line or its checksums exclude.
+    """A log filter: False for Orbax's records of damage that mpjax reports in one line or its checksums exclude.
 
     Threads of Orbax log each error on its way. asyncio logs the errors of all arrays after the first.
     """

@@ -63,7 +63,7 @@ class ArrayPaths:
         return pattern_of
 
     def covers(self, pattern: str, path: str) -> bool:
-        """True if a pattern covers the array at `path`."""
+        """True if a pattern, of the kind that `decided` takes, covers the array at `path`."""
         return covers(pattern, self._owner(path) if pattern.startswith("type:") else scope_lineage(path))
 
     def _owner(self, path: str) -> Lineage:

@@ -71,7 +71,7 @@ class Single:
     sharding: NamedSharding
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
-        """Yields batches on the device."""
+        """Yields the batch of each call, on the devices; `counts` only limits their number."""
         for batch, _ in zip(self.batches.from_position(position), counts, strict=False):
             yield place(batch, self.sharding)
 
@@ -92,7 +92,7 @@ class Stacked:
     sharding: NamedSharding
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
-        """Yields stacked batches on the device."""
+        """Yields the stacked batches of each call, on the devices."""
         stream = self.batches.from_position(position)
         sharding = _behind_steps(self.sharding)
         for count in counts:
@@ -122,7 +122,7 @@ class Resident:
         return cls(batches, sharding, place(batches.arrays, NamedSharding(sharding.mesh, PartitionSpec())))
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
-        """Yields the set together with the row numbers of each step."""
+        """Yields for each call the set and the row numbers of the examples of its steps."""
         stream = self.batches.rows_from(position)
         sharding = _behind_steps(self.sharding)
         for count in counts:

@@ -66,7 +66,7 @@ class Gathers:
     depth: ClassVar[int] = 1
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls a block with whole parameters."""
+        """Calls a block with whole parameters, and puts the device's parts back after the call."""
         variables = {
             name: variable
             for name, variable in _variables(self.path, module)

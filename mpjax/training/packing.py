@@ -39,7 +39,7 @@ class Kind:
 
     @property
     def stored(self) -> frozenset[str]:
-        """The names after packing."""
+        """The names after packing: the paths of the arrays that stay apart, and the names of the packed ones."""
         packed = {name for group in self.groups.values() for name in group}
         return (self.names - packed) | set(self.groups)
 

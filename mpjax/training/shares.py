@@ -124,11 +124,11 @@ class ManyShares:
         return jax.lax.with_sharding_constraint(repeated, sharding)
 
     def add(self, array: jax.Array) -> jax.Array:
-        """Sums over the shares."""
+        """Sums a value over the shares, inside a function of one share."""
         return jax.lax.psum(array, BATCH_AXES)
 
     def loss(self, loss: Any) -> jax.Array:
-        """The share's total divided by the weight of all shares; a scalar divided by their number."""
+        """The share's term of the loss: its total divided by the weight of all shares, or a scalar by their number."""
         # The share's own weight is no divisor: float16 gradients then have the same magnitude as on one device.
         if not isinstance(loss, Mean):
             return loss / self.layout.shares
@@ -246,7 +246,7 @@ class ManyShares:
         return {name: self.layout.spec(name) for name in names}
 
     def _part_specs(self, names, *, lead: bool) -> Any:
-        """The specs of a `Contribution`; with `lead`, before the sum over the shares."""
+        """The partition specs of a `Contribution` with the gradients `names`; with `lead`, of one not yet summed."""
 
         def of_gradient(name: str) -> PartitionSpec:
             spec = self.layout.spec(name)

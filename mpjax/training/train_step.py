@@ -58,7 +58,7 @@ _STEPS = 2**31
 
 
 def step_key(seed: int, state: TrainState) -> jax.Array:
-    """The random key of the next step."""
+    """The random key of the next step, from the seed and the number of attempted steps."""
     # The offset keeps these keys distinct from the initial values, which nnx.Rngs draws from fold_in(key(seed), count).
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _STEPS), state.attempts)
 

@@ -70,7 +70,7 @@ def checked_objective(function: Callable, *, name: str) -> "Objective":
 
 
 def _parameters(function: Callable, name: str) -> int:
-    """The number of arguments: 3 for (model, batch, key), 2 for (model, batch)."""
+    """The number of arguments that an objective takes: 3 for (model, batch, key), 2 for (model, batch)."""
     if not callable(function):
         raise UsageError(f"{name} is a {type(function).__name__}: wanted a function of (model, batch, key)")
     signature = inspect.signature(function)
