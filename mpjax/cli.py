@@ -132,7 +132,7 @@ def main() -> int:
 
 
 def _answer(option: str, argv: Sequence[str]) -> None:
-    """Runs an option of the program itself.
+    """Runs an option of the program itself, such as --version, with the arguments after it.
 
     Raises:
       UsageError: the option or command does not exist.
@@ -179,7 +179,7 @@ def _named(place: str) -> Any:
 
 
 def exit_code(command: Callable[[], None]) -> int:
-    """Runs a command and returns its exit code.
+    """Runs a command, prints its user errors without a traceback, and returns its exit code.
 
     Returns:
       0: done; 1: system error; 2: usage error; 3: diverged; 128 + signal number: interrupted.

@@ -34,7 +34,7 @@ def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
 
 @contextlib.contextmanager
 def ended_by_interrupts() -> Iterator[None]:
-    """Ends the process within a second of SIGINT, even inside XLA, which may compile for minutes.
+    """Context in which SIGINT ends the process within a second, even inside XLA, which may compile for minutes.
 
     SIGINT raises KeyboardInterrupt. If the main thread cannot run a Python handler, the process ends with exit code
     130. If another handler is installed, which may only set a flag, the second SIGINT ends the process.
@@ -59,7 +59,12 @@ def ended_by_interrupts() -> Iterator[None]:
 
 
 def _watch(reading: int, count: int) -> None:
-    """Reads signal numbers from a pipe until it is closed."""
+    """Reads signal numbers from a pipe until it is closed, and ends the process if no handler answers a SIGINT.
+
+    Args:
+      reading: the end of the pipe to read.
+      count: the number of interrupts answered before.
+    """
     with open(reading, "rb", buffering=0) as signals:
         while numbers := signals.read(1):
             if numbers[0] != signal.SIGINT:

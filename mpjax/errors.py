@@ -135,7 +135,7 @@ _CACHE = re.compile("Error (reading|writing) persistent compilation cache entry 
 
 
 def _remove_programs(folder: pathlib.Path, module: str) -> None:
-    """Removes the programs of a name from the cache; JAX never writes over an entry."""
+    """Removes the compiled programs named `module` from JAX's cache, because JAX never writes over an entry."""
     for entry in folder.glob(f"{glob.escape(module)}-*-cache"):
         with contextlib.suppress(OSError):
             entry.unlink()
@@ -148,5 +148,5 @@ def _say_of_cache(folder: str, is_read: bool) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Formats an error of other code: its class and the first line of its message."""
+    """Formats an error that a library or a user's code raised: its class and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"

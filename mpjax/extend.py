@@ -205,7 +205,7 @@ class Writer:
         """
 
     def saved(self, step: int) -> None:
-        """Receives the step of a checkpoint that is being written, and is complete at the latest at `close`."""
+        """Receives the step of a checkpoint whose write has started; at the latest at `close`, it is complete."""
 
     def message(self, text: str) -> None:
         """Shows a message to the user."""

@@ -15,7 +15,7 @@ from mpjax.errors import UsageError
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Adds `path` to an OSError raised inside, because a failed write (a full disk) does not name its file."""
+    """Context that adds `path` to an OSError without a file, because a failed write (a full disk) names none."""
     try:
         yield
     except OSError as error:
@@ -59,7 +59,7 @@ def _no_link(path: str, flags: int) -> int:
 
 
 def _sync(folder: Path) -> None:
-    """Makes the names in a folder durable, if the file system supports it."""
+    """Writes the names in a folder to disk, so that a new name survives a crash, if the file system supports it."""
     with contextlib.suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -70,7 +70,7 @@ def _sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a new file that replaces the file at `path` when it is complete.
+    """Context that opens a new file, which replaces the file at `path` at the end; after an error, that one stays.
 
     Only a regular file is ever replaced: a link, a device or a pipe is an error.
 
@@ -107,7 +107,7 @@ def _require_regular(path: Path) -> None:
 
 
 def links_in(folder: Path) -> Iterator[Path]:
-    """Yields the links below a folder, without following them."""
+    """Yields the symbolic links at any depth below a folder, without following them."""
     for where, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(where, name)
@@ -117,7 +117,7 @@ def links_in(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(folder: Path, holder: Callable[[], str]) -> Iterator[None]:
-    """Holds the lock of a run's folder within the context. Does nothing on systems without file locks.
+    """Context that holds the lock of a run's folder. It does nothing on systems without file locks.
 
     Args:
       folder: the run's folder.
@@ -138,7 +138,7 @@ def locked(folder: Path, holder: Callable[[], str]) -> Iterator[None]:
 
 
 def _lock(opened: int) -> bool:
-    """Takes the lock; False if another process holds it."""
+    """Takes the lock of a folder, given as a file descriptor; False if another process holds it."""
     try:
         import fcntl
     except ImportError:

@@ -15,7 +15,7 @@ from mpjax.errors import UsageError
 
 
 def cluster_environment() -> Any:
-    """The class that finds the other processes of a cluster.
+    """The class of JAX that detects the other processes of a cluster from the environment.
 
     `jax.distributed.initialize` also calls it, but reports nothing before it connects.
 

@@ -31,22 +31,22 @@ def block(*parts: str) -> str:
 
 
 def heading(text: str) -> str:
-    """Formats text as a bold line."""
+    """Formats text as HTML: a bold line."""
     return f"<p><b>{html.escape(text)}</b></p>"
 
 
 def paragraphs(lines: Iterable[str]) -> str:
-    """Formats each line as a paragraph."""
+    """Formats each line as an HTML paragraph."""
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
 def verbatim(text: str) -> str:
-    """Formats text to copy, and keeps its line breaks."""
+    """Formats text to copy as HTML that keeps its line breaks."""
     return f"<pre>{html.escape(text)}</pre>"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Formats a table, which scrolls if it is long.
+    """Formats a table as HTML that scrolls if it is long.
 
     >>> table(["path"], [["a<b"]]).count("a&lt;b")
     1

@@ -26,7 +26,8 @@ class Callbacks:
     Args:
       callbacks: objects with some of the methods of `mpjax.extend.Callback`.
       gather: `(value) -> values` of all processes, in their order; by default of this process alone.
-      failures: failures of writers, which the next call raises, one each; None if no process has a user's writers.
+      failures: failures of writers, of which each call removes and raises the first; None if no process has writers of
+        a user.
 
     Raises:
       UsageError: an object has none of these methods, a method with other arguments, or a method that resembles one of

@@ -35,7 +35,7 @@ class Checkpoints:
         self._saving: ocp.AsyncResponse[bool] | None = None
 
     def save(self, position: int, state, about: Mapping[str, Any], *, score: float | None) -> None:
-        """Starts to write a checkpoint, unless one exists for this position.
+        """Waits for the write before, and starts to write a checkpoint, unless one exists for this position.
 
         Args:
           position: the number of steps attempted so far.
@@ -70,7 +70,7 @@ class Checkpoints:
 
 
 def _context() -> ocp.Context:
-    """Makes a context in which the description is JSON. By default Orbax reads a dict as a tree of arrays."""
+    """Makes a context of Orbax that stores the description as JSON. By default Orbax takes a dict for arrays."""
     handlers = ocp.handlers.local_registry()
     handlers.add(ocp.handlers.JsonHandler, checkpointable_name="about")
     context = ocp.Context()
@@ -80,7 +80,10 @@ def _context() -> ocp.Context:
 
 @contextlib.contextmanager
 def _written_to(directory: pathlib.Path) -> Iterator[None]:
-    """Turns write errors of Orbax and tensorstore (a ValueError on a full disk) into an OSError naming the folder."""
+    """Context that turns write errors of Orbax and tensorstore into an OSError that names the folder.
+
+    A full disk, for example, is a ValueError there.
+    """
     try:
         yield
     except Exception as error:

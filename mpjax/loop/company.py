@@ -35,7 +35,7 @@ class Alone:
         self.stop = StopRequest()
 
     def gather(self, value: Any) -> list:
-        """Returns the values of all processes: this one's."""
+        """Lists the values of all processes: only this one's."""
         return [value]
 
 
@@ -49,6 +49,11 @@ class Company:
       process: the number of this process.
       processes: the number of processes.
       signal_number: the signal for which they stop, or None.
+
+    Args:
+      process: the number of this process.
+      processes: the number of processes.
+      lines: the connections by process, from `call_roll`: on process 0 to all others, elsewhere to process 0 only.
     """
 
     def __init__(self, process: int, processes: int, lines: Mapping[int, Connection]):
@@ -82,11 +87,11 @@ class Company:
 
     @property
     def first(self) -> bool:
-        """Returns True for the process that prints and writes."""
+        """True for the process that prints and writes, number 0."""
         return self.process == 0
 
     def gather(self, value: Any) -> list:
-        """Returns the values (of JSON) that all processes gave to this call of it, in their order; waits for all."""
+        """Waits until all processes have made the same call, and lists their JSON values in the order of processes."""
         return self._gather(value, last=False)
 
     def part(self) -> None:
@@ -102,7 +107,7 @@ class Company:
 
     @property
     def stop(self) -> "Company":
-        """Returns the request to stop, which all processes share."""
+        """The request to stop, a `signals.Stop` that all processes share: this object."""
         return self
 
     def ask(self, signal_number: int) -> None:
@@ -110,7 +115,7 @@ class Company:
         self._requests.put(signal_number)  # not sent here: the interrupted code may hold the lock
 
     def due(self, position: int) -> bool:
-        """Returns True if all processes stop after step number `position`.
+        """True if all processes stop after step number `position`; waits for their agreement once one has asked.
 
         Once one has asked, each says how far it is and goes no further until it knows how far the furthest is. They
         stop after the next call of that one. Nothing is sent before, and the devices are not waited for.
@@ -122,12 +127,15 @@ class Company:
             return self._stop_after is not None and position > self._stop_after
 
     def fail(self, text: str, code: int) -> None:
-        """Tells the others that this process is about to end with an error."""
+        """Tells the others that this process is about to end with an error, its message and its exit code."""
         self._failed = True
         self._tell_first({"kind": "failed", "process": self.process, "text": text, "code": code})
 
     def end(self, code: int) -> NoReturn:
-        """Ends this process without JAX's farewell, which waits for those that are gone; process 0 ends last."""
+        """Flushes the output and ends this process at once, without JAX's shutdown, which waits for dead processes.
+
+        Process 0 first waits a few seconds for the others to end.
+        """
         flushing = threading.Thread(target=_flush, daemon=True)
         flushing.start()
         flushing.join(1.0)  # whoever reads the output may have stopped to
@@ -150,7 +158,7 @@ class Company:
         self._lose(process, "has ended without a word: it was killed, or its machine is gone")
 
     def _beat(self) -> None:
-        """Gives signs of life, and notices the processes that give none.
+        """Gives signs of life in a loop, and ends the run if another process gives none for `SILENCE` seconds.
 
         Silence is counted in the beats of this process. While it is stopped itself it counts none, so processes that
         are suspended together, and go on, go on.
@@ -170,7 +178,7 @@ class Company:
             line.send({"kind": "alive", "host": socket.gethostname()})
 
     def _lose(self, process: int, text: str) -> None:
-        """Ends the run, unless it is about to end, because nothing will come from a process."""
+        """Ends the run because `process` is dead or silent, as `text` says; does nothing if the run is about to end."""
         with self._changed:
             if not (self._over or self._failed or process in self._explained):
                 self._from_first({"kind": "lost", "process": process, "text": text, "code": 1})
@@ -230,7 +238,7 @@ class Company:
             self._changed.notify_all()
 
     def _follow(self, message: Message) -> None:
-        """Ends this process because another has ended."""
+        """Prints why another process has ended, and ends this one; process 0 first tells the others of a lost one."""
         process = message["process"]
         if message["kind"] == "failed":
             time.sleep(GRACE)

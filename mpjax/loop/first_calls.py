@@ -53,9 +53,10 @@ TRACED = 5
 
 @contextlib.contextmanager
 def profiled(train_call: Callable, folder: pathlib.Path, counts: Iterable[int]) -> Iterator[Callable]:
-    """Yields a `train_call` that traces calls number `BEFORE` + 1 to `BEFORE` + `TRACED` into `folder`.
+    """Context that yields a `train_call` that writes a profiler trace of some of its calls into `folder`.
 
-    A shorter run traces its last `TRACED` calls. `counts` holds the number of steps of every call of the run.
+    These are calls number `BEFORE` + 1 to `BEFORE` + `TRACED`. A shorter run traces its last `TRACED`
+    calls. `counts` holds the number of steps of every call of the run.
     """
     calls = sum(1 for _ in itertools.islice(counts, BEFORE + TRACED))
     before = max(0, calls - TRACED)

@@ -27,7 +27,7 @@ STARTING = 120
 
 @contextlib.contextmanager
 def joined(config: Config) -> Iterator[Alone | Company]:
-    """Joins the other processes of the run within the context; with one process it does nothing.
+    """Context that joins the other processes of the run, and yields their `Company`, or `Alone` for one process.
 
     It has to come before anything starts a device.
 
@@ -111,7 +111,7 @@ NUMERICS = (
 
 
 def _code(config: Config) -> dict[str, str]:
-    """Returns versions, JAX's settings, and checksums of the package's sources and of the user's files by setting."""
+    """Collects by name versions, JAX's settings, a checksum of mpjax's sources, and one of each file of the user."""
     import jax
 
     folder = pathlib.Path(__file__).parents[1]

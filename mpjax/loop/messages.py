@@ -26,7 +26,7 @@ class Connection:
         _notice_a_dead_machine(connection)
 
     def send(self, message: Message) -> bool:
-        """Sends a message; returns False if the other end is gone."""
+        """Sends a message; False if the other end is gone."""
         try:
             with self._sending:
                 self._socket.sendall(strict_json.encode(message).encode() + b"\n")
@@ -35,7 +35,7 @@ class Connection:
         return True
 
     def receive(self, seconds: float | None = None) -> Message | None:
-        """Waits for a message; returns None if the other end is gone, silent for `seconds`, or talks otherwise."""
+        """Waits for a message; None if the other end is gone, is silent for `seconds`, or sends no JSON object."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             self._socket.settimeout(seconds)
             text = self._file.readline(LONGEST)
@@ -45,7 +45,7 @@ class Connection:
         return None
 
     def messages(self) -> Iterator[Message]:
-        """Yields messages until the other end is gone."""
+        """Yields messages until the other end is gone or sends no JSON object."""
         while (message := self.receive()) is not None:
             yield message
 

@@ -140,7 +140,7 @@ def _losses(name: str, value, leaf) -> list[str]:
 
 @functools.cache
 def _counter(dtype: np.dtype, whole: NamedSharding) -> Callable:
-    """Compiles a count of the values that overflow in a dtype and of the values that flush to zero."""
+    """Makes a jitted function that counts the values of an array that overflow in a dtype, and that flush to zero."""
 
     def counts(x):
         cast = x.astype(dtype)
@@ -200,13 +200,13 @@ def with_weights(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[st
 
 
 def _sum(param: Any, rest: Any) -> Any:
-    """Adds what rounding left over to a parameter; -0.0 without a rest stays -0.0."""
+    """Adds to a parameter what rounding left over, `rest`; where that is 0, the parameter stays, even -0.0."""
     choose = jnp.where if isinstance(param, jax.Array) else np.where
     return choose(rest == 0, param, param + rest)
 
 
 def _left_over(param: Any, master: Any, dtype: np.dtype) -> Any:
-    """The master weight, or else the saved parameter, minus the parameter in `dtype`."""
+    """The compensation in `dtype`: the master weight, or else the saved parameter, minus the parameter in `dtype`."""
     exact = param if master is None else master
     stored = param if param.dtype == dtype else exact
     with np.errstate(over="ignore", under="ignore"):  # _losses reports the losses of the parameter itself
@@ -233,7 +233,7 @@ def with_moments(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[st
 
 
 def _beside(like: Any, found: Any) -> Any:
-    """Fetches arrays to the host if `like` is there. Otherwise arrays of the shape of `like` take its sharding."""
+    """Fetches the arrays `found` to the host if `like` is a host array; else those of its shape take its sharding."""
     if not isinstance(like, jax.Array):
         return jax.device_get(found)
     return jax.tree.map(lambda x: jax.device_put(x, like.sharding) if x.shape == like.shape else x, found)

@@ -68,7 +68,7 @@ def _wait_for_others(seat: Seat, about: Mapping[str, str], timeout: float) -> di
 
 
 def _is_hello(message: Mapping) -> bool:
-    """Returns True for what a process of a run says first; anybody may send anything to an open port."""
+    """True if a message is the first of a process of a run; anybody may send anything to an open port."""
     process, processes, about = (message.get(name) for name in ("process", "processes", "about"))
     if message.get("kind") != _HELLO or type(process) is not int or type(processes) is not int:
         return False
@@ -93,7 +93,13 @@ def _listen(seat: Seat) -> socket.socket:
 
 
 def _no_seat(message: Mapping, seat: Seat, said: Mapping) -> str | None:
-    """Returns why a process that has come cannot take part, or None."""
+    """The reason why a process that has come cannot take part, or None.
+
+    Args:
+      message: the first message of the process.
+      seat: the place of process 0.
+      said: the processes that are there, by number.
+    """
     process, processes = message["process"], message["processes"]
     if processes != seat.processes:
         return f"--distributed.processes is {seat.processes} on process 0 and {processes} on process {process}"
@@ -111,7 +117,10 @@ def _absence(missing: list[int], seat: Seat, timeout: float) -> str:
 
 
 def _difference(said: Mapping[int, Mapping[str, str]]) -> str | None:
-    """Returns a message that names each thing in which processes differ, with the values, or None."""
+    """A message that names each thing in which processes differ, with the values, or None if they agree.
+
+    `said` has the description of each process: values by name.
+    """
     lines = []
     for name in sorted(set().union(*said.values())):
         who_says = by_value({process: said[process].get(name, "not there") for process in sorted(said)})
@@ -124,7 +133,7 @@ def _difference(said: Mapping[int, Mapping[str, str]]) -> str | None:
 
 
 def by_value(said: Mapping[int, str]) -> dict[str, list[int]]:
-    """Returns the processes that said each value, from the value of each process.
+    """Groups processes by the value that each of them said.
 
     >>> by_value({0: "a", 1: "b", 2: "a"})
     {'a': [0, 2], 'b': [1]}
@@ -136,7 +145,7 @@ def by_value(said: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def numbers(which: list[int]) -> str:
-    """Returns ascending numbers as text.
+    """Formats ascending numbers as text, three or more in a row as a range.
 
     >>> numbers([0, 2, 3, 4, 7])
     '0, 2-4, 7'

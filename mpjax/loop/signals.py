@@ -44,13 +44,16 @@ class StopRequest:
         self.signal_number = signal_number
 
     def due(self, position: int) -> bool:
-        """True once a signal has arrived."""
+        """True once a signal has arrived, whatever the position."""
         return bool(self)
 
 
 @contextlib.contextmanager
 def stop_on_signals(stop: Stop) -> Iterator[None]:
-    """Passes the first SIGINT or SIGTERM within the context to `stop`, and the process continues."""
+    """Context in which the first SIGINT or SIGTERM is passed to `stop`, and the process continues.
+
+    A SIGINT after it raises KeyboardInterrupt. Outside the main thread the context does nothing.
+    """
 
     def record(signal_number: int, frame) -> None:
         stop.ask(signal_number)
@@ -71,7 +74,7 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_usual() -> Iterator[None]:
-    """Restores the usual handlers of SIGINT and SIGTERM within the context."""
+    """Context in which SIGINT raises KeyboardInterrupt and SIGTERM ends the process, as without `stop_on_signals`."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

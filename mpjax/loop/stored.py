@@ -21,7 +21,7 @@ from mpjax.loop.checksums import damaged, digest_of
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for Orbax's records of damage that mpjax reports in one line, or that its checksums exclude.
+    """A log filter: False for Orbax's records of damage that mpjax reports in one line or its checksums exclude.
 
     Threads of Orbax log each error on its way. asyncio logs the errors of all arrays after the first.
     """
@@ -189,7 +189,7 @@ def _description(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _edited(about: Mapping[str, Any]) -> list[str]:
-    """A message if a description has changed since it was saved. Version 1 has no digest to compare."""
+    """Lists the fault of a description that has changed since it was saved. Version 1 has no digest to compare."""
     if "digest" not in about:
         return [] if about["format"] == 1 else ["its description has no digest"]
     return [] if digest_of(about) == about["digest"] else ["its description has changed since it was saved"]
@@ -229,7 +229,10 @@ UNREADABLE = OSError, ValueError, KeyError, TypeError, OverflowError, RecursionE
 
 
 def stored_score(directory: pathlib.Path, position: int) -> float:
-    """Reads the score of a checkpoint from either of its files; `NOT_MEASURED` if both are unreadable."""
+    """Reads the score of a checkpoint from its description, or from Orbax's file if the description is damaged.
+
+    The score is `NOT_MEASURED` if both are unreadable.
+    """
     with contextlib.suppress(*UNREADABLE):
         about = _description(directory / str(position))
         if digest_of(about) == about["digest"]:

@@ -31,7 +31,7 @@ class Clock:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Stops the clock within the context."""
+        """Context in which the clock stands still."""
         start = time.perf_counter()
         try:
             yield
@@ -235,7 +235,7 @@ def train_loop(
 
 
 def _each(metrics: Metrics, count: int) -> list[Metrics]:
-    """Splits the metrics of a call by step."""
+    """Splits the metrics of a call of `count` steps into those of each step."""
     return [metrics] if count == 1 else [jax.tree.map(operator.itemgetter(index), metrics) for index in range(count)]
 
 

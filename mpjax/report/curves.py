@@ -251,12 +251,12 @@ def series(records: Records, name: str) -> Curve:
 
 
 def _lonely(values: Sequence[float]) -> dict[str, Any]:
-    """A dot marker if fewer than two values are finite, because a line would be invisible."""
+    """The style of a dot, if fewer than two values are finite, because a line would be invisible; else empty."""
     return {"marker": "o", "markersize": 4.5} if sum(map(math.isfinite, values)) < 2 else {}
 
 
 def _crowded(values: Sequence[float]) -> dict[str, Any]:
-    """The style of a thinner line without dots, if there are too many values to tell dots apart."""
+    """The style of a thinner line without dots, if there are too many values to tell dots apart; else empty."""
     return {"marker": "", "linewidth": 0.7 if len(values) > 400 else 1.3} if len(values) > 40 else {}
 
 

@@ -113,7 +113,7 @@ class UserWriters(Writers):
 
 @contextlib.contextmanager
 def failures_of_writers() -> Iterator[list[CallbackError]]:
-    """Yields an empty list for `UserWriters`. If the body raises, warns of the failures that are still in the list."""
+    """Context that yields an empty list for the failures of `UserWriters`; if the block raises, warns of those left."""
     failures: list[CallbackError] = []
     try:
         yield failures

@@ -63,11 +63,11 @@ class ArrayPaths:
         return pattern_of
 
     def covers(self, pattern: str, path: str) -> bool:
-        """True if a pattern covers the array at `path`."""
+        """True if a pattern, of the kind that `decided` takes, covers the array at `path`."""
         return covers(pattern, self._owner(path) if pattern.startswith("type:") else scope_lineage(path))
 
     def _owner(self, path: str) -> Lineage:
-        """The lineage of the innermost module that holds the array at `path`."""
+        """Finds the innermost module that holds the array at `path`, and returns its lineage: it and its parents."""
         parts = path.split("/")
         prefixes = ("/".join(parts[:depth]) for depth in range(len(parts) - 1, -1, -1))
         return next(self.lineages[prefix] for prefix in prefixes if prefix in self.lineages)

@@ -28,7 +28,7 @@ def weighted_cross_entropy(
     *,
     label_smoothing: float = 0.0,
 ) -> tuple[Float[Array, "*S"], Float[Array, "*S"]]:
-    """Computes the cross entropy of each example with a weight for each class.
+    """Computes the cross entropy of each example, weighted by class, and the weight of each example.
 
     The sum of the losses divided by the sum of the weights is `torch.nn.CrossEntropyLoss(weight, label_smoothing)` with
     class numbers as targets. For mixed targets torch divides by the number of examples. Here an example has the mean
@@ -41,7 +41,8 @@ def weighted_cross_entropy(
       label_smoothing: share of the target spread evenly over all classes; each class keeps its weight there.
 
     Returns:
-      The losses and the weights of the examples, before smoothing; both float32 (or wider) [...].
+      The weighted losses, and the weight of each example, which label smoothing does not change; both float32 (or
+        wider) [...].
     """
     logits = widened(logits)
     targets, weights = targets.astype(logits.dtype), jnp.broadcast_to(weights.astype(logits.dtype), logits.shape)
@@ -80,7 +81,7 @@ def by_class(weights: Sequence[float], label_smoothing: float, *, ignores: bool)
 
 
 def require_counted(metrics: dict[str, float]) -> dict[str, float]:
-    """Returns the metrics of a set.
+    """Returns the metrics of a set unchanged, if at least one of its examples counts.
 
     Raises:
       UsageError: all examples are ignored.

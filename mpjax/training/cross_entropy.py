@@ -25,10 +25,12 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 def with_labels(
     smoothing: float, logits: Float[Array, "*S K"], labels: Int[Array, "*S"]
 ) -> tuple[Float[Array, "*S"], Bool[Array, "*S"]]:
-    """Computes the cross entropy with labels, in float32 or wider, and whether the label is `predicted`.
+    """Computes the cross entropy of each position with its label, and whether that label is the class of `predicted`.
 
-    One pass reads the logits for both. The loss is NaN where the label is no class. Labels are compared with an iota: a
-    gather of a logit and the scatter of its gradient would make XLA write all logits to memory once more.
+    Logits are cast to float32, or keep a wider dtype. `smoothing` is the share of the target that is spread evenly over
+    all classes. One pass reads the logits for both results. The loss is NaN where the label is no class. Labels are
+    compared with an iota: a gather of a logit and the scatter of its gradient would make XLA write all logits to memory
+    once more.
     """
     logits, labels = widened(logits), labels.astype(jnp.int32)
     return _Row.of(logits, labels).loss_and_hit(smoothing, labels, logits.shape[-1])
@@ -36,7 +38,7 @@ def with_labels(
 
 @with_labels.defjvp
 def _with_labels_jvp(smoothing: float, primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
-    """The derivative of the loss by the logits is the probabilities minus the target."""
+    """The JVP rule of `with_labels`: the derivative of the loss by the logits is their softmax minus the target."""
     logits, labels = widened(primals[0]), primals[1].astype(jnp.int32)
     row = _Row.of(logits, labels)
     loss, hit = row.loss_and_hit(smoothing, labels, logits.shape[-1])
@@ -55,7 +57,7 @@ def predicted(logits: Float[Array, "*S K"]) -> Int[Array, "*S"]:
 
 
 class _Row(NamedTuple):
-    """The logits [..., K] of each position, reduced.
+    """What remains of the logits [..., K] of each position after sums and maxima over the classes.
 
     Attributes:
       largest: the largest logit [...].
@@ -93,9 +95,10 @@ class _Row(NamedTuple):
 
 @jax.custom_jvp
 def _reduced(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, ...]:
-    """Reads the logits once, for a `_Row`: the sum is scaled whenever a larger logit comes.
+    """Computes the fields of a `_Row` in one pass over the logits.
 
-    Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018 (arXiv:1805.02867), section 3.
+    The sum of exponentials is rescaled whenever a larger logit comes: Milakov and Gimelshein, "Online
+    normalizer calculation for softmax", 2018 (arXiv:1805.02867), section 3.
     """
     classes = jnp.broadcast_to(_classes(logits), logits.shape)
     operands = (logits, jnp.ones_like(logits), jnp.where(_is_label(labels, logits), logits, 0), logits, classes)
@@ -105,7 +108,7 @@ def _reduced(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _joined(left: tuple, right: tuple) -> tuple[jax.Array, ...]:
-    """The row of two sets of classes."""
+    """Combines the fields of a `_Row` for two disjoint sets of classes to those for their union."""
     largest = jnp.maximum(left[0], right[0])
     shift = _finite_or_zero(largest)
     total = left[1] * jnp.exp(left[0] - shift) + right[1] * jnp.exp(right[0] - shift)
@@ -115,7 +118,7 @@ def _joined(left: tuple, right: tuple) -> tuple[jax.Array, ...]:
 
 @_reduced.defjvp
 def _reduced_jvp(primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
-    """The loss does not depend on the shift, which is therefore a constant."""
+    """The JVP rule of `_reduced`. The loss does not depend on the shift, which is therefore a constant."""
     logits, labels = primals
     change = tangents[0]
     row = _Row.of(logits, labels)
@@ -152,7 +155,7 @@ def in_chunks(function: Callable, size: int, *arrays: Num[Array, "*S _"]) -> tup
     """Applies a function to `size` tokens at a time; the backward pass computes each chunk again.
 
     With the product of features and a vocabulary in `function`, logits never exist for all tokens at once. Gradients of
-    the vocabulary add up chunk by chunk, in the dtype of the parameter.
+    the vocabulary add up chunk by chunk, in the dtype of the parameter. Zeros fill up the last chunk.
 
     Args:
       function: `(*chunks) -> results`, each [size], of chunks [size, ...] of the arrays.

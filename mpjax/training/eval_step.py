@@ -50,7 +50,7 @@ def make_eval_step(
 
 
 def weighted_sums(values: Values, batch: Batch) -> dict[str, Any]:
-    """Sums values [B, ...] with the batch's `weight`; `count` is the sum of the weights."""
+    """Sums each value [B, ...] over the examples, times the batch's `weight` (1 if absent); adds `count`, its sum."""
     size = jax.tree.leaves(values)[0].shape[0]
     weight = batch.get("weight", jnp.ones(size, jnp.float32))
 
@@ -65,7 +65,10 @@ def weighted_sums(values: Values, batch: Batch) -> dict[str, Any]:
 def in_evaluation(
     structure: Structure, run: Callable, *, cast: Callable[[Callable], Callable], layout: Layout | None
 ) -> tuple[Shares, Callable[[Arrays, Arrays, Any], Any]]:
-    """Builds the shares of a batch, and `(params, stats, batch) -> run(model, batch)` of a share in evaluation."""
+    """Builds `(params, stats, batch) -> run(model, batch)` of one share, with the model in evaluation mode.
+
+    Returns the shares of the layout, whose methods map this function over a whole batch, and the function.
+    """
     # In the model's own dtypes: a moving average is wider than its parameter, and evaluation may use more parameters
     # than training.
     shares = shares_of(layout and dataclasses.replace(layout, travels={}, given={}))

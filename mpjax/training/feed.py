@@ -71,7 +71,7 @@ class Single:
     sharding: NamedSharding
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
-        """Yields batches on the device."""
+        """Yields the batch of each call, on the devices; `counts` only limits their number."""
         for batch, _ in zip(self.batches.from_position(position), counts, strict=False):
             yield place(batch, self.sharding)
 
@@ -92,7 +92,7 @@ class Stacked:
     sharding: NamedSharding
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
-        """Yields stacked batches on the device."""
+        """Yields the stacked batches of each call, on the devices."""
         stream = self.batches.from_position(position)
         sharding = _behind_steps(self.sharding)
         for count in counts:
@@ -122,7 +122,7 @@ class Resident:
         return cls(batches, sharding, place(batches.arrays, NamedSharding(sharding.mesh, PartitionSpec())))
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
-        """Yields the set together with the row numbers of each step."""
+        """Yields for each call the set and the row numbers of the examples of its steps."""
         stream = self.batches.rows_from(position)
         sharding = _behind_steps(self.sharding)
         for count in counts:
@@ -131,12 +131,12 @@ class Resident:
             yield SelectedRows(self.table, *jax.device_put((numbers, _stacked(fields)), sharding))
 
     def abstract(self, fed: Any, count: int) -> Any:
-        """The same set with the shape of the row numbers for `count` steps."""
+        """The input of a call of `count` steps: the same set, and shapes in place of row numbers and other fields."""
         numbers, fields = jax.tree.map(lambda x: _of_steps(x, count), (fed.numbers, fed.given))
         return SelectedRows(fed.table, numbers, fields)
 
     def batch(self, fed: Any, index: Any) -> Any:
-        """Gathers the examples of a step."""
+        """Gathers the examples of step `index` of the call from the set, by their row numbers."""
         chosen = fed.numbers[index]
         # The row numbers are always in bounds. The mode omits the check of each.
         gathered = {name: x.at[chosen].get(mode="promise_in_bounds") for name, x in fed.table.items()}

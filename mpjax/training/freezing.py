@@ -19,7 +19,9 @@ _FLAG = "--training.freeze"
 
 
 def frozen_paths(model: nnx.Module, patterns: Iterable[str]) -> frozenset[str]:
-    """Collects the paths of the parameters and statistics that patterns cover, as in `model`.
+    """Collects the paths of the parameters and statistics of `model` that patterns cover.
+
+    Patterns match the paths of single blocks. The result has the paths of `model` itself, where a stack is one array.
 
     Args:
       model: the model, which may be abstract.
@@ -62,14 +64,15 @@ class OnStoredStatistics:
     depth: ClassVar[int] = 3
 
     def __call__(self, call, module, x, use_running_average=None, **kwargs):
-        """Calls a batch norm as in evaluation."""
+        """Calls a batch norm as in evaluation: it reads the stored statistics and does not update them."""
         return call(module, x, use_running_average=True, **kwargs)
 
 
 def trained_only(tx: optax.GradientTransformation, frozen: Collection[str]) -> optax.GradientTransformationExtraArgs:
-    """Applies an optimizer to the trained arrays only, and ignores gradients and parameters of frozen ones.
+    """Wraps an optimizer to update the trained arrays only: frozen ones have no optimizer state.
 
-    Frozen arrays have updates of minus zero, which change no bit.
+    Gradients and parameters of `frozen` paths are ignored. A frozen path among the gradients gets an update of minus
+    zero, which changes no bit.
     """
     tx = optax.with_extra_args_support(tx)
 

@@ -60,7 +60,7 @@ def arrays_from_images(task: Task, source: Source, config: Data) -> Arrays:
 
 
 def _images(task: Task, source: Source, config: Data) -> np.ndarray:
-    """Images as the model receives them in evaluation, float32 [N, H, W, C]."""
+    """Reads training images, evenly spread, as the model receives them in evaluation, float32 [N, H, W, C]."""
     read = reader(source, config, training=True)
     first = read(source.train[0])
     count = max(1, min(MOST_IMAGES, len(source.train), MOST_VALUES // first["image"].size))

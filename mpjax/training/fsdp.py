@@ -22,7 +22,7 @@ from mpjax.training.state import Arrays
 
 
 def widened(layout: Layout, params: Arrays) -> Arrays:
-    """Casts divided parameters to `reduce_dtype`, unless they are wider.
+    """Casts the parameters that are divided over `fsdp` to the layout's `reduce_dtype`, unless they are wider.
 
     A gradient has the dtype of its parameter, so a sum in float32 needs a parameter in float32.
     """
@@ -33,7 +33,12 @@ def widened(layout: Layout, params: Arrays) -> Arrays:
 
 
 def gathered(layout: Layout, parts: Arrays) -> Arrays:
-    """Gathers all parameters except those that a block gathers when it is called."""
+    """Gathers all parameters except those that a block gathers when it is called.
+
+    Args:
+      layout: the division of the parameters.
+      parts: this device's part of each parameter, by path; the whole of a parameter that is not divided over `fsdp`.
+    """
     return {name: part if _in_block(layout, name) else _gather(layout, name, part) for name, part in parts.items()}
 
 
@@ -61,7 +66,7 @@ class Gathers:
     depth: ClassVar[int] = 1
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls a block with whole parameters."""
+        """Calls a block with whole parameters, and puts the device's parts back after the call."""
         variables = {
             name: variable
             for name, variable in _variables(self.path, module)

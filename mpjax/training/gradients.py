@@ -25,9 +25,10 @@ def gradients_of(
     accumulate: int,
     frozen: Collection[str],
 ) -> Callable[[TrainState, jax.Array, Any], tuple[Arrays, Contribution]]:
-    """Builds `(state, key, batch) -> (stats, contribution)` of a whole batch. The gradients are still scaled.
+    """Builds `(state, key, batch) -> (stats, contribution)` of a whole batch, with the gradients summed over devices.
 
-    The arguments are those of `make_train_step`; `shares` divides the batch over the devices of its layout.
+    The gradients are still scaled, and `stats` are the statistics after the batch. The arguments are those of
+    `make_train_step`; `shares` divides the batch over the devices of its layout.
     """
 
     def loss_of(params, stats, key, batch):
@@ -65,7 +66,7 @@ _BESIDE = "(zero beside) "
 
 
 def _of_histories(loss_of: Callable) -> Callable:
-    """Adds the zeros among the parameters to the histories among the statistics."""
+    """Wraps a loss: the zeros, which are passed among the parameters, are added to the histories of the statistics."""
 
     def with_zeros(params, stats, key, batch):
         histories = {name: stats[name] + params[_BESIDE + name] for name in filter(is_history, stats)}
@@ -75,7 +76,10 @@ def _of_histories(loss_of: Callable) -> Callable:
 
 
 def _with_histories(loss_of: Callable, shares: Shares, frozen: Collection[str]) -> Callable:
-    """Differentiates the loss of a share, and records the largest gradients in the histories of their layers."""
+    """Builds `(scaling, params, stats, key, batch) -> (stats, contribution)` of one share.
+
+    It differentiates the loss, and records the largest gradients in the histories of their layers.
+    """
     value_and_grad = shares.value_and_grad(loss_of, frozen)
 
     def differentiated(scaling, params, stats, key, batch):
@@ -97,7 +101,7 @@ def _parameters(arrays: Arrays) -> Arrays:
 
 
 def _weighted(differentiated: Callable, shares: Shares) -> Callable:
-    """Multiplies gradients by the weight of their micro-batch, in float32 or wider."""
+    """Wraps `differentiated` to multiply its gradients by the weight of their micro-batch, in float32 or wider."""
 
     def weighted(scaling, params, stats, key, batch):
         stats, contribution = differentiated(scaling, params, stats, key, batch)
@@ -113,7 +117,10 @@ def _weighted(differentiated: Callable, shares: Shares) -> Callable:
 
 
 def _in_turn(one: Callable, count: int, shares: Shares) -> Callable:
-    """Runs `one` on each micro-batch in turn, on the statistics of the one before, and averages the gradients."""
+    """Builds `(stats, key, batch) -> (stats, contribution)` that runs `one` on `count` micro-batches in turn.
+
+    Each takes the statistics of the one before. The gradients are averaged by the weights of the micro-batches.
+    """
 
     def body(carry, micro):
         stats, total = carry

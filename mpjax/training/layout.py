@@ -49,7 +49,7 @@ class Layout:
         return self.mesh.shape[DATA] * self.mesh.shape[FSDP]
 
     def spec(self, name: str) -> PartitionSpec:
-        """The spec of a parameter."""
+        """The partition spec of the parameter at path `name`; empty if it is replicated."""
         return self.divided.get(name, PartitionSpec())
 
     def fsdp_axis(self, name: str) -> int | None:
@@ -110,7 +110,7 @@ class Layout:
 
 
 def over(axes: Sequence[str], spec: PartitionSpec) -> PartitionSpec:
-    """Restricts a spec to some axes of the mesh."""
+    """Keeps the entries of a partition spec whose mesh axes are all among `axes`; the others become None."""
 
     def is_over(names: Any) -> bool:
         return names is not None and set(axes).issuperset([names] if isinstance(names, str) else names)
@@ -123,7 +123,8 @@ def divide(
 ) -> dict[str, PartitionSpec]:
     """Chooses the spec of each parameter to divide over the axes `fsdp` and `tensor` of a mesh.
 
-    Over `fsdp`, a parameter is divided along its longest axis that the mesh divides evenly.
+    Over `fsdp`, a parameter is divided along its longest axis that the mesh divides evenly, unless it has fewer than
+    `SMALL` elements. Parameters that are not divided at all are left out.
 
     Args:
       params: arrays or shapes by path.

@@ -16,7 +16,7 @@ from mpjax.precision.dtypes import HALF
 
 
 def row_major(gradient: jax.Array) -> jax.Array:
-    """Lays an array of four axes, such as a convolution's gradient, out in row-major order.
+    """Lays an array of four axes, such as a convolution's gradient, out in row-major order; others are unchanged.
 
     Attention kernels of a stack have four axes too; their loop already yields row-major gradients.
     """
@@ -26,7 +26,9 @@ def row_major(gradient: jax.Array) -> jax.Array:
 
 
 def row_major_before_casts(run: Callable, select: Callable[[Any], Any]) -> Callable:
-    """Applies `row_major` to some results of a function, before the cast that ends their computation.
+    """Wraps a function to apply `row_major` to some results, before a cast from half precision that yields them.
+
+    The dtypes of the results do not change.
 
     Args:
       run: the function, whose arguments and results are pytrees of arrays.

@@ -32,7 +32,7 @@ def make_mesh(devices: Sequence | None = None, /, *, data: int = -1, fsdp: int =
 
 
 def settle(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
-    """Replaces -1 among the sizes of the mesh.
+    """Replaces a size of -1, so that the product of the sizes of the mesh is the number of devices.
 
     Raises:
       UsageError: the product of the sizes is not `devices`.
@@ -83,7 +83,7 @@ written to memory in float32: for GELU, 0.8 GB per block of GPT-2 small.
 
 
 def compiler_options(mesh: Mesh, *, overlap: bool = True) -> dict[str, bool | int]:
-    """The XLA options for the programs of a run: `AS_WRITTEN` on GPUs, and `OVERLAP` on several if wanted."""
+    """The XLA options for a run's programs: on GPUs `AS_WRITTEN`, and on several `OVERLAP` if wanted; else none."""
     if mesh.devices.flat[0].platform not in ("gpu", "cuda"):
         return {}
     return AS_WRITTEN | (OVERLAP if mesh.size > 1 and overlap else {})
@@ -93,6 +93,9 @@ def own_rows(sharding: NamedSharding, size: int) -> Share:
     """The rows of a batch of `size` examples that this process reads: the rows that its devices hold.
 
     Processes that divide a model over `tensor` between them read the same rows.
+
+    Returns:
+      The number of this process's block of rows, and the number of blocks.
 
     Raises:
       UsageError: its devices do not hold one contiguous block of rows.
@@ -110,7 +113,7 @@ def own_rows(sharding: NamedSharding, size: int) -> Share:
 
 
 def place(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
-    """Puts a batch on the devices; with several processes, each passes its own rows."""
+    """Puts a batch on the devices of `sharding`; with several processes, each passes its own rows."""
     if sharding.is_fully_addressable:
         return jax.device_put(dict(batch), sharding)
     return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}

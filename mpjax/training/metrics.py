@@ -49,10 +49,10 @@ class _Collected:
 def checked_metrics(
     metrics: Mapping[str, "Metric"], outputs: Any, batch: Mapping[str, jax.ShapeDtypeStruct], *, taken: Iterable[str]
 ) -> tuple[Callable[[Any, Batch], Values], ...]:
-    """Checks a user's metrics, and makes each return its values by name.
+    """Checks a user's metrics on shapes, and wraps each as `(outputs, batch) -> values`, by name.
 
     Args:
-      metrics: functions by name; a function with one value has its name.
+      metrics: functions by name; a value that a function returns alone gets the name of the function.
       outputs: the shapes of the outputs of the objective for `batch`.
       batch: the shapes of a prepared batch.
       taken: the names of the objective's metrics.
@@ -81,7 +81,7 @@ def _named(flag: str, found: Any) -> Mapping[str, Any]:
 
 
 def _names(flag: str, function: "Metric", outputs: Any, batch: Any, size: int) -> tuple[str, ...]:
-    """The names of the values of a metric."""
+    """Traces a metric on shapes, checks what it returns, and lists the names of its values."""
 
     def checked(outputs, batch):
         returned = function(outputs, batch)
@@ -136,7 +136,7 @@ def _require_sums(name: str, metric: Any) -> None:
 
 
 def _values(flag: str, function: "Metric", outputs: Any, batch: Batch) -> Values:
-    """Computes a metric: one value, or several by name."""
+    """Computes the values of a metric by name; a metric of `clu` or `metrax` is computed for each example alone."""
     returned = _named(flag, function(outputs, batch))
 
     def collected(name: str, metric: Any) -> _Collected:

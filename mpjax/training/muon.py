@@ -33,7 +33,7 @@ def muon_and_sgd(
     mask: Callable[[Any], Any],
     normalise: bool = False,
 ) -> optax.GradientTransformation:
-    """Orthogonalizes the momentum of each convolution's filter; updates other parameters by SGD.
+    """Builds the rule that orthogonalizes the momentum of each filter and updates all other parameters by SGD.
 
     The update of a filter has singular values of about 1, whatever the size of the gradient. They are multiplied by the
     learning rate, and by sqrt(outputs / inputs) if the filter has more outputs than inputs.
@@ -80,7 +80,7 @@ def _matrices(updates: Any) -> Any:
 
 
 def _to_unit_columns(updates: Any, params: Any) -> Any:
-    """Adds the change that scales each filter to a norm of sqrt(outputs), so its columns have norms of about 1."""
+    """Adds to each update the change that scales its filter to a norm of sqrt(outputs): columns of norm about 1."""
 
     def one(update: jax.Array, param: jax.Array) -> jax.Array:
         # Float32: squares of half-precision values overflow.

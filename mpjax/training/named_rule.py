@@ -166,7 +166,7 @@ class NamedRule:
         return True
 
     def _require_fit(self, rule: Any, params: Mapping[str, Any], config: schema.Optimizer) -> None:
-        """Traces one update, and checks the state and the updates."""
+        """Traces one update; raises UsageError unless its updates fit the parameters and its state keeps its shapes."""
         if not isinstance(rule, optax.GradientTransformation):
             raise UsageError(
                 f"{self.name} returned {type(rule).__name__}: wanted an optax.GradientTransformation, as optax.chain "

@@ -98,7 +98,7 @@ OUTPUTS = "outputs"
 
 
 def means(sums: Sums) -> dict[str, float]:
-    """Concludes the sums of a whole set: an array is divided by `count`, any other value concludes itself."""
+    """Computes means from the sums of a whole set: arrays divided by `count`; other values have a method `of_set`."""
 
     def concluded(total: Any) -> float:
         return total.of_set() if hasattr(total, "of_set") else Mean(total, sums["count"]).of_set()
@@ -120,8 +120,8 @@ class RunObjective(NamedTuple):
         is averaged over all its numbers, and a `Mean` of [B, K] over its K quotients.
       prepare: `(batch, key) -> batch`, which augments unless the key is None. It takes the whole batch, because it may
         mix examples.
-      metrics: compute further values in evaluation, by name, from the function's `outputs`.
-      complete: completes the metrics of a whole set.
+      metrics: functions `(outputs, batch) -> values` by name, called in evaluation with the `outputs` of `function`.
+      complete: maps the means of a whole set to its metrics, for example adds the perplexity.
     """
 
     function: Callable[[nnx.Module, Batch, jax.Array | None], Values]
@@ -130,13 +130,13 @@ class RunObjective(NamedTuple):
     complete: Callable[[dict[str, float]], dict[str, float]] = dict
 
     def loss_of(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
-        """Computes the loss and the metrics of a prepared batch, or of a device's part of it."""
+        """Computes the loss and the metrics of a prepared batch, or of a device's part of it, for training."""
         values = self.function(model, batch, key)
         totals = {name: _over_batch(value) for name, value in values.items() if name != OUTPUTS}
         return totals.pop("loss"), totals
 
     def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
-        """Computes the loss and the metrics of a stored batch."""
+        """Prepares a stored batch with `key`, which augments it, and computes its loss and its metrics for training."""
         return self.loss_of(model, self.prepare(batch, key), key)
 
     def measure(self, model: nnx.Module, batch: Batch) -> dict[str, Any]:
@@ -153,12 +153,12 @@ class RunObjective(NamedTuple):
         return self.complete(means(sums))
 
     def names(self, values: Values) -> tuple[str, ...]:
-        """The names of the metrics over a set."""
+        """The names of the metrics of a whole set, from the values of a batch, of which only the names are read."""
         return tuple(self.complete(dict.fromkeys(values, 1.0)))
 
 
 def _over_batch(value: Any) -> Mean:
-    """Sums a value over the examples of a batch."""
+    """Sums a value over the examples of a batch; an array becomes the `Mean` of all its numbers."""
     value = as_floating(value)
     if isinstance(value, Mean):
         return jax.tree.map(lambda x: jnp.sum(x, axis=0), value)
@@ -166,7 +166,7 @@ def _over_batch(value: Any) -> Mean:
 
 
 def _per_example(value: Any) -> Any:
-    """Averages an array over all its axes but the first."""
+    """Averages an array over all its axes but the first; a `Mean` or another metric is only cast."""
     value = as_floating(value)
     if hasattr(value, "of_set") or value.ndim == 1:
         return value

@@ -42,7 +42,7 @@ PixelLoss = Callable[..., jax.Array]
 
 
 def equally(label_smoothing: float = 0.0) -> Comparison:
-    """Creates the comparison that weights all examples and classes equally."""
+    """Creates the comparison that weights all examples and classes equally; it smooths labels in training only."""
 
     def compare(logits: jax.Array, batch: Batch, key: jax.Array | None) -> Values:
         labels = batch["label"]
@@ -131,7 +131,10 @@ def language_modeling(*, label_smoothing: float = 0.0, chunk: int = 0) -> "Objec
 
 
 def with_perplexity(metrics: dict[str, float]) -> dict[str, float]:
-    """Adds `perplexity`, exp(loss); examples have equal lengths, so the loss is a mean over tokens."""
+    """Adds `perplexity`, exp(loss), to the metrics of a set.
+
+    Examples have equal lengths, so the loss is a mean over tokens.
+    """
     with np.errstate(over="ignore"):
         perplexity = float(np.exp(np.float64(metrics["loss"])))
     return {"loss": metrics["loss"], "accuracy": metrics["accuracy"], "perplexity": perplexity} | metrics

@@ -168,7 +168,7 @@ def _muon(config: schema.Optimizer, learning_rate: optax.Schedule, stacks: Stack
 
 
 def _kernels(stacks: Stacks) -> Callable[[Any], Any]:
-    """The mask of the parameters that decay: kernels have several axes, scales and biases have one."""
+    """Makes the function that maps parameters to True if they decay: kernels have several axes, others have one."""
 
     def is_kernel(path: tuple, param: Any) -> bool:
         lead = 0 if stack_of(path_name(path), stacks) is None else 1
@@ -178,7 +178,7 @@ def _kernels(stacks: Stacks) -> Callable[[Any], Any]:
 
 
 def _row_by_row(rule: optax.GradientTransformation, stacks: Stacks) -> optax.GradientTransformation:
-    """Applies a stateless rule to each row of a stacked array."""
+    """Wraps a stateless rule to apply it to each row of a stacked array, and to other arrays as a whole."""
 
     def update(updates, state, params=None):
         def one(update, param):

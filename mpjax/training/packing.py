@@ -39,12 +39,12 @@ class Kind:
 
     @property
     def stored(self) -> frozenset[str]:
-        """The names after packing."""
+        """The names after packing: the paths of the arrays that stay apart, and the names of the packed ones."""
         packed = {name for group in self.groups.values() for name in group}
         return (self.names - packed) | set(self.groups)
 
     def pack(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Concatenates each group to one array [N]; a group whose values are all None becomes None."""
+        """Concatenates each group to one array, [N], or [1, N] for matrices; a group of None becomes None."""
         rest = dict(arrays)
         packed = {name: _joined([rest.pop(path) for path in group]) for name, group in self.groups.items()}
         return packed | rest
@@ -100,7 +100,7 @@ class Packing:
 
     @classmethod
     def of(cls, params: Mapping[str, Any], stats: Mapping[str, Any], stacks: Iterable[str] = ()) -> "Packing":
-        """Packs all vectors, and small matrices that are not kernels.
+        """Plans to pack vectors, and small matrices that are not kernels, in groups of one dtype; packs nothing yet.
 
         Args:
           params: parameters by path, or their shapes.
@@ -175,7 +175,7 @@ def _groups(shapes: Group) -> list[Group]:
 
 
 def _on_mappings(tree: Any, changes: Mapping[frozenset[str], Any]) -> Any:
-    """Applies `changes[names]` to each mapping with exactly these names."""
+    """Replaces each dict in a tree whose keys are exactly `names` by `changes[names]` of it."""
 
     def is_one(node: Any) -> bool:
         return isinstance(node, dict) and frozenset(node) in changes

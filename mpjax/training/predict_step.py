@@ -55,7 +55,8 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
 
     Classification outputs `classes` and `probabilities`, [B, top], the most probable first. Segmentation outputs
     `mask`, the class of each pixel, uint8 [B, H, W]. Language modelling outputs `loss` and `tokens`, both [B]. `loss`
-    is the sum over the first `count` tokens of an example (all, without `count`), and `tokens` is their number.
+    is the sum over the first tokens of an example, as many as the batch's field `count` says (all, without it), and
+    `tokens` is their number.
     `finite` [B] is False for examples with a NaN or infinite output of the model.
 
     Args:

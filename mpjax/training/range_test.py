@@ -59,7 +59,10 @@ class Watch:
         self._best = float("inf")
 
     def explodes(self, loss: float) -> bool:
-        """Adds the loss of the next update; True if it is not finite or the smoothed loss exceeds the limit."""
+        """Adds the loss of the next update; True if it is not finite, or the smoothed loss exceeds the limit.
+
+        The limit is `limit` times the smallest smoothed loss so far.
+        """
         self._sum, self._weight = _KEPT * self._sum + loss, _KEPT * self._weight + 1
         smoothed = self._sum / self._weight
         self._best = min(self._best, smoothed)

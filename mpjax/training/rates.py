@@ -53,7 +53,12 @@ def factors_of(config: schema.Optimizer, task: Task, batch: Mapping[str, Any]) -
 
 
 def scale_by_path(factors: Mapping[str, float], stacks: Stacks) -> optax.GradientTransformation:
-    """A stateless rule that multiplies updates by factors, by the paths of single blocks."""
+    """Builds a stateless rule that multiplies each update by the factor of its path.
+
+    Args:
+      factors: factors by the paths of single blocks; 1 for any other path.
+      stacks: the stacks of blocks; each row of their updates takes the factor of its block.
+    """
 
     def scaled(path: tuple, update: jax.Array) -> jax.Array:
         rows = [factors.get(name, 1.0) for name in names_apart(path_name(path), stacks)]
@@ -91,7 +96,7 @@ def depths_of(task: Task, batch: Mapping[str, Any]) -> dict[str, int]:
 
 
 class _Reached(Exception):
-    """Carries the arguments of the first block."""
+    """Raised at the call of the first block, to end the trace; carries the arguments of the call."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,7 +84,7 @@ def _own(spec: Code, peak: float, steps: int, warmup: int) -> optax.Schedule:
 
 
 def _require_rates(name: str, schedule: Callable, steps: list[int]) -> None:
-    """Evaluates a schedule at some steps like the training step: compiled, for an int32 step."""
+    """Raises UsageError unless a schedule, compiled for an int32 step, gives a finite rate of 0 or more at `steps`."""
     try:
         with optax_promotion():
             shape = jnp.shape(jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32)))

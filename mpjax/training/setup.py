@@ -155,9 +155,10 @@ class Placed(NamedTuple):
 
 
 def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedReport | None]:
-    """Loads parameters and statistics from `config.pretrained`, by path and in the stored dtypes, and their report.
+    """Loads parameters and statistics from `config.pretrained`, by path, and a report of the load.
 
-    The paths are those of single blocks, also for a model with stacks.
+    The arrays have the dtypes in which the model stores them. The paths are those of single blocks, also for a model
+    with stacks. Without `config.pretrained` there are no arrays and no report.
 
     Raises:
       UsageError: as `mpjax.load_pretrained`.

@@ -63,7 +63,7 @@ class OneShare:
     def value_and_grad(self, loss_of: Callable, frozen: Collection[str] = ()) -> Callable:
         """Builds `(scaling, params, ...) -> ((loss, aux), grads)` of one share, for `loss_of(params, ...)`.
 
-        `frozen` parameters have no gradients.
+        The loss is unscaled, the gradients are scaled. `frozen` parameters have no gradients.
         """
         return _of_trained(loss_of, frozen)
 
@@ -76,7 +76,7 @@ class OneShare:
         return run
 
     def norms(self) -> contextlib.AbstractContextManager[None]:
-        """The context for the trace of gradient norms."""
+        """Context in which gradient norms are traced; it changes nothing here."""
         return contextlib.nullcontext()
 
     def together(self, stats: Arrays, part: Contribution) -> tuple[Arrays, Contribution]:
@@ -84,14 +84,14 @@ class OneShare:
         return stats, dataclasses.replace(part, grads={name: row_major(g) for name, g in part.grads.items()})
 
     def at_once(self, run: Callable, params: Arrays) -> Callable:
-        """Builds `run(stats, key, batch) -> (stats, part)` of the only micro-batch of a step, after `together`."""
+        """Wraps `run(stats, key, batch) -> (stats, part)` of a step's only micro-batch to do what `together` does."""
         # A program without a convolution has no gradient to lay out.
         if not any(param.ndim == 4 for param in params.values()):
             return run
         return row_major_before_casts(run, lambda result: result[1].grads)
 
     def sums(self, run: Callable) -> Callable:
-        """Maps `run(params, stats, batch) -> sums` over the shares of a whole batch, of any size."""
+        """Maps `run(params, stats, batch) -> sums` over the shares of a whole batch, of any size, and adds them up."""
         return run
 
     def rows(self, run: Callable) -> Callable:
@@ -107,7 +107,7 @@ class OneDevice(OneShare):
     """The whole batch on the only device of a layout."""
 
     def norms(self) -> contextlib.AbstractContextManager[None]:
-        """The context in which one kernel finishes the sums of squares of all arrays."""
+        """Context in which gradient norms are traced: one kernel finishes the sums of squares of all arrays."""
         return added_together()
 
 
@@ -124,11 +124,11 @@ class ManyShares:
         return jax.lax.with_sharding_constraint(repeated, sharding)
 
     def add(self, array: jax.Array) -> jax.Array:
-        """Sums over the shares."""
+        """Sums a value over the shares, inside a function of one share."""
         return jax.lax.psum(array, BATCH_AXES)
 
     def loss(self, loss: Any) -> jax.Array:
-        """The share's total divided by the weight of all shares; a scalar divided by their number."""
+        """The share's term of the loss: its total divided by the weight of all shares, or a scalar by their number."""
         # The share's own weight is no divisor: float16 gradients then have the same magnitude as on one device.
         if not isinstance(loss, Mean):
             return loss / self.layout.shares
@@ -144,7 +144,12 @@ class ManyShares:
                     cast(Any, module).axis_name = BATCH_AXES
 
     def value_and_grad(self, loss_of: Callable, frozen: Collection[str] = ()) -> Callable:
-        """Builds the value and gradient of a share; the gradients of gathered parameters are scattered again."""
+        """Builds `(scaling, params, ...) -> ((loss, aux), grads)` of this device's share.
+
+        `params` are the device's parts of the parameters, and so are `grads`. The loss is unscaled, the
+        gradients are scaled. Gradients of parameters that are divided over `fsdp` are already summed over it. `frozen`
+        parameters have no gradients.
+        """
 
         def value_and_grad(scaling, params, *args):
             def of_parts(parts, *args):
@@ -155,7 +160,10 @@ class ManyShares:
         return value_and_grad
 
     def on_each(self, run: Callable, frozen: Collection[str] = ()) -> Callable:
-        """Runs `run` on the share of each device; random numbers differ from share to share."""
+        """Maps `run` over the shares, one on each device; random numbers differ from share to share.
+
+        Statistics have a leading axis of shares, and the part gets one, over which `together` sums.
+        """
 
         def on_share(scaling, params, stats, key, batch):
             key = jax.random.fold_in(key, jax.lax.axis_index(BATCH_AXES))
@@ -173,11 +181,11 @@ class ManyShares:
         return on_each
 
     def norms(self) -> contextlib.AbstractContextManager[None]:
-        """The context for the trace of gradient norms."""
+        """Context in which gradient norms are traced; it changes nothing here."""
         return contextlib.nullcontext()
 
     def together(self, stats: Arrays, part: Contribution) -> tuple[Arrays, Contribution]:
-        """Averages statistics, and adds gradients in the layout's `reduce_dtype`.
+        """Averages statistics over the shares, and sums gradients (in the layout's `reduce_dtype`), loss and metrics.
 
         Statistics that are not floating, such as counters, and histories of float8 scales take the maximum over all
         devices.
@@ -202,12 +210,15 @@ class ManyShares:
         return self._mapped(add_up, in_specs, out_specs, axes=layout.mesh.axis_names)(stats, part)
 
     def at_once(self, run: Callable, params: Arrays) -> Callable:
-        """Builds `run(stats, key, batch) -> (stats, part)` of the only micro-batch of a step, after `together`."""
+        """Wraps `run(stats, key, batch) -> (stats, part)` of a step's only micro-batch to do what `together` does."""
         del params
         return lambda *inputs: self.together(*run(*inputs))
 
     def sums(self, run: Callable) -> Callable:
-        """Runs `run` on the share of each device and sums; a batch that does not divide runs whole on each."""
+        """Maps `run` over the shares, one on each device, and adds up the sums.
+
+        A batch that does not divide runs whole on each device, and nothing is added.
+        """
 
         def add_up(sums: Any, divides: bool) -> Any:
             return jax.lax.psum(sums, BATCH_AXES) if divides else sums
@@ -215,7 +226,7 @@ class ManyShares:
         return self._on_rows(run, add_up, lambda rows: PartitionSpec())
 
     def rows(self, run: Callable) -> Callable:
-        """Runs `run` on the share of each device; a batch that does not divide runs whole on each."""
+        """Maps `run` over the shares, one on each device; a batch that does not divide runs whole on each."""
         return self._on_rows(run, lambda values, divides: values, lambda rows: rows)
 
     def _on_rows(self, run: Callable, finish: Callable, out_specs: Callable) -> Callable:
@@ -235,7 +246,7 @@ class ManyShares:
         return {name: self.layout.spec(name) for name in names}
 
     def _part_specs(self, names, *, lead: bool) -> Any:
-        """The specs of a `Contribution`; with `lead`, before the sum over the shares."""
+        """The partition specs of a `Contribution` with the gradients `names`; with `lead`, of one not yet summed."""
 
         def of_gradient(name: str) -> PartitionSpec:
             spec = self.layout.spec(name)
@@ -252,7 +263,11 @@ class ManyShares:
         return BATCH_AXES if self.layout.fsdp_axis(name) is None else (DATA,)
 
     def _mapped(self, function: Callable, in_specs: Any, out_specs: Any, axes: Sequence[str] = ()) -> Callable:
-        """Runs a function on each device. By default the compiler divides the arrays over `tensor`."""
+        """Wraps a function to run on each device, on its parts of the arrays.
+
+        By default the compiler divides the arrays over `tensor`; `axes` are the mesh axes over which the
+        function gets parts.
+        """
         mesh = self.layout.mesh
         # Without a division over `tensor`, the program of a device leaves nothing for the compiler to divide.
         axes = axes or (BATCH_AXES if mesh.shape[TENSOR] > 1 else mesh.axis_names)

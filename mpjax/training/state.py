@@ -99,7 +99,7 @@ class Stream:
 
 
 def uncast(fn: Callable) -> Callable:
-    """The identity, for a model that casts its own arrays."""
+    """Returns a function unchanged: the argument `cast` for a model that casts its own arrays."""
     return fn
 
 
@@ -133,7 +133,7 @@ def _part(state) -> StatePart:
 
 def named(state) -> Arrays:
     """The arrays of an NNX state by path."""
-    # In the order of the state's leaves, on which Part.wrap relies.
+    # In the order of the state's leaves, on which StatePart.wrap relies.
     return {"/".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(state)}
 
 

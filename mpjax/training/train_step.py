@@ -58,7 +58,7 @@ _STEPS = 2**31
 
 
 def step_key(seed: int, state: TrainState) -> jax.Array:
-    """The random key of the next step."""
+    """The random key of the next step, from the seed and the number of attempted steps."""
     # The offset keeps these keys distinct from the initial values, which nnx.Rngs draws from fold_in(key(seed), count).
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _STEPS), state.attempts)
 
@@ -100,7 +100,8 @@ def make_train_step(
 
     Returns:
       A function whose metrics are scalars: `loss` (unscaled), those of `loss_fn`, `grad_norm` (unscaled),
-        `learning_rate`, `loss_scale` (of this step), `skipped` (in total), `consecutive_skips`, and `finite` (1 or 0).
+        `learning_rate` (if given), `loss_scale` (of this step), `skipped` (in total), `consecutive_skips`, and `finite`
+        (1 or 0).
 
     Raises:
       UsageError: `accumulate` is below 1, or `ema` is outside [0, 1). The step raises it if the batch does not divide

@@ -38,7 +38,7 @@ _TAKEN = (
 
 
 def checked_objective(function: Callable, *, name: str) -> "Objective":
-    """Checks what a user's objective returns, whenever it is traced.
+    """Wraps a user's objective to check what it returns, whenever it is traced.
 
     Args:
       function: an `mpjax.extend.Objective`; it may have no third parameter.
@@ -70,7 +70,7 @@ def checked_objective(function: Callable, *, name: str) -> "Objective":
 
 
 def _parameters(function: Callable, name: str) -> int:
-    """The number of arguments: 3 for (model, batch, key), 2 for (model, batch)."""
+    """The number of arguments that an objective takes: 3 for (model, batch, key), 2 for (model, batch)."""
     if not callable(function):
         raise UsageError(f"{name} is a {type(function).__name__}: wanted a function of (model, batch, key)")
     signature = inspect.signature(function)
@@ -199,7 +199,7 @@ def _key() -> Any:
 
 
 def _is_zero(gradient: Any, given: tuple[Any, ...]) -> bool:
-    """True if a gradient that depends on no argument is zero, and not another constant."""
+    """Computes a gradient that depends on no argument, on zeros of the shapes `given`; True if it is 0 everywhere."""
 
     def zeros(shape: Any) -> jax.Array:
         if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):

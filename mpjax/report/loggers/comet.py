@@ -61,7 +61,7 @@ class CometLogger(Logger):
 
 
 def open_comet(run: RunInfo) -> InBackground:
-    """Opens the writer.
+    """Opens a writer to Comet, which sends in its own thread.
 
     Raises:
       UsageError: the package is not installed, or Comet has no key and is not offline.

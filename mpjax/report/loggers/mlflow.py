@@ -53,7 +53,7 @@ class MlflowLogger(Logger):
 
 
 def open_mlflow(run: RunInfo) -> InBackground:
-    """Opens the writer.
+    """Opens a writer to MLflow, which sends in its own thread.
 
     Raises:
       UsageError: the package is not installed, or its store on this machine cannot be opened.

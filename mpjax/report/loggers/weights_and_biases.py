@@ -49,7 +49,7 @@ class WandbLogger(Logger):
 
 
 def open_wandb(run: RunInfo) -> InBackground:
-    """Opens the writer.
+    """Opens a writer to Weights & Biases, which sends in its own thread.
 
     Raises:
       UsageError: the package is not installed, or W&B has no key and is not offline.

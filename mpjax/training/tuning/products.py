@@ -100,7 +100,10 @@ class _Recording:
 
 
 def _calls(task: Task, batch: Mapping[str, Any]) -> tuple[dict[str, tuple], set[str]]:
-    """Records the abstract arguments of each module's first call, and the paths of the modules that own products."""
+    """Traces the loss; returns the abstract arguments of each module's first call by path, and the owners of products.
+
+    An owner is the path of the innermost module around a product.
+    """
     calls: dict[str, tuple] = {}
 
     def loss(params, stats, key, batch):
@@ -119,7 +122,10 @@ def _calls(task: Task, batch: Mapping[str, Any]) -> tuple[dict[str, tuple], set[
 
 
 def _program(module: nnx.Module, call: tuple, policy: Policy, compute_dtype: np.dtype) -> ModuleProgram:
-    """Builds a program of a module that computes in `compute_dtype`; input and output have the dtype of the policy."""
+    """Builds a program of a module that computes in `compute_dtype`; input and output have the dtype of the policy.
+
+    `call` holds the positional and the keyword arguments of the module, with shapes in place of arrays.
+    """
     module = nnx.merge(*nnx.split(module))
     outside = policy.compute_dtype
     apply_policy(module, Policy(widest(policy.param_dtype, compute_dtype), compute_dtype, outside))
@@ -163,7 +169,10 @@ def _as(leaf, dtype: np.dtype):
 
 
 def arrays_like(shapes: list, seed: int = 0) -> list[jax.Array]:
-    """Creates inputs for a program. They are not zero, because some processors are faster on zeros."""
+    """Creates arrays of these shapes, as inputs for a program.
+
+    They are not zero, because some processors are faster on zeros.
+    """
 
     def one(number: int, shape) -> jax.Array:
         key = jax.random.fold_in(jax.random.key(seed), number)

@@ -40,7 +40,7 @@ class Timing(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """The speedup of the second program over the first, the median over the rounds."""
+        """The time of the first program divided by that of the second, the median over the rounds."""
         return statistics.median(self._ratios)
 
     def faster_by(self, margin: float) -> bool:

@@ -54,7 +54,7 @@ def tune(
     time_step: Callable[[Mapping[str, str]], Timing],
     side_by_side: Callable[[Callable, Callable], Timing] = side_by_side,
 ) -> Tuning:
-    """Measures each kind of product once, then the step without and with the proposed rules.
+    """Times one product of each kind in both dtypes, then the step without and with the proposed rules, if any.
 
     Args:
       task: the model under its policy, with the present dtypes of its modules.
@@ -93,14 +93,19 @@ def _compiled(pool: concurrent.futures.Executor, program: ModuleProgram) -> _Com
 
 
 def _ready(compiled: _Compiled) -> Callable[[], Any]:
-    """Binds the program to new arrays, which are freed with it after the timing."""
+    """Waits for the compiled program, and makes a function that runs it on new arrays, freed after the timing."""
     arrays = [arrays_like(shapes) for shapes in compiled.program.inputs]
     executable = compiled.executable.result()
     return lambda: executable(*arrays)
 
 
 def read_tuning(folder: pathlib.Path, key: Mapping[str, Any]) -> Tuning | None:
-    """Reads the stored result for `key`; None if there is none or the file is damaged."""
+    """Reads the stored result of tuning; None if there is none or the file is damaged.
+
+    Args:
+      folder: the folder of the results.
+      key: what a result depends on, such as device and model, as JSON values by name.
+    """
     try:
         stored = json.loads(tuning_file(folder, key).read_text())
         if stored["key"] != _plain(key):
@@ -113,7 +118,7 @@ def read_tuning(folder: pathlib.Path, key: Mapping[str, Any]) -> Tuning | None:
 
 
 def write_tuning(folder: pathlib.Path, key: Mapping[str, Any], tuning: Tuning) -> pathlib.Path:
-    """Writes the result for `key` and returns the path of the file."""
+    """Writes the result of tuning, for `read_tuning` with the same `key`, and returns the path of the file."""
     file = tuning_file(folder, key)
     content = {
         "key": _plain(key),
