@@ -73,7 +73,7 @@ def scaling_table(plans: Sequence[Estimate]):
 
 
 def scaling_rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
-    """For each number of GPUs, the number, and each policy's time of a step and efficiency."""
+    """For each number of GPUs: the number, and a cell per plan with its time of a step and its efficiency."""
     by_devices: dict[int, list[str]] = {}
     for plan in plans:
         for scale in plan.communication.scaling:
@@ -163,12 +163,12 @@ def plan_run(
 
 
 def fields_of(config: Config, *, vocabulary: int = 0) -> Fields:
-    """The fields of a run's batches; see `planned_fields`."""
+    """The fields of a run's batches; see `planned_fields`. A `vocabulary` of 0 means that of the tokenizer."""
     return planned_fields(config.task, config.data, data_folder(config), vocabulary=vocabulary)
 
 
 def planned_step(config: Config, fields: Fields) -> PlannedStep:
-    """Builds the step of a run on batches of these fields, without creating an array.
+    """Describes the step of a run on batches of these fields, for compilation, without creating an array.
 
     Raises:
       UsageError: the settings are invalid, or the model does not accept such batches.

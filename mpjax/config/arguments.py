@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 def parse(kind: type[T], argv: Sequence[str], *, prog: str, description: str = "") -> T:
-    """Parses a command line.
+    """Parses a command line into an instance of `kind`.
 
     Args:
       kind: a dataclass with a docstring.
@@ -63,7 +63,10 @@ def _error(faults: Sequence[str]) -> UsageError:
 def _parsed(
     kind: type[T], argv: Sequence[str], prog: str, description: str, *, knows_all: bool
 ) -> tuple[T | None, list[str], list[str]]:
-    """Parses as far as possible: returns the settings, the unknown arguments, and the faults."""
+    """Parses as far as possible; returns the settings (None: not all can be parsed), unknown arguments, and faults.
+
+    With `knows_all`, an unknown argument is a fault.
+    """
     about = (description or inspect.cleandoc(kind.__doc__ or "")).replace("train.py", typed("train"))
 
     def once(argv: Sequence[str], *, knows_all: bool) -> tuple[T, list[str]]:

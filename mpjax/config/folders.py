@@ -196,7 +196,7 @@ def _taken(folder: pathlib.Path) -> str:
 
 
 def run_settings(config: Config, folder: pathlib.Path) -> str:
-    """Formats the run's config.toml, which repeats the run when it is used elsewhere.
+    """Formats the content of a run's config.toml; with it and another folder, a new run repeats this one.
 
     Settings of one command only are left out: `resume`, `other_data`, `profile`, `cache_dir` and `distributed`.
     """

@@ -95,7 +95,10 @@ def read_all(split: Split, workers: int) -> Arrays:
 
 
 def fits_in_memory(source: Source, config: Data, read: Reader) -> bool:
-    """True if all decoded splits fit in memory. False if sizes vary, because each epoch then crops images anew."""
+    """True if all decoded splits fit into `config.in_memory_mb`, by the size of the first example.
+
+    False if image sizes vary, because each epoch then crops images anew.
+    """
     if any(member.varies for member in source.trained_on):
         return False
     example = sum(value.nbytes for value in read(source.train[0]).values())
