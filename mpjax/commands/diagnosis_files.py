@@ -41,7 +41,7 @@ def first_bad_layer(found: Diagnosis) -> str:
 
 
 def of_the_step_alone(found: Diagnosis) -> tuple[str, ...]:
-    """Advice on the step itself, if its repairs are verified, where the run also has a cause other than this step."""
+    """Advice on the step itself, for a run that has another cause too; empty unless the step's repairs are verified."""
     if not found.verified:
         return ()
     place = "" if found.path is None else f" in {found.path or 'no module'} ({found.direction})"

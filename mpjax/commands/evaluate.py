@@ -37,7 +37,7 @@ _OF_FORM = ("model.scan_blocks",)
 
 
 def evaluate_run(settings: Evaluation) -> dict[str, float]:
-    """Measures a checkpoint and prints the result.
+    """Computes the metrics of a checkpoint on a split of its run's data, and prints them.
 
     Returns:
       `test/loss` and the other metrics of the task over all examples of the split (`ema/…` with `settings.ema`).

@@ -55,7 +55,7 @@ def _to_write(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _followed(error: UsageError, config: Config) -> tuple[list[str], dict[str, Any]]:
-    """Collects the message of an error, the messages after it, and all settings that they name.
+    """Collects the message of an error, the messages of the errors after its repair, and all settings that they name.
 
     If a message repeats, its repair has no effect, or another repair undoes it. Then no settings are named.
     """
@@ -76,7 +76,13 @@ def _followed(error: UsageError, config: Config) -> tuple[list[str], dict[str, A
 
 
 def _attempt(config: Config) -> None:
-    """Opens the data and fits the model to it, without a pass over the examples and without arrays."""
+    """Opens the data and builds the model for its fields, to find the next error. Nothing is trained.
+
+    There is no pass over the examples, and no array is created.
+
+    Raises:
+      UsageError: the next error.
+    """
     source = data.open_source(config.data, data_folder(config), config.task)
     fields = data.batch_fields(source, config.data)
     data.require_batch(source, config.data)

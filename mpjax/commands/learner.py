@@ -119,7 +119,7 @@ class Learner:
     schedule: optax.Schedule
 
     def on(self, mesh: Mesh) -> Placed:
-        """Builds the training step for a mesh.
+        """Builds the layout, the packing and the training step of the run for a mesh.
 
         Raises:
           UsageError: the arrays of the run cannot be divided over the mesh.

@@ -21,7 +21,7 @@ from mpjax.training.views import predict_with
 def choose_objective(
     config: Config, prepare: Prepare, policy: Policy, abstract: nnx.Module, fields: Fields
 ) -> RunObjective:
-    """Builds the objective that `config` names.
+    """Builds the objective that `config` names: the task's or the user's own, with the user's metrics.
 
     Args:
       config: the settings of the run.

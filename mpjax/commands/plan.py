@@ -104,7 +104,7 @@ def plan_run(
     present: Callable[[str, int], bool] = is_here,
     measure: Callable[[PlannedStep, Fields], Measured] | None = None,
 ) -> Plans:
-    """Plans the run that `config` describes and prints the plans.
+    """Predicts memory and step time of the run that `config` describes, for each GPU and policy, and prints them.
 
     Args:
       settings: the GPUs and policies, and the form of the output.

@@ -27,7 +27,7 @@ from mpjax.training.setup import pretrained_arrays
 
 
 def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
-    """Creates the folder of the run in the first process, and returns it in all.
+    """Creates the folder of the run (with `resume`, finds it) in the first process, and returns its path in all.
 
     Raises:
       UsageError: as `run_folder`, or a process does not see the folder.
@@ -144,7 +144,7 @@ class Beginning:
 
 
 def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning:
-    """Creates the first state of a run, or reads its last checkpoint.
+    """Creates the first state of a run, or, with `resume`, reads its last checkpoint, if there is one.
 
     Raises:
       UsageError: the checkpoint is of another model, or of other data, and `config.other_data` is off.

@@ -130,7 +130,7 @@ def _config_written(config: Config, folder: pathlib.Path) -> Iterator[Callable[[
 def _trained(
     config: Config, folder: pathlib.Path, begin: Callable[[], None]
 ) -> tuple[dict[int, Mapping[str, Any]], dict[int, str]]:
-    """Trains all runs; returns the summaries of those that did not diverge, and the errors of the others."""
+    """Trains all runs; returns, by seed, the summaries of those that did not diverge, and the errors of the others."""
     summaries: dict[int, Mapping[str, Any]] = {}
     diverged: dict[int, str] = {}
     for seed in config.seeds:

@@ -227,7 +227,7 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
 
 
 def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
-    """Settles what the settings leave open, and builds the run. Also returns notes for the user.
+    """Settles `auto` sizes and tuned rules in the settings, and builds the run; also returns notes for the user.
 
     Raises:
       UsageError: as `build_run`; it lists what else the command lacks.
@@ -318,7 +318,7 @@ def _compiled(
     writer: report.Writer,
     records: Records,
 ) -> tuple[Callable, Callable | None]:
-    """Compiles the calls of a run, and checks that processes agree, that memory suffices, and what the program runs in.
+    """Compiles the calls of a run; checks that processes agree, that memory suffices, and which dtypes the step uses.
 
     Args:
       run: the run.

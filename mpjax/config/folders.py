@@ -118,7 +118,10 @@ _OTHERS = ("wandb",)
 
 
 def require_no_links(folder: pathlib.Path) -> None:
-    """Raises UsageError if a run's folder holds a link, through which a file elsewhere would be read or overwritten."""
+    """Raises UsageError if a run's folder holds a symbolic link, through which a file elsewhere may be read or written.
+
+    Links that other programs make in their own folders, such as `wandb`, are accepted.
+    """
     for link in links_in(folder):
         first, *below = link.relative_to(folder).parts
         if not (below and first in _OTHERS):

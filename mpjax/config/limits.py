@@ -18,7 +18,10 @@ def is_auto(config: Config) -> bool:
 
 
 def check(config: Config) -> None:
-    """Raises UsageError that lists every setting of a wrong type or out of range, with its value and the valid ones."""
+    """Raises UsageError that lists every fault of the settings: wrong types, values out of range, and contradictions.
+
+    Each line has the value and the valid ones. Contradictions are looked for only if all types are right.
+    """
     require_valid(config, rules=_of_config(config))
 
 

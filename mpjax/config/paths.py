@@ -40,7 +40,9 @@ def names() -> list[str]:
 
 
 def settings_file(text: str) -> pathlib.Path:
-    """Finds the file of a text: the file at this path, else the shipped file of this name.
+    """Finds the file that `text` names: the file at this path, else the shipped file of this name.
+
+    If there is neither, it returns the path.
 
     `digits`, `digits.toml` and `configs/digits.toml` are the same shipped file; `configs/pets.py` is beside it.
     """

@@ -125,7 +125,7 @@ def _list(kind: Any, parse: Callable[[str], Any], metavar: str) -> Any:
 
 
 def list_of(words: Sequence[str]) -> Any:
-    """Builds the parser of a list of some of these words."""
+    """Builds tyro's parser of a list of words, each one of `words`."""
     spec = _list(str, str, "{" + ",".join(words) + "}")
     return dataclasses.replace(spec, choices=tuple(words))
 

@@ -140,7 +140,7 @@ def _is_own(value: str) -> bool:
 
 
 def is_of_a_run(file: pathlib.Path) -> bool:
-    """True if a settings file lies in a run's folder."""
+    """True if a settings file lies beside the checkpoints, the environment or the metrics of one run."""
     return _is_beside(file, "checkpoints", "environment.json", "metrics.jsonl")
 
 

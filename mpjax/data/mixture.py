@@ -72,7 +72,9 @@ def _instead(repair: Mapping[str, Any]) -> str:
 
 
 def mixed(first: Source, others: Sequence[Portion], config: Data) -> Source:
-    """Mixes `others` into the training examples of `first`.
+    """Adds the sets `others`, each with its share, to the training examples of `first`; they are mixed when read.
+
+    Test examples are those of `first` alone.
 
     Raises:
       UsageError: a set differs from the first in fields, shapes, dtypes or classes; the message describes the field

@@ -101,7 +101,7 @@ class Mixed:
         return functools.lru_cache(maxsize=4)(self._computed_block)  # threads may read consecutive blocks
 
     def _computed_block(self, number: int) -> np.ndarray:
-        """The examples of a block and their epochs, int64 [2, BLOCK]."""
+        """The numbers of the examples of a block, and the epoch of each in its set, int64 [2, BLOCK]."""
         shuffle = np.random.Generator(np.random.PCG64((self.seed, 0, number)))
         chosen = shuffle.permutation(np.repeat(np.arange(len(self.sizes)), self.counts))
         block = np.empty((2, BLOCK), np.int64)

@@ -165,7 +165,7 @@ def read_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT)
 
 
 def read_plain_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT) -> Picture:
-    """Reads a header as `read_header` does, but does not open a plain JPEG with Pillow, which takes longer.
+    """Reads a header as `read_header` does, but that of a plain JPEG without Pillow, which is faster.
 
     Raises:
       UsageError: see `read_header`.

@@ -47,7 +47,7 @@ def linear(picture: Picture, box: Box, out: np.ndarray) -> None:
 
 
 def _part(picture: Picture, size: int, box: Box) -> np.ndarray:
-    """Decodes the whole picture and returns the crop."""
+    """Decodes the whole picture, at the fraction that `shrunk` sets, and returns the crop, uint8 [H, W, C]."""
     box = shrunk(picture, size, box)
     left, top, right, bottom = map(int, whole(box, *picture.size))
     decoded = _turbo_decoded(picture)

@@ -128,7 +128,7 @@ def _read(datasets: Any, what: str, reading: Mapping[str, Any], header: Sequence
 
 
 def _quoting(datasets: Any, what: str, settings: Mapping[str, Any]) -> dict[str, int]:
-    """The setting that reads the quotes of a tsv file as characters, if they would otherwise join lines."""
+    """The setting to read quotes of a tsv file as characters, with a warning, if they would join lines; else none."""
     try:
         loaded = datasets.load_dataset(what, **settings)
         if not any(_joins_lines(split.data.column(name)) for split in loaded.values() for name in split.column_names):
