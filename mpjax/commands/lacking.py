@@ -76,9 +76,9 @@ def _followed(error: UsageError, config: Config) -> tuple[list[str], dict[str, A
 
 
 def _attempt(config: Config) -> None:
-    """Opens the data and builds the model for its fields, to find the next error. Nothing is trained.
+    """Opens the data and builds the model for its fields, to find the next error.
 
-    There is no pass over the examples, and no array is created.
+    Nothing is trained: there is no pass over the examples, and no array is created.
 
     Raises:
       UsageError: the next error.

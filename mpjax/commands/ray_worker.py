@@ -98,7 +98,7 @@ class Reports(Writer):
         self._closed = threading.Event()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keeps the metrics. If they are of an evaluation, reports the last value of each metric so far to Ray."""
+        """Keeps the metrics and, if they are of an evaluation, reports the last value of each metric so far to Ray."""
         self._metrics |= {**metrics, "step": step}
         if any(name.startswith("test/") for name in metrics):
             self._report(None)

@@ -42,7 +42,10 @@ class Reader:
     header: Callable[[bytes | np.ndarray, int, Depth], Picture] = read_header
 
     def __call__(self, example: Example) -> Arrays:
-        """Reads one example in the batch dtypes, without a batch axis. A random frame is the same for every call."""
+        """Reads one example in the batch dtypes, without a batch axis.
+
+        A random frame draws the same numbers in every call.
+        """
         return {name: values[0] for name, values in self.batch([example]).items()}
 
     def batch(
@@ -111,7 +114,10 @@ class Reader:
 
 
 def _decoded(name: str, field: Image | Mask, value: Any) -> np.ndarray:
-    """Decodes an encoded image or mask at the stored size; keeps an array. A mask loses a channel axis of size 1."""
+    """Decodes an encoded image or mask at the stored size; keeps an array.
+
+    A mask loses a channel axis of size 1.
+    """
     encoded = isinstance(value, bytes)
     pixels = decode(value, _channels(field), _depth(field)) if encoded else array(name, value, field)
     return pixels[..., 0] if isinstance(field, Mask) and pixels.shape[2:] == (1,) else pixels
