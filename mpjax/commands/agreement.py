@@ -74,7 +74,7 @@ def _bytes(example: Any) -> bytes:
 
 
 def _digest_of_state(state: TrainState) -> str:
-    """Digests this process's copies of the fully replicated arrays."""
+    """Digests this process's copies of the fully replicated arrays of a state; divided arrays are left out."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     copies = {jax.tree_util.keystr(path): leaf.addressable_data(0) for path, leaf in leaves if leaf.is_fully_replicated}
     return _digest(*(f"{name} {text}" for name, text in sorted(checksums_of(copies).items())))

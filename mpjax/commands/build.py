@@ -91,14 +91,20 @@ class Run:
         return compiler_options(self.layout.mesh, overlap=self.config.mesh.overlap)
 
     def task_under(self, policy: Policy) -> Task:
-        """The task under another policy, with single blocks, for a state `block_by_block`."""
+        """Builds the task under another policy, with one module per block in place of `scan_blocks`.
+
+        It takes states that `block_by_block` returns.
+        """
         # In a loop, the layers of all blocks have one name.
         model = dataclasses.replace(self.config.model, scan_blocks=False)
         unrolled = dataclasses.replace(self.config, model=model)
         return make_task(unrolled, self.plan._replace(policy=policy), self.learner.fields)
 
     def block_by_block(self, state: TrainState) -> TrainState:
-        """Replaces the stacks of a state by single blocks, for the same optimizer."""
+        """Splits each array that holds all blocks of a stack (`scan_blocks`) into one array per block.
+
+        This includes the arrays of the optimizer state, for the same optimizer. Without stacks, nothing changes.
+        """
         return apart_in(state, stacks_of(self.task.abstract))
 
 
@@ -158,7 +164,7 @@ def build_run(config: Config) -> Run:
 
 
 def layer_probe(run: Run) -> jax.stages.Wrapped:
-    """Builds `(packed, fed, count) -> Layers`: layer statistics of the first step of a call."""
+    """Builds the jitted `(packed, fed, count) -> Layers`: it computes layer statistics of the first step of a call."""
     from mpjax.diagnosis.training import make_probe  # local, like all imports that few runs need
 
     single = run.task_under(run.plan.policy) if stacks_of(run.task.abstract) else run.task
@@ -192,10 +198,10 @@ def fresh_state(run: Run, pretrained: Arrays | None = None) -> TrainState:
 
 
 def resumed_state(run: Run, adopt: Callable[[TrainState], TrainState]) -> TrainState:
-    """Creates a state by `adopt` from the shapes of a state; leaves that stay shapes get initial values.
+    """Calls `adopt` with a state that has shapes in place of arrays, and completes the state that it returns.
 
-    The devices thus do not hold an initial state beside the adopted one. An array that `adopt` uses twice, such as
-    parameters at which a moving average starts, is copied.
+    Leaves that are still shapes get initial values. The devices thus do not hold an initial state beside the adopted
+    one. An array that `adopt` uses twice, such as parameters at which a moving average starts, is copied.
     """
     state = adopt(state_shapes(run.task, run.learner.tx, ema=run.config.training.ema > 0, layout=run.layout))
 

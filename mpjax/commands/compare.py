@@ -113,7 +113,10 @@ def _read(folder: str) -> ComparedRun:
 
 
 def _with_changes(settings: dict[str, Any], changed: Mapping[str, str]) -> dict[str, Any]:
-    """Replaces each changed setting by its values in turn; a changed rule is appended to the other rules."""
+    """Replaces each setting that changed on the way by the text of all its values, from `changed`.
+
+    The change of one rule is appended to the other rules.
+    """
     told = dict(settings)
     for name, values in changed.items():
         if name in settings:
@@ -154,7 +157,10 @@ def _require_one_task(runs: Sequence[ComparedRun]) -> None:
 
 
 def _grouped(runs: Sequence[ComparedRun], seeds: Sequence[int]) -> list[Group]:
-    """Groups runs by all settings but the seed; each group is named by the settings that differ between groups."""
+    """Groups runs by all settings but the seed; each group is named by the settings that differ between groups.
+
+    `seeds` are those to keep in each group; empty: all.
+    """
     members: dict[tuple, list[ComparedRun]] = {}
     for run in runs:
         members.setdefault(tuple(run.settings.items()), []).append(run)

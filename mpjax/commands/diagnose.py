@@ -136,7 +136,11 @@ def on_devices_here(config: Config) -> Config:
 
 
 def explain_now(run: Run, train_call: Callable, folder: pathlib.Path) -> Explain:
-    """Creates the diagnoses of a run that has diverged, which write their result to the run's folder."""
+    """Builds the functions that diagnose a run after it has diverged, in the same process.
+
+    Each writes the files of its diagnosis to the run's folder, and returns a text for the user. `train_call` is the
+    compiled training call, which replays the run.
+    """
     config, search = run.config, run.config.diagnosis.search
 
     @as_usual()  # a diagnosis may take minutes
@@ -160,7 +164,10 @@ def explain_now(run: Run, train_call: Callable, folder: pathlib.Path) -> Explain
 
 
 def explain_later(folder: pathlib.Path) -> Explain:
-    """The commands that diagnose a run of several processes, since a diagnosis needs a separate process."""
+    """Builds functions that diagnose nothing: they return a text with the command to do so.
+
+    They are for a run of several processes, because its diagnosis needs a separate process.
+    """
     text = "to find the first bad layer: "
     return Explain(
         lambda number: text + command_for(folder, number),
@@ -171,7 +178,8 @@ def explain_later(folder: pathlib.Path) -> Explain:
 def replay(run: Run, train_call: Callable, folder: pathlib.Path, number: int):
     """Replays a run from the last checkpoint before step `number`; returns the state before the step and its batch.
 
-    The replay uses the run's own calls. If the step is inside a call, the earlier steps of that call run one at a time.
+    The state is unpacked, and the batch is on the devices. The replay uses the run's own calls. If the step is inside a
+    call, the earlier steps of that call run one at a time.
     """
     earlier = [position for position in complete_checkpoints(folder / CHECKPOINTS) if position < number]
     if earlier:
@@ -198,10 +206,11 @@ def replay(run: Run, train_call: Callable, folder: pathlib.Path, number: int):
 def in_view_of_float32(
     found: Diagnosis, config: Config, state: TrainState, number: int, *, diverged: bool = False
 ) -> Diagnosis:
-    """Changes the verdict to "not_precision" if the run does not recover in float32 from the same state.
+    """Changes the verdict of `found` to "not_precision" if the run does not recover in float32 from the same state.
 
-    A run recovers if its loss, some steps later, is below twice that of the untrained model. A healthy step is checked
-    only if the run `diverged` there: a gradient may be finite while its norm is not.
+    `state` is the state before step `number`. A run recovers if its loss, some steps later, is below twice that of the
+    untrained model. A healthy step is checked only if the run `diverged` there: a gradient may be finite while its norm
+    is not.
     """
     if found.verdict == "not_precision" or (found.verdict == "healthy" and not diverged):
         return found

@@ -94,5 +94,5 @@ def _eval_step(task: Task) -> Callable:
 
 
 def _is_finite(sums: Mapping[str, Any]) -> bool:
-    """True if the loss of a batch is finite."""
+    """True if the loss in the sums of an evaluation step is finite."""
     return all(np.isfinite(total) for total in jax.tree.leaves(jax.device_get(sums["loss"])))

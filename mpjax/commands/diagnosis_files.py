@@ -28,7 +28,10 @@ def command_for(folder: pathlib.Path, number: int, *flags: str) -> str:
 
 
 def first_bad_layer(found: Diagnosis) -> str:
-    """One line for the first bad layer. If the fault begins between modules, it names the first module after it."""
+    """One line for the first bad layer; empty if there is none.
+
+    If the fault begins between modules, the line names the first module after it.
+    """
     if found.direction is None:
         return ""
     rows = [row for row in found.table if row.direction == found.direction and row.path]
@@ -38,7 +41,7 @@ def first_bad_layer(found: Diagnosis) -> str:
 
 
 def of_the_step_alone(found: Diagnosis) -> tuple[str, ...]:
-    """Advice on a step whose run has another cause too: the verified repairs of the step still apply to it."""
+    """Advice on the step itself, for a run that has another cause too; empty unless the step's repairs are verified."""
     if not found.verified:
         return ()
     place = "" if found.path is None else f" in {found.path or 'no module'} ({found.direction})"

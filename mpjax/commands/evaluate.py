@@ -37,7 +37,7 @@ _OF_FORM = ("model.scan_blocks",)
 
 
 def evaluate_run(settings: Evaluation) -> dict[str, float]:
-    """Measures a checkpoint and prints the result.
+    """Computes the metrics of a checkpoint on a split of its run's data, and prints them.
 
     Returns:
       `test/loss` and the other metrics of the task over all examples of the split (`ema/…` with `settings.ema`).
@@ -88,7 +88,7 @@ def stored_settings(settings: Evaluation | Prediction) -> Config:
 
 
 def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[PrecisionPlan, data.Source, Task]:
-    """Opens the task of `stored_settings`, with the split of the command.
+    """Opens the data and builds the task of `config`, the result of `stored_settings` with the split of the command.
 
     Raises:
       UsageError: as `open_task`; if the split is at fault, the message names the run's own.
@@ -149,7 +149,7 @@ def trained_state(
 
 
 def evaluate_state(eval_step, batches, sharding, conclude: Callable, state: TrainState) -> dict[str, float]:
-    """Computes the metrics of the test set, for the parameters and for their moving average if there is one."""
+    """Computes the metrics of the test set: `test/...` of the parameters, `ema/...` of their moving average if any."""
 
     def metrics_of(params) -> dict[str, float]:
         placed = (place(batch, sharding) for batch in batches)

@@ -73,7 +73,10 @@ def find_rate(settings: RateSearch, config: Config) -> dict[str, Any]:
 
 
 def with_growing_rates(config: Config, settings: RateSearch) -> Config:
-    """Replaces the schedule of a run by rates that grow from update to update."""
+    """Replaces the schedule of a run by rates that grow from update to update, without warm-up.
+
+    The length of the run leaves room for skipped steps, and each call runs one step.
+    """
     rates = growing_rates(settings.lowest, settings.highest, settings.updates)
 
     def growing():

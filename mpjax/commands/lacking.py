@@ -21,7 +21,10 @@ _THEN = "then: "
 
 @contextlib.contextmanager
 def named_together(config: Config) -> Iterator[None]:
-    """Extends a UsageError of the body with the errors that would follow it; see `with_following`."""
+    """Context that extends a UsageError, raised inside a `with` block, by the errors that would follow it.
+
+    See `with_following`.
+    """
     try:
         yield
     except UsageError as error:
@@ -30,7 +33,10 @@ def named_together(config: Config) -> Iterator[None]:
 
 
 def with_following(error: UsageError, config: Config) -> UsageError:
-    """Extends an error that has a `repair` with the errors that would follow it, and all flags to write."""
+    """Extends an error by the errors that would follow once its `repair` is written, and by all flags to write.
+
+    Returns the error itself if it has no repair, or if no error follows.
+    """
     if not error.repair:
         return error
     messages, settings = _followed(error, config)
@@ -49,7 +55,7 @@ def _to_write(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _followed(error: UsageError, config: Config) -> tuple[list[str], dict[str, Any]]:
-    """Collects the message of an error, the messages after it, and all settings that they name.
+    """Collects the message of an error, the messages of the errors after its repair, and all settings that they name.
 
     If a message repeats, its repair has no effect, or another repair undoes it. Then no settings are named.
     """
@@ -70,7 +76,13 @@ def _followed(error: UsageError, config: Config) -> tuple[list[str], dict[str, A
 
 
 def _attempt(config: Config) -> None:
-    """Opens the data and fits the model to it, without a pass over the examples and without arrays."""
+    """Opens the data and builds the model for its fields, to find the next error.
+
+    Nothing is trained: there is no pass over the examples, and no array is created.
+
+    Raises:
+      UsageError: the next error.
+    """
     source = data.open_source(config.data, data_folder(config), config.task)
     fields = data.batch_fields(source, config.data)
     data.require_batch(source, config.data)
@@ -78,7 +90,7 @@ def _attempt(config: Config) -> None:
 
 
 def with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
-    """Replaces some settings, with names such as `data.image_size`."""
+    """Replaces settings of a config or section by `settings`, values by names such as `data.image_size`."""
     for name, value in settings.items():
         section, _, inner = name.partition(".")
         changed = with_settings(getattr(config, section), {inner: value}) if inner else value

@@ -119,7 +119,7 @@ class Learner:
     schedule: optax.Schedule
 
     def on(self, mesh: Mesh) -> Placed:
-        """Builds the training step for a mesh.
+        """Builds the layout, the packing and the training step of the run for a mesh.
 
         Raises:
           UsageError: the arrays of the run cannot be divided over the mesh.
@@ -193,7 +193,7 @@ def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, st
 
 
 def _packing(config: Config, task: Task, layout: Layout) -> Packing:
-    """Packs the small arrays of a run's state on one device, if the optimizer allows it."""
+    """Chooses how states are packed: small arrays are joined on one device, if the optimizer allows it, else not."""
     # On several devices, the sum of a packed gradient would wait for the last array of the backward pass. Frozen arrays
     # are identified by path.
     if not treats_numbers_one_by_one(config.optimizer) or task.frozen or layout.mesh.size > 1:
@@ -203,7 +203,7 @@ def _packing(config: Config, task: Task, layout: Layout) -> Packing:
 
 
 def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields, mesh: Mesh) -> Layout:
-    """Divides the arrays of a run over a mesh.
+    """Builds the layout of a run: how its arrays are divided over a mesh, and the dtypes in which `fsdp` gathers them.
 
     Raises:
       UsageError: as `tensor_axes` and `require_alike`; a stack of blocks would be divided over `fsdp`; or
@@ -230,7 +230,7 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields
 
 
 def _quantised_weights(task: Task, divided: Collection[str]) -> list[str]:
-    """The divided weights that their layers quantise to float8 by one scale.
+    """The paths of those weights in `divided` that their layers quantise to float8 by one scale.
 
     Raises:
       UsageError: there are none.

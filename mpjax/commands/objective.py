@@ -21,7 +21,7 @@ from mpjax.training.views import predict_with
 def choose_objective(
     config: Config, prepare: Prepare, policy: Policy, abstract: nnx.Module, fields: Fields
 ) -> RunObjective:
-    """Builds the objective that `config` names.
+    """Builds the objective that `config` names: the task's or the user's own, with the user's metrics.
 
     Args:
       config: the settings of the run.
@@ -108,6 +108,6 @@ def _with_metrics(config: Config, objective: RunObjective, abstract: nnx.Module,
 
 
 def metrics_of(task: Task, fields: Fields) -> tuple[str, ...]:
-    """The names of the metrics of a test set."""
+    """The names of the metrics, without `test/`, that an evaluation of a task computes on batches of these fields."""
     values: Any = nnx.eval_shape(task.objective.measure, task.abstract, batch_shapes(fields, 2))
     return task.objective.names(values)

@@ -16,7 +16,10 @@ from mpjax.plan.system_memory import free_memory, free_swap
 
 @contextlib.contextmanager
 def memory_told(config: Config) -> Iterator[None]:
-    """Turns an out-of-memory error of a device or of the host into a UsageError with settings that fit."""
+    """Context that converts an out-of-memory error of a device or the host to a UsageError with settings that may fit.
+
+    It does so inside a `with` block. Other errors pass unchanged.
+    """
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:

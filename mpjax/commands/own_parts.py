@@ -71,7 +71,12 @@ def require_several(name: str, parts: Any) -> tuple:
 def callbacks_of(
     config: Config, gather: Callable[[Any], list], failures: list[CallbackError] | None = None
 ) -> Callbacks:
-    """Loads the callbacks of a run, with early stopping if the settings say so, and the failures of its writers.
+    """Loads the callbacks of a run, with early stopping if the settings say so.
+
+    Args:
+      config: the settings of the run.
+      gather: a function from a value of this process to the list of the values of all processes.
+      failures: the list to which the run's own writers add their failures; None without such writers.
 
     Raises:
       UsageError: the code that a setting names cannot be used.

@@ -73,7 +73,7 @@ def scaling_table(plans: Sequence[Estimate]):
 
 
 def scaling_rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
-    """For each number of GPUs, the number, and each policy's time of a step and efficiency."""
+    """For each number of GPUs: the number, and a cell per plan with its time of a step and its efficiency."""
     by_devices: dict[int, list[str]] = {}
     for plan in plans:
         for scale in plan.communication.scaling:
@@ -104,7 +104,7 @@ def plan_run(
     present: Callable[[str, int], bool] = is_here,
     measure: Callable[[PlannedStep, Fields], Measured] | None = None,
 ) -> Plans:
-    """Plans the run that `config` describes and prints the plans.
+    """Predicts memory and step time of the run that `config` describes, for each GPU and policy, and prints them.
 
     Args:
       settings: the GPUs and policies, and the form of the output.
@@ -163,12 +163,12 @@ def plan_run(
 
 
 def fields_of(config: Config, *, vocabulary: int = 0) -> Fields:
-    """The fields of a run's batches; see `planned_fields`."""
+    """The fields of a run's batches; see `planned_fields`, where a `vocabulary` of 0 means that of the tokenizer."""
     return planned_fields(config.task, config.data, data_folder(config), vocabulary=vocabulary)
 
 
 def planned_step(config: Config, fields: Fields) -> PlannedStep:
-    """Builds the step of a run on batches of these fields, without creating an array.
+    """Describes the step of a run on batches of these fields, for compilation, without creating an array.
 
     Raises:
       UsageError: the settings are invalid, or the model does not accept such batches.

@@ -121,7 +121,7 @@ def _given(settings: Prediction, config: Config, source: data.Source) -> Inputs:
 
 
 def _by_input(computed: Iterator) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Yields each input with the outputs of its consecutive rows."""
+    """Yields the number of each input, with the outputs of its rows, which are consecutive in the batches."""
     current, rows = -1, []
     for owners, batch, outputs in computed:
         for place_in_batch, owner in enumerate(owners):
@@ -193,7 +193,10 @@ def _values(source: data.Source) -> np.ndarray:
 
 @contextlib.contextmanager
 def _lines(output: str | None) -> Iterator[TextIO]:
-    """Opens the file of the lines, or stdout. The file gets its name when it is complete."""
+    """Context that opens the file of the lines, or yields stdout if `output` is empty.
+
+    The file gets its name when it is complete.
+    """
     if not output:
         yield sys.stdout
         return
@@ -211,7 +214,10 @@ def _lines(output: str | None) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _progress(settings: Prediction, total: int) -> Iterator[Callable[[int], None]]:
-    """Shows the number of finished inputs on stderr if that is a terminal, unless the lines appear there too."""
+    """Context that yields a function of the number of finished inputs, which shows it on stderr.
+
+    The function does nothing if stderr is no terminal, or if the lines of the result appear there too.
+    """
     if not sys.stderr.isatty() or (sys.stdout.isatty() and not settings.output):
         yield lambda done: None
         return

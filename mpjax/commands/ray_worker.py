@@ -73,7 +73,7 @@ def _placed(config: Config) -> Config:
 
 @contextlib.contextmanager
 def _stopping(stop: Stop, exchange: Any) -> Iterator[None]:
-    """Passes on a signal that the command received."""
+    """Context in which a thread asks this worker to stop, through `stop`, once the command receives a signal."""
     import ray
 
     listening = threading.Thread(target=lambda: stop.ask(ray.get(exchange.stopped.remote())), daemon=True)
@@ -98,13 +98,13 @@ class Reports(Writer):
         self._closed = threading.Event()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keeps the metrics, and reports those of an evaluation."""
+        """Keeps the metrics and, if they are of an evaluation, reports the last value of each metric so far to Ray."""
         self._metrics |= {**metrics, "step": step}
         if any(name.startswith("test/") for name in metrics):
             self._report(None)
 
     def saved(self, step: int) -> None:
-        """Reports the metrics so far with the checkpoint."""
+        """Reports the last value of each metric so far to Ray; the first worker adds the checkpoint."""
         self._report(self._checkpoints / str(step) if self._first else None)
 
     def close(self) -> None:

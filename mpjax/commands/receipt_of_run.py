@@ -18,7 +18,7 @@ Programs = Mapping[int, CallProgram]
 def check_receipt(
     run: Run, programs: Programs, folder: pathlib.Path, put: Callable[[pathlib.Path, bytes], object]
 ) -> str:
-    """Writes the receipt of the program that runs most steps, and returns its message for the user.
+    """Writes the receipt of the program with the most steps per call, and returns a message for the user.
 
     Args:
       run: the run.

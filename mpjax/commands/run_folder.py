@@ -27,7 +27,7 @@ from mpjax.training.setup import pretrained_arrays
 
 
 def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
-    """Creates the folder of the run in the first process, and returns it in all.
+    """Creates the folder of the run (with `resume`, finds it) in the first process, and returns its path in all.
 
     Raises:
       UsageError: as `run_folder`, or a process does not see the folder.
@@ -47,11 +47,11 @@ def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
 
 @contextlib.contextmanager
 def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable[[], None]]:
-    """Restores the folder of a run after an error of the user, unless the yielded function was called before.
+    """Context that restores a run's folder if its `with` block raises an error of the user before the first step.
 
-    No step has run then, and the corrected command must not find a folder. New files in the folder are removed. The
-    files of a resumed run stay until its first step (`Records`). The caller holds the lock of the folder, so no other
-    process writes.
+    It yields the function to call before the first step; after that call, nothing is restored. Until then no step has
+    run, and the corrected command must not find a folder. New files in the folder are removed. The files of a resumed
+    run stay until its first step (`Records`). The caller holds the lock of the folder, so no other process writes.
 
     Args:
       folder: the folder of the run.
@@ -74,7 +74,7 @@ def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable
 
 @contextlib.contextmanager
 def resumption_told(config: Config, folder: pathlib.Path) -> Iterator[None]:
-    """Adds the command that resumes a run to the message of its interruption."""
+    """Context that adds the command that resumes a run to an `Interrupted` that is raised inside a `with` block."""
     try:
         yield
     except Interrupted as error:
@@ -85,7 +85,7 @@ def resumption_told(config: Config, folder: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_folder(config: Config, company: Alone | Company) -> Iterator[tuple[pathlib.Path, Callable[[], None]]]:
-    """Creates or opens the folder of a run, and locks it in the first process.
+    """Context that creates or opens the folder of a run; the first process holds its lock inside the `with` block.
 
     Yields:
       The folder, and a function to call before the first step: errors of the user no longer restore the folder.
@@ -126,7 +126,7 @@ class Beginning:
         return float(self.before.get(name, 0.0))
 
     def told(self, run: Run, history: History) -> Iterator[str]:
-        """Yields a line for each fact that the user should know."""
+        """Yields a line for each fact that the user should know, such as what is different from before a resumption."""
         if run.config.resume:
             fresh = "no checkpoint to resume from: starting at step 0"
             yield f"resumed from step {self.step}" if self.before else fresh
@@ -144,7 +144,7 @@ class Beginning:
 
 
 def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning:
-    """Creates the first state of a run, or reads its last checkpoint.
+    """Creates the first state of a run, or, with `resume`, reads its last checkpoint, if there is one.
 
     Raises:
       UsageError: the checkpoint is of another model, or of other data, and `config.other_data` is off.
@@ -167,6 +167,8 @@ def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning
 
 def _resumed(run: Run, folder: pathlib.Path, about: dict, company: Alone | Company) -> tuple[int, TrainState, dict]:
     """Reads the last checkpoint; returns its position, the state and its description.
+
+    Later checkpoints, which are damaged, are set aside.
 
     Raises:
       UsageError: there is none, it is of another model, or of other data, and `run.config.other_data` is off.

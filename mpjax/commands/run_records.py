@@ -37,7 +37,7 @@ class Records:
         self._files: dict[pathlib.Path, bytes] = {}
 
     def put(self, file: pathlib.Path, content: bytes) -> None:
-        """Writes a file, at once or after the first step."""
+        """Writes a file, at once or after the first step; does nothing if this process does not write."""
         if self._writing and self._waiting:
             self._files[file] = content
         elif self._writing:
@@ -60,7 +60,7 @@ class Records:
 
 
 def put_records(records: Records, run: Run, folder: pathlib.Path, beginning: Beginning) -> History:
-    """Puts history, settings and environment into the records of a run, and returns the history.
+    """Hands history, settings and environment to `records`, which writes their files, and returns the history.
 
     Args:
       records: the files of the run.

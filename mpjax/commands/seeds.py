@@ -22,7 +22,7 @@ from mpjax.report.wording import number
 
 
 def train(config: Config) -> dict:
-    """Trains the run that `config` describes, or one for each of its `seeds`.
+    """Trains the run that `config` describes, or one for each of its `seeds`; returns the contents of `summary.json`.
 
     Raises:
       UsageError: as `run` and `sweep`.
@@ -106,9 +106,10 @@ def _joined(config: Config, folder: pathlib.Path) -> Config:
 
 @contextlib.contextmanager
 def _config_written(config: Config, folder: pathlib.Path) -> Iterator[Callable[[], None]]:
-    """Stores the settings of the sweep; a UsageError restores the folder, unless the yielded function was called.
+    """Context that stores the settings of a sweep, and restores the folder after a UsageError of its `with` block.
 
-    They are stored before the first run starts, because a sweep may be killed at any time.
+    It restores nothing once the function that it yields has been called. The settings are stored before the first run
+    starts, because a sweep may be killed at any time.
     """
     file = folder / CONFIG_FILE
     before = file.read_bytes()
@@ -129,7 +130,7 @@ def _config_written(config: Config, folder: pathlib.Path) -> Iterator[Callable[[
 def _trained(
     config: Config, folder: pathlib.Path, begin: Callable[[], None]
 ) -> tuple[dict[int, Mapping[str, Any]], dict[int, str]]:
-    """Trains all runs; returns the summaries of those that did not diverge, and the errors of the others."""
+    """Trains all runs; returns, by seed, the summaries of those that did not diverge, and the errors of the others."""
     summaries: dict[int, Mapping[str, Any]] = {}
     diverged: dict[int, str] = {}
     for seed in config.seeds:
@@ -155,7 +156,9 @@ def _trained(
 
 
 def summarised(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Computes mean and spread of the metrics that all summaries share; warns if lengths or changed settings differ.
+    """Computes mean and spread of the metrics that all summaries, by seed, share.
+
+    The result also has `seeds`, and a `warning` if the runs differ in their steps or in changes of their settings.
 
     >>> summarised({0: {"test/loss": 1.0}, 1: {"test/loss": 3.0}})["test/loss"]
     {'mean': 2.0, 'std': 1.4142135623730951, 'lowest': 1.0, 'highest': 3.0}

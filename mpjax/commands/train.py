@@ -227,7 +227,7 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
 
 
 def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
-    """Settles what the settings leave open, and builds the run. Also returns notes for the user.
+    """Settles `auto` sizes and tuned rules in the settings, and builds the run; also returns notes for the user.
 
     Raises:
       UsageError: as `build_run`; it lists what else the command lacks.
@@ -264,9 +264,10 @@ def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
 def _listeners(
     config: Config, company: Alone | Company, writers: Sequence[report.Writer], stack: contextlib.ExitStack
 ) -> tuple[Callbacks, list[CallbackError] | None]:
-    """The callbacks of a run, and an empty list for the failures of its own writers; None if it has no writers.
+    """Loads the callbacks of a run; also returns an empty list for failures of the user's writers, None without any.
 
-    Processes may have different writers, but call the same callbacks.
+    If an error ends the context `stack`, it warns of the failures in the list. Processes may have different writers,
+    but call the same callbacks.
     """
     failures = None
     if any(company.gather(bool(writers or config.report.writers))):
@@ -286,7 +287,10 @@ def _opened_writers(
     writers: Sequence[report.Writer],
     failures: list[CallbackError] | None,
 ) -> tuple[report.Writer, ...]:
-    """Opens the files and the console of the first process, and the writers that the settings name."""
+    """Opens the files and the console of the first process, and the writers that the settings name.
+
+    The user's `writers` are opened already; they are added, and their failures go to `failures`.
+    """
     config, opened = info.config, ()
     if company.first:
         start = info.start if config.resume else None
@@ -314,7 +318,7 @@ def _compiled(
     writer: report.Writer,
     records: Records,
 ) -> tuple[Callable, Callable | None]:
-    """Compiles the calls of a run, and checks that processes agree, that memory suffices, and what the program runs in.
+    """Compiles the calls of a run; checks that processes agree, that memory suffices, and which dtypes the step uses.
 
     Args:
       run: the run.

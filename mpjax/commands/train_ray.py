@@ -138,7 +138,10 @@ def _start_ray(settings: OnRay) -> dict[str, int]:
 
 
 def check_reachable(address: str) -> None:
-    """Raises UsageError if no process listens at HOST:PORT; Ray would try for minutes."""
+    """Raises UsageError if no process listens at HOST:PORT; Ray would try for minutes.
+
+    Addresses of another form are not checked.
+    """
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal():
         return  # auto, local, ray://...
@@ -188,7 +191,10 @@ class _PassedOn(StopRequest):
 
 
 def _fit(trainer: Any) -> tuple[Any, Exception | None]:
-    """Trains in a thread: in the main thread, Ray would take Ctrl-C for a request to kill the workers."""
+    """Calls `trainer.fit` in a thread and waits; returns its result or None, and its error or None.
+
+    In the main thread, Ray would take Ctrl-C for a request to kill the workers.
+    """
     outcome: list = [None, None]
 
     def fit() -> None:
@@ -204,7 +210,7 @@ def _fit(trainer: Any) -> tuple[Any, Exception | None]:
 
 
 def _explained(error: Exception, restarts: int) -> Exception:
-    """Replaces an error by one with a message for the user if a worker has died."""
+    """Replaces an error that says that a worker died by an OSError with a message for the user; keeps other errors."""
     import ray.exceptions
     import ray.train
 
@@ -219,7 +225,10 @@ def _explained(error: Exception, restarts: int) -> Exception:
 
 
 def _clear(folder: pathlib.Path) -> None:
-    """Removes the folder of a run without any training, so that the corrected command can use it."""
+    """Removes the folder of a run that has logged no step, so that the corrected command can use it.
+
+    Files that are not of mpjax or Ray stay, and so does the folder then.
+    """
     if (folder / "metrics.jsonl").exists():
         return
     for file in (CONFIG_FILE, SNAPSHOT, *(path.name for path in folder.glob(".validate_storage_marker*"))):

@@ -57,7 +57,7 @@ def _with_rules(config: Config, rules: Mapping[str, str]) -> Config:
 
 
 def _key(run: Run, products: list[Product]) -> dict:
-    """The inputs that the timings depend on."""
+    """What the timings depend on, by name: a stored tuning is used again if all of it is the same."""
     programs = "\n".join(f"{product.path}\n{product.half.text}\n{product.full.text}" for product in products)
     return {
         "device": jax.devices()[0].device_kind,
@@ -75,13 +75,13 @@ def _key(run: Run, products: list[Product]) -> dict:
 
 
 def _time_step(run: Run, rules: Mapping[str, str], batch) -> Timing:
-    """Times the step without these rules and with them."""
+    """Times the step of a run without the added `rules` and with them, in turns."""
     changed = build_run(_with_rules(run.config, rules))
     return side_by_side(_ready(run, batch), _ready(changed, batch))
 
 
 def _ready(run: Run, batch) -> Callable[[], jax.Array]:
-    """Builds a function that runs one compiled step after another, on its own state."""
+    """Builds a function that runs the compiled step once, on a state of its own that it keeps for its next call."""
     state = run.packing.pack(fresh_state(run))
     placed = place(batch, run.split)
     step = run.train_step.lower(state, placed).compile()

@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 def parse(kind: type[T], argv: Sequence[str], *, prog: str, description: str = "") -> T:
-    """Parses a command line.
+    """Parses a command line into an instance of `kind`.
 
     Args:
       kind: a dataclass with a docstring.
@@ -39,7 +39,7 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, description: str = "
 
 
 def parse_with(kind: type[T], argv: Sequence[str], rest: Callable[[list[str]], R], *, prog: str) -> tuple[T, R]:
-    """Parses the flags of `kind` like `parse`, and all other arguments with `rest`."""
+    """Parses the flags of `kind` like `parse`, and all other arguments with `rest`; returns both results."""
     settings, unknown, faults = _parsed(kind, argv, prog, "", knows_all=False)
     if settings is None:
         raise _error(faults)
@@ -63,7 +63,10 @@ def _error(faults: Sequence[str]) -> UsageError:
 def _parsed(
     kind: type[T], argv: Sequence[str], prog: str, description: str, *, knows_all: bool
 ) -> tuple[T | None, list[str], list[str]]:
-    """Parses as far as possible: returns the settings, the unknown arguments, and the faults."""
+    """Parses as far as possible; returns the settings (None: not all can be parsed), unknown arguments, and faults.
+
+    With `knows_all`, an unknown argument is a fault.
+    """
     about = (description or inspect.cleandoc(kind.__doc__ or "")).replace("train.py", typed("train"))
 
     def once(argv: Sequence[str], *, knows_all: bool) -> tuple[T, list[str]]:

@@ -17,12 +17,12 @@ class CommandSettings:
     """The settings of a command, which may stand beside those of a run."""
 
     def check(self, run: Config | None = None) -> None:
-        """Raises UsageError that lists every setting out of range, and all other `faults`."""
+        """Raises UsageError that lists every setting out of range, and all `faults` beside the settings of `run`."""
         if faults := [*out_of_range(self), *self.faults(run or Config())]:
             raise UsageError("\n".join(faults))
 
     def faults(self, run: Config) -> Iterator[str]:
-        """Yields faults of several settings together."""
+        """Yields a message for each fault of several settings together, or beside the settings of `run`; here none."""
         del run
         yield from ()
 
@@ -32,7 +32,7 @@ ENDINGS = ("png", "pdf", "svg", "jpg", "jpeg", "webp")
 
 
 def faults_of_image(flag: str, path: str) -> Iterator[str]:
-    """Yields why a plot cannot be written to a path, if so; an empty path means no plot."""
+    """Yields a message if a plot cannot be written to `path`, by its ending or folder; an empty path means no plot."""
     ending = pathlib.PurePath(path).suffix
     folder = expanded(path).parent
     if path and ending.lower().removeprefix(".") not in ENDINGS:
@@ -104,7 +104,7 @@ class Prediction(CommandSettings):
     """Allow execution of code outside mpjax that the run names: a model, or a function for its data."""
 
     def faults(self, run: Config) -> Iterator[str]:
-        """Yields a lack of inputs, or two kinds of them."""
+        """Yields a message if there are neither inputs nor a split, or both."""
         if bool(self.inputs) == bool(self.split):
             both = "both inputs and --split" if self.split else "neither inputs nor --split"
             yield f"{both}: wanted one, such as photos/ or 'photos/*.jpg' or --split test"
@@ -164,7 +164,7 @@ class Export(CommandSettings):
     """Programs: the platforms that can run the file, of `cpu`, `cuda`, `rocm` and `tpu`."""
 
     def faults(self, run: Config) -> Iterator[str]:
-        """Yields settings that are for the other kind of file."""
+        """Yields a message for each setting that is for the other kind of file, and for wrong platforms."""
         others = ("policy", "platforms") if self.what == "weights" else ("layout", "dtype")
         for name in others:
             if getattr(self, name) != getattr(Export(run="", output=""), name):
@@ -198,7 +198,7 @@ class Compare(CommandSettings):
     """Print one JSON object instead of tables."""
 
     def faults(self, run: Config) -> Iterator[str]:
-        """Yields what is missing, and a plot that cannot be written."""
+        """Yields a message if there are no runs or no metrics, and if the plot cannot be written."""
         if not self.runs:
             yield "no run to compare: wanted the folders of two or more"
         if not self.metrics:
@@ -226,7 +226,7 @@ class RateSearch(CommandSettings):
     """Print one JSON object instead of lines."""
 
     def faults(self, run: Config) -> Iterator[str]:
-        """Yields settings that contradict each other or those of the run."""
+        """Yields a message for each invalid setting of the search, and for each setting of the run that it excludes."""
         if not 0 < self.lowest < self.highest < float("inf"):
             yield f"--lowest {self.lowest:g} --highest {self.highest:g}: wanted positive rates, the lowest first"
         if self.updates < LEAST:
@@ -261,7 +261,7 @@ class OnRay(CommandSettings):
     machine alone."""
 
     def faults(self, run: Config) -> Iterator[str]:
-        """Yields settings of the run that Ray makes itself."""
+        """Yields a message if the settings of the run number its processes, which Ray does itself."""
         place = run.distributed
         if (place.coordinator, place.processes, place.process) != ("", 0, -1):
             yield "Ray numbers the processes: leave out --distributed.coordinator, processes and process"

@@ -40,7 +40,10 @@ def script(shell: str, commands: Mapping[str, Sequence[type]]) -> str:
 
 
 def flags_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Sequence[str]]]:
-    """Yields the flags of a dataclass and of its nested dataclasses, each with its choices, if any."""
+    """Yields the flags of a dataclass and of its nested dataclasses, each with its choices; none if any value will do.
+
+    `prefix` is the name of a nested section with a dot. Positional arguments have no flag.
+    """
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
         inner = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
         if dataclasses.is_dataclass(inner):

@@ -89,7 +89,10 @@ def parse_duration(text: str) -> Duration:
 
 
 def settle_durations(section: Any, *names: str) -> None:
-    """Converts fields that Python code sets to a number of steps or to text to `Duration`."""
+    """Replaces, in place, the values of these fields of a frozen dataclass by `Duration`s.
+
+    Python code may have set them to a number of steps or to text.
+    """
     for name in names:
         object.__setattr__(section, name, as_duration(getattr(section, name)))
 

@@ -118,7 +118,10 @@ _OTHERS = ("wandb",)
 
 
 def require_no_links(folder: pathlib.Path) -> None:
-    """Raises UsageError if a run's folder holds a link, through which a file elsewhere would be read or overwritten."""
+    """Raises UsageError if a run's folder holds a symbolic link, through which a file elsewhere may be read or written.
+
+    Links that other programs make in their own folders, such as `wandb`, are accepted.
+    """
     for link in links_in(folder):
         first, *below = link.relative_to(folder).parts
         if not (below and first in _OTHERS):
@@ -196,7 +199,7 @@ def _taken(folder: pathlib.Path) -> str:
 
 
 def run_settings(config: Config, folder: pathlib.Path) -> str:
-    """Formats the run's config.toml, which repeats the run when it is used elsewhere.
+    """Formats the content of a run's config.toml; with it and another folder, a new run repeats this one.
 
     Settings of one command only are left out: `resume`, `other_data`, `profile`, `cache_dir` and `distributed`.
     """

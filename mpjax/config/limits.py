@@ -13,12 +13,15 @@ from mpjax.errors import UsageError
 
 
 def is_auto(config: Config) -> bool:
-    """True if a setting depends on memory, so that `commands/fit.py` must run first."""
+    """True if the batch size or the number of micro-batches is `auto`, so that `commands/fit.py` must find it first."""
     return AUTO in (config.data.batch_size, config.training.accumulate)
 
 
 def check(config: Config) -> None:
-    """Raises UsageError that lists every setting of a wrong type or out of range, with its value and the valid ones."""
+    """Raises UsageError that lists every fault of the settings: wrong types, values out of range, and contradictions.
+
+    Each line has the value and the valid ones. Contradictions are looked for only if all types are right.
+    """
     require_valid(config, rules=_of_config(config))
 
 
@@ -44,7 +47,7 @@ def require_valid(settings: Any, prefix: str = "", rules: Iterable[str] = ()) ->
     Args:
       settings: a dataclass of settings, whose fields may be sections.
       prefix: the name of the section with a dot, for messages.
-      rules: faults of several settings together, which are looked for if each has its type.
+      rules: messages about faults of several settings together. They are read only if no setting has a wrong type.
     """
     wrong = [*wrong_types(settings, prefix)]
     if faults := [*wrong, *out_of_range(settings, prefix), *(() if wrong else rules)]:
@@ -115,7 +118,10 @@ def _others(config: Config) -> Iterator[str]:
 
 
 def _of_other_rules(optimizer: Optimizer) -> Iterator[str]:
-    """Yields settings of other update rules of mpjax; a rule of optax is checked against its own signature."""
+    """Yields a message for each setting that only other update rules of mpjax have, unless it has its default.
+
+    A rule of optax is checked elsewhere, against its own signature.
+    """
     if (rule := str(optimizer.name)) not in SETTINGS_OF_RULES:
         return
     for field in dict.fromkeys(name for names in SETTINGS_OF_RULES.values() for name in names):
@@ -145,7 +151,7 @@ def _own_parts(config: Config) -> Iterator[str]:
 
 
 def _best(config: Config) -> Iterator[str]:
-    """Yields faults of a metric of mpjax; the names of a user's metrics are known only with the data."""
+    """Yields a message if `loop.best` is no metric of mpjax; names of a user's metrics are known only with the data."""
     best = config.loop.best
     if (name := best.removeprefix("test/")) != best:
         yield f"--loop.best {best}: metrics are named without test/; write --loop.best {name}"
@@ -162,7 +168,7 @@ _WITH_CLASSES = ("classification", "text_classification", "segmentation")
 
 
 def _classes(config: Config) -> Iterator[str]:
-    """Yields faults of the settings for classes, which a loss without classes would ignore."""
+    """Yields messages about class weights and ignored labels that the loss or the metrics of the run cannot take."""
     objective, weights, ignored = config.training.objective, config.training.class_weights, config.data.ignore_index
     if weights:
         shown = f"--training.class_weights {' '.join(map(str, weights))}"

@@ -91,7 +91,7 @@ def load_settings(kinds: Sequence[type], argv: Sequence[str], *, prog: str) -> t
 
 
 def _run_of(kind: Any, prog: str) -> Callable[[list[str]], Config]:
-    """Builds the function that parses the flags that are not of `kind`."""
+    """Builds the function that parses the arguments that are no flags of `kind` into a `Config`."""
     flags = [field.name for field in dataclasses.fields(kind)]
     runs = {"config", "help", *(field.name for field in dataclasses.fields(Config))}
 
@@ -182,7 +182,10 @@ _MOST_UNKNOWN = 20
 
 
 def _unknown(table: dict[str, Any], section: Any, prefix: str) -> Iterator[str]:
-    """Yields the keys of a table that are not settings of a section; all keys if `section` is None."""
+    """Yields the keys of a TOML table that are not settings of `section`, its part of the default config.
+
+    If `section` is None, all keys are unknown.
+    """
     names = {field.name for field in dataclasses.fields(section)} if section is not None else set()
     for key, value in table.items():
         inner = getattr(section, key) if key in names else None
@@ -193,7 +196,10 @@ def _unknown(table: dict[str, Any], section: Any, prefix: str) -> Iterator[str]:
 
 
 def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[str]:
-    """Yields the flags of a table; `section` is its part of the default config, None for an unknown section."""
+    """Yields the flags and values that set what a TOML table sets.
+
+    `section` is its part of the default config, None for an unknown section.
+    """
     for key, value in table.items():
         name = f"--{prefix}{key}"
         default = getattr(section, key, None)

@@ -40,7 +40,9 @@ def names() -> list[str]:
 
 
 def settings_file(text: str) -> pathlib.Path:
-    """Finds the file of a text: the file at this path, else the shipped file of this name.
+    """Finds the file that `text` names: the file at this path, else the shipped file of this name.
+
+    If there is neither, it returns the path.
 
     `digits`, `digits.toml` and `configs/digits.toml` are the same shipped file; `configs/pets.py` is beside it.
     """
@@ -53,7 +55,7 @@ def settings_file(text: str) -> pathlib.Path:
 
 
 def tell_data(stored: Config, where: pathlib.Path, said: Config | None = None) -> None:
-    """Prints a line about the data that a stored run names, if any.
+    """Prints a line to stderr about the files and data sets that a stored run names, if any.
 
     Args:
       stored: the settings of the run.
@@ -67,7 +69,7 @@ def tell_data(stored: Config, where: pathlib.Path, said: Config | None = None) -
 
 
 def _data_of(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the settings that name files, folders or sets of the Hugging Face Hub."""
+    """Yields name and value of each setting that names files, folders or sets of the Hugging Face Hub."""
     if (name := str(config.data.name)).startswith(_ELSEWHERE):
         yield "data.name", name
     if mixed := [name for name in config.data.mix if name.startswith(_ELSEWHERE)]:

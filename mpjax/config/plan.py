@@ -57,7 +57,11 @@ class Plan(CommandSettings):
     """Print one JSON object instead of tables."""
 
     def faults(self, run: Config) -> Iterator[str]:
-        """Yields what is missing, named twice or malformed, and a plot that cannot be written."""
+        """Yields a message if no GPU is named, a value is given twice, or the plot cannot be written.
+
+        Raises:
+          UsageError: as `xla_options`.
+        """
         if not self.gpu and not self.install:
             yield "--gpu is empty: wanted one or more, such as h100"
         for name in ("gpu", "policies", "xla"):
@@ -70,7 +74,7 @@ class Plan(CommandSettings):
 
 
 def xla_options(words: str) -> dict[str, Any]:
-    """Parses XLA options.
+    """Parses XLA options, separated by spaces, to their values by name: true and false to bool, whole numbers to int.
 
     >>> xla_options("xla_gpu_enable_triton_gemm=false xla_gpu_autotune_level=0")
     {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_autotune_level': 0}

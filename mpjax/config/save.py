@@ -71,7 +71,7 @@ def shared_settings(config: Config) -> dict[str, str]:
 
 
 def flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the values of nested tables, by names such as `optimizer.name`."""
+    """Yields name and value of each entry of nested tables, with names such as `optimizer.name`."""
     for name, value in table.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{name}.")

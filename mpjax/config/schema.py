@@ -37,7 +37,7 @@ from mpjax.config.setting_types import (
 
 
 def _are_two(bounds: Sequence[float]) -> bool:
-    """True also for none."""
+    """True for two different finite numbers, and for no numbers."""
     return not bounds or (len(bounds) == len(set(bounds)) == 2 and all(map(math.isfinite, bounds)))
 
 
@@ -140,16 +140,16 @@ class Data:
 
     @property
     def padding(self) -> int:
-        """The pixels of `crop_padding`; by default 1."""
+        """The pixels of `crop_padding`; 1 if it has its default, -1."""
         return 1 if self.crop_padding == -1 else self.crop_padding
 
     def for_task(self, task: str) -> "Data":
-        """Settles the default of `crop_padding` for a task."""
+        """Replaces the default of `crop_padding`, -1, by its value for a task: 0 for `own`, else 1."""
         return dataclasses.replace(self, crop_padding=0 if task == "own" and self.crop_padding == -1 else self.padding)
 
     @property
     def stated_classes(self) -> int:
-        """The number of classes of a mask in the settings, or 0."""
+        """The number of classes of a mask by `num_classes`, else by `mask_values`; 0 if neither is set."""
         return self.num_classes or len(self.mask_values)
 
 
@@ -346,7 +346,7 @@ class Mesh:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes by axis."""
+        """The number of parts along each axis of the mesh, by name; -1 stands for what is left."""
         return {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
 
 

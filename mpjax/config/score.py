@@ -20,7 +20,7 @@ class Score(NamedTuple):
     best: Callable[[Sequence[float]], float]
 
     def higher_is_better(self, value: float | None) -> float | None:
-        """Negates a value of the metric if lower is better."""
+        """Negates a value of the metric if lower is better, so that higher is better; None stays None."""
         return -value if value is not None and self.best is min else value
 
     def improves(self, value: float, before: float, delta: float = 0.0) -> bool:

@@ -76,12 +76,12 @@ class Limit(NamedTuple):
 
 
 def at_least(least: int) -> Limit:
-    """The whole numbers from `least` on."""
+    """Builds the limit that accepts numbers from `least` on."""
     return Limit(f"at least {least}", lambda value: value >= least)
 
 
 def words(values: Sequence[Any]) -> str:
-    """Formats a list as it is typed."""
+    """Joins values by spaces, as they are typed on a command line."""
     return " ".join(map(str, values))
 
 
@@ -125,7 +125,7 @@ def _list(kind: Any, parse: Callable[[str], Any], metavar: str) -> Any:
 
 
 def list_of(words: Sequence[str]) -> Any:
-    """Builds the parser of a list of some of these words."""
+    """Builds tyro's parser of a list of words, each one of `words`."""
     spec = _list(str, str, "{" + ",".join(words) + "}")
     return dataclasses.replace(spec, choices=tuple(words))
 
@@ -215,7 +215,7 @@ else:
 
 
 def settle_auto(section: Any, *names: str) -> None:
-    """Converts the text `auto`, which Python code may set, to `AUTO`."""
+    """Replaces, in place, the text `auto`, which Python code may set, by `AUTO` in these fields of a dataclass."""
     for name in names:
         if getattr(section, name) == "auto":
             object.__setattr__(section, name, AUTO)
@@ -246,7 +246,7 @@ def out_of_range(settings: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _fields(settings: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the name, the type and the value of each setting, also of sections."""
+    """Yields the name, the type and the value of each setting, also of the settings in nested sections."""
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name)
         if dataclasses.is_dataclass(value) and type(value) is hint:

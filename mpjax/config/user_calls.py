@@ -86,7 +86,7 @@ def _literal(text: str) -> Any:
 
 
 def _wanted(default: Any) -> tuple[str, tuple[type, ...]] | None:
-    """The type of a value in words, and as types, if the default of its argument has one."""
+    """The type that a value must have by the default of its argument, in words and as types; None: any type."""
     if isinstance(default, bool):
         return "True or False", (bool,)
     if isinstance(default, int | float):
@@ -98,11 +98,13 @@ def _wanted(default: Any) -> tuple[str, tuple[type, ...]] | None:
 
 @contextlib.contextmanager
 def named_failure(what: str, code: Any) -> Iterator[None]:
-    """Turns any exception of the user's code into a UsageError with the failed call and its place; a UsageError stays.
+    """Context that converts any exception of the user's code, inside a `with` block, to a UsageError.
+
+    The message has the failed call and its place in the code. A UsageError passes unchanged.
 
     Args:
       what: the beginning of the message, such as `--training.objective FILE.py:NAME`.
-      code: the function, class or object that the body calls.
+      code: the function, class or object that the block calls.
     """
     try:
         yield
@@ -113,7 +115,7 @@ def named_failure(what: str, code: Any) -> Iterator[None]:
 
 
 def file_of(code: Any) -> str:
-    """The file of a function, of a class, or of the class of an object; empty if Python does not know it."""
+    """The path of the file that defines a function, a class, or the class of an object; empty if Python has none."""
     while isinstance(code, functools.partial):
         code = code.func
     for candidate in (code, type(code)):

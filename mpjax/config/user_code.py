@@ -83,7 +83,7 @@ def code_of(config: Config) -> dict[str, str]:
 
 
 def has_colon(spec: Code) -> bool:
-    """True for any code, False for a name that mpjax or optax knows."""
+    """True for code, `FILE.py:NAME` or an object passed in Python; False for a name that mpjax or optax knows."""
     return ":" in str(spec)
 
 
@@ -129,7 +129,7 @@ def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: C
 
 
 def is_passed_in_python(specs: str) -> bool:
-    """True if a value of a setting refers to an object that was passed in Python."""
+    """True if a setting's value, as text, refers to an object that was passed in Python."""
     return IN_PYTHON in specs
 
 
@@ -140,7 +140,7 @@ def _is_own(value: str) -> bool:
 
 
 def is_of_a_run(file: pathlib.Path) -> bool:
-    """True if a settings file lies in a run's folder."""
+    """True if a settings file lies beside the checkpoints, the environment or the metrics of one run."""
     return _is_beside(file, "checkpoints", "environment.json", "metrics.jsonl")
 
 

@@ -75,7 +75,7 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
 
 
 def require_batch(source: Source, config: Data) -> None:
-    """Raises UsageError if an epoch has fewer examples than a batch."""
+    """Raises UsageError if a training set is empty, or if an epoch has fewer examples than a batch."""
     for member in source.trained_on:
         require_examples(config.train_split, len(member.train))
     size = epoch_size(source)
@@ -90,7 +90,9 @@ def require_batch(source: Source, config: Data) -> None:
 
 
 def training_split(source: Source, config: Data) -> Split:
-    """The training examples, read when they are indexed.
+    """Builds the `Split` of the training examples: those of `source`, or of all sets if it is the first of a mixture.
+
+    An example is read from disk only when a batch asks for it.
 
     Raises:
       UsageError: as `reader`.
@@ -103,9 +105,10 @@ def training_split(source: Source, config: Data) -> Split:
 
 
 def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatches:
-    """Builds batches of all of `source.test` in order, of size `config.eval_batch_size`, with `weight` [B] of 1 or 0.
+    """Builds batches of all of `source.test` in order, each of `config.eval_batch_size` examples.
 
-    Each batch holds only the `share` of this process.
+    The field `weight` [B] is 1 for an example and 0 for padding of the last batch. Each batch holds only the rows of
+    `share`, the part of this process.
 
     Raises:
       UsageError: the split is empty, `conform` refuses an example, or dtypes differ from the training split.

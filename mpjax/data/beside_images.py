@@ -23,8 +23,8 @@ def require_together(config: Data, fields: Fields) -> None:
     with a warning.
 
     Raises:
-      UsageError: the image would move without a field of two or more axes, or be mixed without one of the other fields,
-        or images would be mixed with labels whose number of classes is unknown.
+      UsageError: the image would move and a field of two or more axes would not, or the image would be mixed and one of
+        the other fields would not, or images would be mixed with labels whose number of classes is unknown.
     """
     if moving := [*_geometric(config)]:
         flags = " and ".join(flag for flag, _ in moving)
@@ -60,7 +60,7 @@ def _geometric(config: Data) -> Iterator[tuple[str, str]]:
 
 
 def fields_behind(fields: Fields) -> Mapping[str, Field]:
-    """The fields that do not move with the image."""
+    """The fields, besides `image`, that an augmentation leaves unchanged when it moves the image."""
     return {name: field for name, field in fields.items() if name != "image" and not _is_moved(name, field, fields)}
 
 

@@ -42,7 +42,10 @@ class Reader:
     header: Callable[[bytes | np.ndarray, int, Depth], Picture] = read_header
 
     def __call__(self, example: Example) -> Arrays:
-        """Reads one example in the batch dtypes. A random frame is the same for every call."""
+        """Reads one example in the batch dtypes, without a batch axis.
+
+        A random frame draws the same numbers in every call.
+        """
         return {name: values[0] for name, values in self.batch([example]).items()}
 
     def batch(
@@ -72,7 +75,7 @@ class Reader:
         return conform_all(columns, self.fields, numbered)
 
     def size(self, name: str, value: Any) -> tuple[int, int]:
-        """The width and height of a stored image, the field `name`."""
+        """Reads the width and height of `value`, a stored image of the field `name`, from its header."""
         return self._opened(name, cast(Image, self.fields[name]), value).stored_size
 
     def part(self, box: Box) -> "Reader":
@@ -80,7 +83,7 @@ class Reader:
         return dataclasses.replace(self, frame=lambda width, height, drawn: box)
 
     def _cropped(self, columns: Mapping[str, Any], frame: Frame, drawn: np.ndarray, named: Numbered) -> Arrays:
-        """Crops images to [N, side, side, channels], and masks to uint8 [N, side, side].
+        """Crops and resizes images to [N, side, side, channels], and masks to uint8 [N, side, side].
 
         Each kind of work is done for all examples before the next kind. A decoder evicts Python's own code and data
         from the processor's caches, which then cost four times as much.
@@ -111,7 +114,10 @@ class Reader:
 
 
 def _decoded(name: str, field: Image | Mask, value: Any) -> np.ndarray:
-    """Decodes an image, or a mask without its channel axis, at the stored size."""
+    """Decodes an encoded image or mask at the stored size; keeps an array.
+
+    A mask loses a channel axis of size 1.
+    """
     encoded = isinstance(value, bytes)
     pixels = decode(value, _channels(field), _depth(field)) if encoded else array(name, value, field)
     return pixels[..., 0] if isinstance(field, Mask) and pixels.shape[2:] == (1,) else pixels

@@ -120,7 +120,7 @@ class MappedExamples:
 
 
 def renamed(columns: Mapping[str, str], example: Example) -> Example:
-    """Replaces the column names of an example by field names."""
+    """Renames the columns of an example to fields; `columns` maps fields to columns, and other columns are dropped."""
     return {field: example[column] for field, column in columns.items()}
 
 

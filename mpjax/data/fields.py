@@ -28,7 +28,7 @@ class Field(Protocol):
 
     @property
     def origin(self) -> str:
-        """The origin of the values, for messages."""
+        """The origin of the values for messages, such as `column 'img'`; empty if the field's name says enough."""
         ...
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
@@ -257,7 +257,7 @@ class Numbers(_FromColumn):
 
 
 def dtype_of_numbers(name: str, dtype: np.dtype) -> np.dtype:
-    """The dtype of numbers in a batch: int32, float32 or bool.
+    """The batch dtype of numbers stored as `dtype`: int32 for integers, float32 for floating point, bool for bool.
 
     Raises:
       UsageError: `dtype` is complex or not numeric.

@@ -68,7 +68,7 @@ def _read(split: Split, chosen: np.ndarray) -> Iterator[Arrays]:
 
 
 def _hashes(parts: Iterable[Arrays]) -> dict[str, np.ndarray]:
-    """Hashes each example's value of each field, uint64 [N]: the sum of its words, each times a random factor.
+    """Hashes each example's value of each field, uint64 [N]: the sum of its 32-bit words, each times a random factor.
 
     This takes a quarter of the time of a cryptographic hash of each row. Two different rows collide with a
     probability of 2^-33.

@@ -109,7 +109,7 @@ def _joined(rows: Sequence[tuple[int, Arrays]], batch_size: int) -> GivenBatch:
 
 
 def given_split(source: Source, config: Data) -> Inputs:
-    """The examples of the test split, read as for evaluation. Examples to segment are reduced to their image."""
+    """Builds `Inputs` of the test split, read as for evaluation. Examples to segment are reduced to their image."""
     names = [f"{config.test_split}[{index}]" for index in range(len(source.test))]
     if isinstance(source.fields.get("mask"), Mask):
 
@@ -126,7 +126,7 @@ def given_split(source: Source, config: Data) -> Inputs:
 
 
 def given_images(inputs: Sequence[str], source: Source, config: Data) -> Inputs:
-    """Image files, read as the set's images are for evaluation.
+    """Builds `Inputs` of image files, read as the set's images are for evaluation.
 
     Args:
       inputs: files, folders (with all files below them, sorted by name) and globs.
@@ -170,7 +170,9 @@ def _to_segment(
     config: Data,
     stored_in: Callable[[Any], Any] = lambda image: image,
 ) -> Inputs:
-    """Inputs whose every pixel gets a class. A resized image is covered by squares, one row each.
+    """Builds `Inputs` of images whose every pixel gets a class.
+
+    If `config` resizes images, each image is covered by squares, one row each; otherwise an image is one row.
 
     Args:
       names: the name of each image.
@@ -220,5 +222,5 @@ def files_of(given: str) -> list[str]:
 
 
 def takes_images(source: Source) -> bool:
-    """True if a model of this set takes images, False if it takes texts."""
+    """True if a model trained on this set takes images, False if it takes texts."""
     return isinstance(source.fields.get("image"), Image)

@@ -18,7 +18,7 @@ _FEWEST = 10  # the fewest examples that are checked
 
 
 def check_labels(fields: Fields, batches: Batches, tests: EvalBatches, config: Data) -> None:
-    """Checks the labels of both splits. Of a streamed set, checks only for ignored labels.
+    """Checks the labels of both splits. Of a streamed set, checks only that some test label or pixel is not ignored.
 
     Warns:
       DataWarning: the classes of the splits are improbable for splits drawn at random, or nearly every training example
@@ -52,7 +52,10 @@ def _require_counted(split: str, name: str, config: Data, counted: bool) -> None
 
 
 def _of_no_class(train: np.ndarray, config: Data) -> str:
-    """The warning if nearly every example has a class of its own, else an empty text."""
+    """The warning if nearly every example has a class of its own, else an empty text.
+
+    `train` counts the training examples of each class.
+    """
     examples, alone = int(train.sum()), int(np.count_nonzero(train == 1))
     if examples < _FEWEST or alone < _ALONE * examples:
         return ""
@@ -66,7 +69,8 @@ def _of_no_class(train: np.ndarray, config: Data) -> str:
 def _of_other_classes(train: np.ndarray, test: np.ndarray, label: Label, config: Data) -> str:
     """The warning if the splits were not drawn from the same classes, else an empty text.
 
-    Differences that random splits of these sizes show with a probability of `_CHANCE` or more are accepted.
+    `train` and `test` count the examples of each class. Differences that random splits of these sizes show with a
+    probability of `_CHANCE` or more are accepted.
     """
     both, tested = train + test, int(test.sum())
     examples, classes = int(both.sum()), int(np.count_nonzero(both))
@@ -99,7 +103,7 @@ def _of_other_classes(train: np.ndarray, test: np.ndarray, label: Label, config:
 
 
 def _log_choices(among: int, chosen: int) -> float:
-    """The logarithm of a binomial coefficient."""
+    """The logarithm of the binomial coefficient `among` over `chosen`."""
     if chosen > among:
         return -math.inf
     return math.lgamma(among + 1) - math.lgamma(chosen + 1) - math.lgamma(among - chosen + 1)

@@ -22,13 +22,14 @@ from mpjax.errors import DataWarning, UsageError
 
 @contextlib.contextmanager
 def named(name: str, config: Data) -> Iterator[None]:
-    """Adds the name of a set of a mixture to errors raised while it is opened.
+    """Context that adds the name of a set of a mixture to a UsageError raised inside a `with` block that opens the set.
 
-    All settings of `config` except the names apply to every set, and `config.name` is opened first. A repair of a set
-    of `config.mix` is therefore dropped, unless it is another name.
+    All settings of `config` except the names apply to every set, and `config.name` is opened first. The `repair` of an
+    error, the settings that it tells the user to write, is therefore dropped for a set of `config.mix`, unless it is
+    another name.
 
     Raises:
-      UsageError: the error of the body, with the name of the set.
+      UsageError: the error of the block, with the name of the set.
     """
     try:
         yield
@@ -71,7 +72,9 @@ def _instead(repair: Mapping[str, Any]) -> str:
 
 
 def mixed(first: Source, others: Sequence[Portion], config: Data) -> Source:
-    """Mixes `others` into the training examples of `first`.
+    """Adds the sets `others`, each with its share, to the training examples of `first`; they are mixed when read.
+
+    Test examples are those of `first` alone.
 
     Raises:
       UsageError: a set differs from the first in fields, shapes, dtypes or classes; the message describes the field
@@ -110,7 +113,10 @@ def _require_agreement(first: Source, other: Source, config: Data) -> None:
 
 
 def _require_names(name: str, wanted: Label, found: Label, first: Source, other: Source) -> None:
-    """Raises UsageError if both sets name their classes, and the names differ."""
+    """Raises UsageError if both sets name their classes, and the names differ.
+
+    `wanted` is the label field of the first set, `found` that of the other.
+    """
     if not (wanted.names and found.names) or wanted.names == found.names:
         return
     pairs = enumerate(itertools.zip_longest(found.names, wanted.names))
@@ -123,7 +129,16 @@ def _require_names(name: str, wanted: Label, found: Label, first: Source, other:
 
 
 def _tell_names(names: Sequence[str], called: str, plain: str, other: str, config: Data) -> None:
-    """Warns that the class numbers of `plain`, a set without names, are read as the classes of the set `called`.
+    """Warns that the class numbers of `plain`, a set without class names, are read as the classes of the set `called`.
+
+    Nothing happens if the names are the numbers themselves.
+
+    Args:
+      names: the class names of the set `called`.
+      called: the name of the set that names its classes.
+      plain: the name of the set that does not.
+      other: which of the two is in `--data.mix`.
+      config: the settings.
 
     Raises:
       UsageError: `--data.num_classes` is not set, which would confirm that the numbers mean the same.
@@ -176,7 +191,7 @@ class MixedSplit:
         return self.splits[0].first
 
     def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
-        """Reads examples as one batch, each from its set.
+        """Reads examples as one batch, each from its set; `drawn` has the random draws of each example's frame.
 
         Error messages have the set of an example, and its number in that set.
         """
@@ -196,7 +211,7 @@ class MixedSplit:
 
 
 def mixed_split(source: Source, config: Data) -> Split:
-    """The training examples of a mixture. Each set is read as it would be alone.
+    """Builds the `Split` of the training examples of a mixture. Each set is read as it would be alone.
 
     Raises:
       UsageError: as `reader`.

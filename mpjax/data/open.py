@@ -25,7 +25,7 @@ from mpjax.errors import UsageError
 
 
 def as_task(table: Table, task: TaskName, config: Data) -> Source:
-    """Maps the columns of a table to the fields of a task.
+    """Opens a table as a `Source`: chooses a column for each field of a task, and settles classes and preprocessing.
 
     Raises:
       UsageError: a field has no column, or the data set needs a setting that is missing.
@@ -70,7 +70,7 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
 
 
 def _require_scalars(table: Table, name: str) -> None:
-    """Raises UsageError if the label column holds several numbers per example."""
+    """Raises UsageError if the label column, `name`, holds several numbers per example."""
     column = table.columns[name]
     if isinstance(column, (Mask, Image)) or (isinstance(column, Other) and column.rank):
         raise UsageError(
@@ -202,7 +202,10 @@ def _table(config: Data, data_dir: pathlib.Path, task: TaskName) -> Table:
 
 
 def _written(name: str, data_dir: pathlib.Path) -> str:
-    """Writes a generated set that needs no download, and returns the name to open it by."""
+    """Writes `digits`, `digits_canvas` or `docstrings` if absent, and returns the name to open it by.
+
+    Any other name is returned unchanged.
+    """
     if name == "digits":
         from mpjax.data.sources.digits import prepare_digits
 

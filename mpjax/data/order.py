@@ -29,11 +29,11 @@ class Order(Protocol):
         ...
 
     def rows(self, position: int) -> np.ndarray:
-        """The numbers of the examples of a batch, int64 [B]."""
+        """The numbers of the examples of batch number `position`, int64 [B]."""
         ...
 
     def epochs(self, position: int) -> np.ndarray:
-        """The number of earlier passes through the set of each example in a batch, int64 [B]."""
+        """For each example of batch number `position`, the earlier passes through its set, int64 [B]."""
         ...
 
 
@@ -55,12 +55,12 @@ class Shuffled:
         return _permutations(self.size, lambda epoch: np.random.Philox(key=[self.seed, epoch]))
 
     def rows(self, position: int) -> np.ndarray:
-        """The numbers of the examples of a batch, int64 [B]."""
+        """The numbers of the examples of batch number `position`, int64 [B]."""
         epoch, step = divmod(position, self.steps_per_epoch)
         return self._permutation(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
 
     def epochs(self, position: int) -> np.ndarray:
-        """The epoch of each example of a batch, int64 [B]."""
+        """The epoch of batch number `position`, from 0, once for each of its examples, int64 [B]."""
         return np.full(self.batch_size, position // self.steps_per_epoch)
 
 
@@ -101,7 +101,7 @@ class Mixed:
         return functools.lru_cache(maxsize=4)(self._computed_block)  # threads may read consecutive blocks
 
     def _computed_block(self, number: int) -> np.ndarray:
-        """The examples of a block and their epochs, int64 [2, BLOCK]."""
+        """The numbers of the examples of a block, and the epoch of each in its set, int64 [2, BLOCK]."""
         shuffle = np.random.Generator(np.random.PCG64((self.seed, 0, number)))
         chosen = shuffle.permutation(np.repeat(np.arange(len(self.sizes)), self.counts))
         block = np.empty((2, BLOCK), np.int64)
@@ -120,16 +120,19 @@ class Mixed:
         return np.concatenate(blocks, axis=1)[:, begin - first * BLOCK : end - first * BLOCK]
 
     def rows(self, position: int) -> np.ndarray:
-        """The numbers of the examples of a batch, int64 [B]."""
+        """The numbers of the examples of batch number `position`, int64 [B]."""
         return self._batch(position)[0]
 
     def epochs(self, position: int) -> np.ndarray:
-        """The epoch of each example of a batch in its own set, int64 [B]."""
+        """The epoch, in its own set, of each example of batch number `position`, int64 [B]."""
         return self._batch(position)[1]
 
 
 def _permutations(size: int, bits: Callable[[int], np.random.BitGenerator]) -> Callable[[int], np.ndarray]:
-    """A function from an epoch to the order of `size` examples, which caches the last two orders."""
+    """Builds a function from an epoch to a random order of `size` examples, int64 [size]; it caches the last two.
+
+    `bits` builds the random bit generator of an epoch.
+    """
 
     @functools.lru_cache(maxsize=2)
     def permutation(epoch: int) -> np.ndarray:
@@ -146,7 +149,10 @@ def order_of(source: Source, batch_size: int, seed: int) -> Order:
 
 
 def epoch_size(source: Source) -> int:
-    """The number of examples in an epoch: the size of a set, or of one pass through the first set of a mixture."""
+    """The number of examples in an epoch: all of a set.
+
+    In a mixture, it is the number of examples, of all sets, that one pass through the first set takes.
+    """
     return _pass_through_first([len(member.train) for member in source.trained_on], counts_of(_shares(source)))
 
 
@@ -159,9 +165,10 @@ def _shares(source: Source) -> list[float]:
 
 
 def counts_of(shares: Sequence[float]) -> list[int]:
-    """Divides `BLOCK` examples among the first set, which has the rest of the shares, and the other sets.
+    """Divides `BLOCK` examples among the sets of a mixture: the number of examples of each set, the first set first.
 
-    The examples left over by rounding down go to the largest remainders, one each.
+    `shares` has the shares of all sets but the first, which gets the rest. The examples left over by rounding down go
+    to the largest remainders, one each.
 
     >>> counts_of([0.3, 1 / 3])
     [367, 300, 333]

@@ -27,12 +27,17 @@ class Alternating:
     seed: int
 
     def of(self, rows: np.ndarray, epochs: np.ndarray | int) -> dict[str, np.ndarray]:
-        """Computes `mirrored`, a pure function of the seed, the example and its epoch."""
+        """Computes the field `mirrored`, bool [B], a pure function of the seed, the example and its epoch.
+
+        Args:
+          rows: the numbers of the examples of a batch, [B].
+          epochs: the epoch of each of them, or one for all.
+        """
         return {MIRRORED: _coin(self.seed, rows) ^ (epochs % 2 == 1)}
 
 
 def orientation_of(config: Data, fields: Fields, seed: int) -> Alternating:
-    """Builds the orientation of the images for a run with alternating flips.
+    """Builds the rule that chooses the images to mirror, for a run with alternating flips.
 
     Raises:
       UsageError: the data has no images.
@@ -46,7 +51,7 @@ def orientation_of(config: Data, fields: Fields, seed: int) -> Alternating:
 
 
 def _coin(seed: int, rows: np.ndarray) -> np.ndarray:
-    """A random bit for each example, bool [B], independent of the size of the split.
+    """A random bit for each example number in `rows`, bool [B], independent of the size of the split.
 
     It is the highest bit of splitmix64 (Steele et al., 2014, doi.org/10.1145/2660193.2660195): example `row` takes draw
     number `row` of a generator that starts from the seed.
@@ -56,7 +61,7 @@ def _coin(seed: int, rows: np.ndarray) -> np.ndarray:
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Draws number `numbers` of splitmix64, uint64, with wrap-around at 2**64."""
+    """Computes the draws with these numbers of a splitmix64 generator that starts from 0, uint64, modulo 2**64."""
     bits = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

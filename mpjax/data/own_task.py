@@ -53,7 +53,14 @@ def _fields(set_name: str, examples: Examples, columns: dict[str, Column], confi
 
 
 def _field(where: str, value: Any, column: Column | None, config: Data | None) -> Field:
-    """Builds the field of a column. A label has `config.num_classes` classes if that is set."""
+    """Builds the field of a column.
+
+    Args:
+      where: the set and the field, for messages.
+      value: the value of the first example.
+      column: the stored type of the column; None if unknown.
+      config: the settings, for a label alone, which has `config.num_classes` classes if that is set; else None.
+    """
     if isinstance(column, Image):
         return column
     if config and config.num_classes:

@@ -46,7 +46,11 @@ class Split(Protocol):
         ...
 
     def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
-        """Reads examples as one batch, as `read_batch` does, in the dtypes of the first example."""
+        """Reads the examples of these numbers as one batch, as `read_batch` does.
+
+        Raises:
+          UsageError: as `read_batch`, or a dtype differs from that of the split's first example.
+        """
         ...
 
 
@@ -70,7 +74,11 @@ class SplitOfOne:
         return read_batch(self.examples, [0], self.read)
 
     def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
-        """Reads examples as one batch, in the dtypes of the first example."""
+        """Reads the examples of these numbers as one batch; `drawn` has the random draws of each example's frame.
+
+        Raises:
+          UsageError: as `read_batch`, or a dtype differs from that of the first example.
+        """
         arrays = read_batch(self.examples, indices, self.read, drawn)
         require_dtypes(arrays, self.first, int(indices[0]), self.read.name)
         return arrays
@@ -95,7 +103,10 @@ def read_all(split: Split, workers: int) -> Arrays:
 
 
 def fits_in_memory(source: Source, config: Data, read: Reader) -> bool:
-    """True if all decoded splits fit in memory. False if sizes vary, because each epoch then crops images anew."""
+    """True if all decoded splits fit into `config.in_memory_mb`, by the size of the first example.
+
+    False if image sizes vary, because each epoch then crops images anew.
+    """
     if any(member.varies for member in source.trained_on):
         return False
     example = sum(value.nbytes for value in read(source.train[0]).values())

@@ -29,7 +29,7 @@ class Numbered:
     numbers: Sequence[int] | None
 
     def each(self, function: Callable[..., Any], *columns: Iterable) -> list:
-        """Calls `function` for each example and lists the results.
+        """Calls `function` for each example, with the example's value of each of `columns`, and lists the results.
 
         Raises:
           UsageError: the error of `function`, with the example in its message.
@@ -71,7 +71,7 @@ def conform_all(columns: Mapping[str, Sequence | np.ndarray], fields: Fields, ex
 
 
 def _conform_at_once(columns: Mapping[str, Sequence | np.ndarray], fields: Fields) -> Arrays | None:
-    """Stacks each field as [N, ...]. None if a check fails, or stored dtypes or shapes differ."""
+    """Checks and stacks each field as [N, ...]. None if a check fails, or stored dtypes or shapes differ."""
     try:
         arrays = {name: _stacked_alike(name, values) for name, values in columns.items()}
         if any(array is None or array.ndim != 1 + fields[name].rank for name, array in arrays.items()):

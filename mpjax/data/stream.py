@@ -109,7 +109,10 @@ class BatchesInMemory:
             yield {name: values[chosen] for name, values in self.arrays.items()} | oriented
 
     def rows_from(self, position: int) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Yields the example indices, int64 [B], of the same batches, and their fields that depend on the epoch."""
+        """Yields, for the same batches as `from_position`, the example indices and the fields that depend on the epoch.
+
+        The indices are int64 [B], for the rows that this process reads.
+        """
         rows = self.share.rows(self.batch_size)
         for number in itertools.count(position):
             chosen = self.order.rows(number)[rows]
@@ -180,7 +183,7 @@ def _filled(values: np.ndarray, missing: int) -> np.ndarray:
 
 
 def prefetched(dataset: Any, workers: int) -> Iterable[Batch]:
-    """Yields the batches of a `grain.MapDataset`, read ahead by `workers` threads."""
+    """Yields the batches of a `grain.MapDataset` in order, read ahead by `workers` threads; 0: none is read ahead."""
     import grain
 
     # Each thread reads whole batches. Grain's default of 16 threads contends for the interpreter lock.

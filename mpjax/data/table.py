@@ -132,7 +132,7 @@ def _is_float(column: Column) -> bool:
 
 
 def _candidates(field: str, table: Table) -> list[str]:
-    """The column that the set prefers for a field or that has a usual name, else all columns of its type."""
+    """Lists the one column that the set prefers for a field or that has a usual name, else all columns of its type."""
     fitting = [name for name, column in table.columns.items() if _fits(field, column, table)]
     for candidate in (table.preferred.get(field), *_USUAL[field]):
         if candidate in fitting:
@@ -229,7 +229,7 @@ _FOR_TEST = ("validation", "val", "valid", "dev", "eval")
 
 
 def advice_on_splits(missing: str, names: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Advice for a missing split, and the `repair` if another split can replace `test`.
+    """Advice for a missing split, and the settings that repair it if one of the splits `names` can replace `test`.
 
     >>> advice_on_splits("test", ["train", "val"])
     ('write --data.test_split val to evaluate on it', {'data.test_split': 'val'})

@@ -17,7 +17,7 @@ class Square(NamedTuple):
 
 
 def squares_of(width: int, height: int) -> list[Square]:
-    """The fewest squares that cover an image, evenly spaced along its longer side: one if the image is square.
+    """The fewest squares, as wide as the image's shorter side, that cover it, evenly spaced along its longer side.
 
     >>> [square.left for square in squares_of(5, 2)]
     [0, 2, 3]

@@ -89,10 +89,10 @@ def readable(value: Any, column: Column | None) -> Any:
 
 
 def shape_after(examples: PreprocessedExamples, name: str) -> tuple[int | None, int | None, int] | None:
-    """The shape (H, W, C) of the images that a function returns as the field `name`, or None for no images.
+    """The shape (H, W, C) of the images that the function returns as the field `name`; None if it returns no images.
 
-    H and W are None if they differ among a few examples. They are also None if the stored sizes vary and the function
-    kept the sizes of those examples.
+    The function runs on a few examples. H and W are None if they differ among these. They are also None if the stored
+    sizes vary and the function kept the sizes of those examples.
     """
     stored = examples.columns[name]
     varies = isinstance(stored, Image) and None in stored.shape

@@ -28,7 +28,7 @@ class Boxes(NamedTuple):
     width: Int[Array, " B"]
 
     def contain(self, height: int, width: int) -> Bool[Array, "B H W"]:
-        """Marks the pixels inside the rectangle of each image of this height and width."""
+        """Marks the pixels inside each image's rectangle, bool [B, H, W], for images of this height and width."""
         rows = _between(self.top, self.height, height)
         columns = _between(self.left, self.width, width)
         return rows[:, :, None] & columns[:, None, :]
@@ -72,7 +72,7 @@ def _place(share: jax.Array, room: jax.Array) -> jax.Array:
 
 
 def _between(start: jax.Array, length: jax.Array, size: int) -> jax.Array:
-    """Marks `length` places from `start` on, bool [B, size]."""
+    """Marks, in each row of `size` places, the `length` places from `start` on, bool [B, size]."""
     place = jnp.arange(size, dtype=jnp.int32)[None, :]
     return (place >= start[:, None]) & (place < (start + length)[:, None])
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 def mixup(
     images: Float[Array, "B H W C"], targets: Float[Array, "B K"], key: jax.Array, alpha: float
 ) -> tuple[Float[Array, "B H W C"], Float[Array, "B K"]]:
-    """Averages pairs of images (Zhang et al., 2017, arXiv:1710.09412).
+    """Averages pairs of images, and their targets, by random shares (Zhang et al., 2017, arXiv:1710.09412).
 
     Args:
       images: floating [B, H, W, C], normalised.
@@ -45,6 +45,8 @@ def cutmix(
     images: Num[Array, "B H W C"], targets: Float[Array, "B K"], key: jax.Array, alpha: float
 ) -> tuple[Num[Array, "B H W C"], Float[Array, "B K"]]:
     """Replaces a rectangle of each image by the same rectangle of another (Yun et al., 2019, arXiv:1905.04899).
+
+    The targets of both are averaged.
 
     Args:
       images: [B, H, W, C] of any dtype.
@@ -115,7 +117,7 @@ def _shares(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float)
 
 
 def _beta(key: jax.Array, batch: int, alpha: float) -> jax.Array:
-    """Draws the kept share of each image, float32 [B]."""
+    """Draws the share of each image that is kept, from Beta(alpha, alpha), float32 [B]."""
     if alpha <= 0:
         raise UsageError(
             f"alpha: got {alpha}; wanted a number above 0, such as 0.2; to train without mixing, remove the call"
@@ -135,7 +137,7 @@ def _cut(key: jax.Array, shares: jax.Array, height: int, width: int) -> Boxes:
 
 
 def _kept(inside: jax.Array) -> jax.Array:
-    """The share of pixels outside the rectangle, float32 [B]."""
+    """The share of each image's pixels that `inside` does not mark, float32 [B]."""
     pixels = inside.shape[1] * inside.shape[2]
     return jnp.sum(~inside, axis=(1, 2), dtype=jnp.int32).astype(jnp.float32) / pixels
 

@@ -61,7 +61,10 @@ class _Keys(NamedTuple):
 
 
 def moved(batch: dict[str, jax.Array], config: Data, keys: _Keys) -> dict[str, jax.Array]:
-    """Augments stored images and masks before the cast to float32, because uint8 moves a quarter of the bytes."""
+    """Crops, shifts, flips and applies RandAugment to the images and masks of a batch, by the settings in `config`.
+
+    This comes before the cast to float32, because uint8 moves a quarter of the bytes.
+    """
     images, mask = batch["image"], batch.get("mask")
     if config.random_resized_crop:
         images, mask = random_resized_crop(images, keys.crop, mask, area=(config.random_resized_crop, 1.0))
@@ -99,7 +102,9 @@ def _mirrored(batch: Mapping[str, jax.Array]) -> jax.Array:
 
 
 def mixed(batch: dict[str, jax.Array], config: Data, fields: Fields, keys: _Keys) -> dict[str, jax.Array]:
-    """Erases parts of normalised images, then mixes pairs. Mixed labels become a `target` [B, num_classes].
+    """Erases parts of normalised images, then mixes pairs, by the settings in `config`.
+
+    Mixed labels become a `target`, float32 [B, num_classes]; a batch with masks has its masks mixed.
 
     Raises:
       UsageError: mixup is set for masks, which cannot be averaged.

@@ -143,7 +143,7 @@ def rotation(degrees: Float[Array, " B"], height: int, width: int) -> Float[Arra
 
 
 def shear(x: Float[Array, " B"], y: Float[Array, " B"]) -> Float[Array, "B 2 3"]:
-    """Moves that shift each row by `x` times its y coordinate, and each column by `y` times its x coordinate."""
+    """Moves that shift each row left by `x` times its y coordinate and each column up by `y` times its x coordinate."""
     one, zero = jnp.ones_like(x), jnp.zeros_like(x)
     return _moves(one, x, zero, y, one, zero)
 

@@ -142,7 +142,9 @@ def _tell(said: str) -> None:
 
 
 def read_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT) -> Picture:
-    """Reads the header of an encoded image (palette, grayscale and CMYK become RGB), or wraps an array.
+    """Reads the header of an encoded image without decoding its pixels, or wraps an array.
+
+    Decoding later converts any mode of Pillow, such as palette, grayscale or CMYK, to `channels` channels.
 
     Raises:
       UsageError: the header is damaged, or an array is not uint8 [height, width, channels] with 1, 3 or 4 channels.
@@ -163,7 +165,7 @@ def read_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT)
 
 
 def read_plain_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT) -> Picture:
-    """Reads a header as `read_header` does, but does not open a plain JPEG with Pillow, which takes longer.
+    """Reads a header as `read_header` does, but that of a plain JPEG without Pillow, which is faster.
 
     Raises:
       UsageError: see `read_header`.
@@ -182,7 +184,7 @@ def decode(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT) -> n
 
 
 def pixels(image: Image.Image) -> np.ndarray:
-    """The pixels of an image, uint8, or float32 of fractions, [H, W, C]."""
+    """The pixels of an image, [H, W, C]: uint8, or float32 for an image of fractions of its range."""
     values = np.asarray(image)
     return values[..., None] if values.ndim == 2 else values
 

@@ -24,7 +24,7 @@ class Depth:
         return np.dtype(np.uint8 if self.name == EIGHT.name else np.float32)
 
     def told(self) -> str:
-        """Describes the numbers and how they are read."""
+        """Describes in words the kind of the stored numbers, and which of them become 0 and 1."""
         low, high = self.bounds or (0, 1)
         read = "read as they are stored" if (low, high) == (0, 1) else f"{low:g} is read as 0 and {high:g} as 1"
         return f"{self.name}, {read}"
@@ -82,7 +82,7 @@ def lower_bits_lost(image: Image.Image) -> bool:
 
 
 def _tag(image: Image.Image, tag: int, otherwise: int) -> float:
-    """The first value of a TIFF tag."""
+    """The first value of a TIFF tag; `otherwise` if the image lacks the tag."""
     value = getattr(image, "tag_v2", {}).get(tag, otherwise)
     return value[0] if isinstance(value, tuple) else value
 

@@ -53,7 +53,7 @@ def stored_image(count: int, open_at: Callable[[int], bytes | str], called: str)
 
 
 def evenly(sequences: Sequence[Sequence]) -> tuple[int, Callable[[int], tuple[int, int]]]:
-    """The total length of several sequences, and a function from a global index to (sequence, index in it).
+    """The total length of several sequences, and a function from an index into all to (sequence number, index in it).
 
     >>> length, at = evenly(["ab", "cde"])
     >>> length, at(3)

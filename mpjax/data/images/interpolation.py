@@ -25,7 +25,7 @@ def require_packages() -> None:
 
 
 def linear(picture: Picture, box: Box, out: np.ndarray) -> None:
-    """Resizes a crop, rounded to whole pixels, by linear interpolation between the four nearest pixels.
+    """Resizes a crop, rounded to whole pixels, into `out` by linear interpolation between the four nearest pixels.
 
     A JPEG is decoded at 1/2, 1/4 or 1/8 of its size, if that is not below the output size. The remaining factor along
     the shorter side is then below 2, so no pixel of the JPEG is skipped. This holds for crops below 16 times the output
@@ -47,7 +47,7 @@ def linear(picture: Picture, box: Box, out: np.ndarray) -> None:
 
 
 def _part(picture: Picture, size: int, box: Box) -> np.ndarray:
-    """Decodes the whole picture and returns the crop."""
+    """Decodes the whole picture, at the fraction that `shrunk` sets, and returns the crop, uint8 [H, W, C]."""
     box = shrunk(picture, size, box)
     left, top, right, bottom = map(int, whole(box, *picture.size))
     decoded = _turbo_decoded(picture)

@@ -109,7 +109,7 @@ class MaskValues:
 def mask_values(
     train: Examples, num_classes: int, config: Data, name: str, stored: Examples | None = None
 ) -> MaskValues:
-    """Maps stored values to classes, by the settings or by the masks of the training split.
+    """Finds the mapping from stored values to classes, by the settings or by the masks of the training split.
 
     Class numbers map to themselves. If the masks hold other values, and exactly as many as there are classes, the
     values are the classes in ascending order, with a warning. Warnings also name classes that no searched mask
@@ -165,7 +165,10 @@ def mask_values(
 def unknown_classes(
     train: Examples, config: Data, name: str, origin: str, stored: Examples | None = None
 ) -> UsageError:
-    """The error for an unknown number of classes, with the settings that fit the values in the masks."""
+    """Builds, for the caller to raise, the error for an unknown number of classes.
+
+    It names the settings that fit the values in a sample of the masks.
+    """
     counts, looked_at = _counted(train, name)
     seen = sorted(set(counts) - set(config.ignore_index))
     if noise := compression_noise({value: counts[value] for value in seen}, stored, looked_at):

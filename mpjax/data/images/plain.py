@@ -58,7 +58,7 @@ def plain_header(stored: bytes) -> Plain | None:
 
 
 def _frame(body: bytes, height_at: int) -> Plain | None:
-    """Reads precision, size and components."""
+    """Reads the size and the channels from the frame segment of a JPEG; None unless it is that of a plain JPEG."""
     if len(body) not in (9, 15) or body[0] != 8:
         return None
     height, width, channels = struct.unpack_from(">HHB", body, 1)
@@ -71,7 +71,7 @@ def _frame(body: bytes, height_at: int) -> Plain | None:
 
 
 def first_rows(rows: int, stored: bytes, header: Plain) -> bytes:
-    """Cuts a JPEG to its first rows, fewer than in `stored`: the same file with another height.
+    """Cuts a JPEG to its first `rows`, fewer than in `stored`: the same file with another height in its header.
 
     A decoder of the result skips the rest of the scan with a warning (`ENDS`). The last row may differ from the whole
     image if chroma is interpolated between rows.

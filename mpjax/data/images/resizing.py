@@ -24,12 +24,12 @@ It raises UsageError if the picture cannot be decoded.
 
 
 def averaged(picture: Picture, box: Box, out: np.ndarray) -> None:
-    """Resizes a crop by linear interpolation with antialiasing, in which every pixel of the crop has a weight."""
+    """Resizes a crop into `out` by linear interpolation with antialiasing: every pixel of the crop has a weight."""
     _resize(picture, box, out, Resampling.BILINEAR)
 
 
 def nearest(picture: Picture, box: Box, out: np.ndarray) -> None:
-    """Resizes a crop of class numbers by nearest neighbour, without mixing them."""
+    """Resizes a crop of class numbers into `out` by nearest neighbour, without mixing them."""
     _resize(picture, box, out, Resampling.NEAREST)
 
 
@@ -40,7 +40,10 @@ def _resize(picture: Picture, box: Box, out: np.ndarray, resample: Resampling) -
 
 
 def shrunk(picture: Picture, size: int, box: Box) -> Box:
-    """Makes a JPEG decode at a fraction of its size, its crop not below `size`. Returns the crop in decoded pixels."""
+    """Makes a JPEG decode at a fraction of its size, at which the crop still has `size` pixels along each side.
+
+    Returns the crop in pixels of the decoded image. Other formats decode at full size.
+    """
     width, height = picture.size
     side = min(box[2] - box[0], box[3] - box[1])
     picture.shrink(width * size / side, height * size / side)

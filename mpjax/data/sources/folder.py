@@ -207,7 +207,7 @@ def _by_stem(folder: pathlib.Path) -> dict[str, str]:
 
 
 def _images(folder: pathlib.Path) -> list[str]:
-    """Lists the images in a folder.
+    """Lists the paths of the images in a folder, without its subfolders.
 
     Raises:
       UsageError: a file has no image extension.

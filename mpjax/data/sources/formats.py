@@ -26,13 +26,13 @@ BY_FUNCTION = (
 
 
 def is_readable(path: pathlib.Path) -> bool:
-    """True if `hf:PATH` can read a file, or a file in a folder, without the name of a format."""
+    """True if the extension of a file, or of any file below a folder, is one that `hf:PATH` reads."""
     files = path.rglob("*") if path.is_dir() else [path]
     return any(file.suffix in KINDS for file in files)
 
 
 def way_to_read(file: pathlib.Path) -> str:
-    """Advice on a file whose name does not reveal its format: the formats that its first bytes allow."""
+    """Advice on how to read a file whose name does not reveal its format, by the formats that its first bytes allow."""
     with file.open("rb") as opened:
         first = opened.read(4096)
     if first.startswith(b"PAR1"):

@@ -12,9 +12,9 @@ from mpjax.errors import UsageError
 
 
 def prepare(kind: type[tfds.core.GeneratorBasedBuilder], data_dir: pathlib.Path, config: str = "") -> None:
-    """Writes the set of a builder below `data_dir` as array_record files, unless it exists; see `write_once`.
+    """Writes the set of the builder class `kind` below `data_dir` as array_record files, unless it exists.
 
-    An existing set is not checked here. Its reader reports any damage.
+    See `write_once`. An existing set is not checked here. Its reader reports any damage.
 
     Raises:
       UsageError: the set has lost its description, or `write_once` raises.
@@ -59,7 +59,7 @@ def _complete(builder: tfds.core.DatasetBuilder) -> bool:
 
 @contextlib.contextmanager
 def _quiet():
-    """Disables the progress bars of tfds and drops its standard output."""
+    """Context that disables the progress bars of tfds, and drops what is printed to stdout."""
     shown = tqdm_utils._active
     tfds.disable_progress_bar()
     try:

@@ -134,7 +134,10 @@ def _nested(feature: Any) -> str:
 
 
 def _of_lists(called: str, dtype: str, first: Any) -> tuple[Column, Read]:
-    """Finds the type and reader of nested lists. [H][W][C] is an image, as is [H][W], with a channel added."""
+    """Finds the type and reader of a column of nested lists, by its first row.
+
+    [H][W][C] is an image, as is [H][W], with a channel added.
+    """
     read = _numbers(called)
     try:
         shape = read(first)[0].shape

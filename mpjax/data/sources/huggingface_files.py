@@ -104,7 +104,10 @@ def _require_no_header(what: str, header: Sequence[str]) -> None:
 
 
 def _read(datasets: Any, what: str, reading: Mapping[str, Any], header: Sequence[str], **where: Any) -> Any:
-    """Loads files of a format. In csv, an empty text, NA or None in a text column stays a text, not a missing value."""
+    """Loads files with `datasets.load_dataset`; `what` is a format or a folder, `reading` the settings of the format.
+
+    In csv, an empty text, NA or None in a text column stays a text, not a missing value.
+    """
     settings = {**reading, **({"header": None} if header else {}), **where}
     if settings.get("sep") == "\t":
         settings |= _quoting(datasets, what, settings)
@@ -125,7 +128,7 @@ def _read(datasets: Any, what: str, reading: Mapping[str, Any], header: Sequence
 
 
 def _quoting(datasets: Any, what: str, settings: Mapping[str, Any]) -> dict[str, int]:
-    """The setting that reads the quotes of a tsv file as characters, if they would otherwise join lines."""
+    """The setting to read quotes of a tsv file as characters, with a warning, if they would join lines; else none."""
     try:
         loaded = datasets.load_dataset(what, **settings)
         if not any(_joins_lines(split.data.column(name)) for split in loaded.values() for name in split.column_names):
@@ -139,7 +142,7 @@ def _quoting(datasets: Any, what: str, settings: Mapping[str, Any]) -> dict[str,
 
 
 def _joins_lines(column: Any) -> bool:
-    """True if a text has a line break and a tab, and so spans more than one line of the file."""
+    """True if a text of the column has a line break and a tab, and so spans more than one line of the file."""
     if str(column.type) not in _TEXTS:
         return False
     broken = arrow.pc.and_kleene(arrow.pc.match_substring(column, "\n"), arrow.pc.match_substring(column, "\t"))

@@ -197,7 +197,7 @@ def _read(split: Iterable, where: str, config: Data) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Converts tensors of other libraries to NumPy arrays, and keeps other values."""
+    """Converts arrays and tensors of other libraries to NumPy arrays, and keeps other values."""
     return np.asarray(value) if hasattr(value, "__array__") else value
 
 

@@ -64,9 +64,9 @@ def prepared_names(data_dir: pathlib.Path) -> list[str]:
 
 @contextlib.contextmanager
 def _damage_told(folder: pathlib.Path) -> Iterator[None]:
-    """Raises UsageError with the damaged file of a prepared set, in place of library errors of any type.
+    """Context that converts errors of any type, inside a `with` block, to a UsageError that names the damaged file.
 
-    The files are searched only after an error.
+    UsageErrors pass unchanged. The files of the prepared set are searched only after an error.
     """
     try:
         yield

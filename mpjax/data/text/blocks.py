@@ -170,7 +170,7 @@ def _text(example: Mapping[str, Any], where: str) -> str:
 
 
 def framed(texts: Sequence[str], tokenizer: Tokenizer, length: int) -> Ragged:
-    """Tokenizes texts for a classifier, each to at most `length` tokens.
+    """Tokenizes texts for a classifier, with special tokens, each cut to at most `length` tokens.
 
     An empty text gets one padding token, because attention over no tokens is NaN.
     """

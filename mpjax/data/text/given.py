@@ -69,7 +69,7 @@ def _classified(text: str, tokenizer: Tokenizer, length: int) -> Arrays:
 
 
 def _modelled(text: str, tokenizer: Tokenizer, length: int) -> Arrays:
-    """Cuts the text between end-of-text tokens into blocks: `tokens` [n, length + 1] and `count` [n].
+    """Puts an end-of-text token on each side of a text, and cuts it into blocks: `tokens` [n, length + 1], `count` [n].
 
     The model predicts the first `count` tokens of a block.
     """
@@ -178,7 +178,7 @@ def column_of_table(
 
 
 def _has_names(first: Sequence[str], header: Sequence[str]) -> bool:
-    """True if a table has a line of names, although the data of the run had none."""
+    """True if the first line of a table, `first`, gives names, although the data of the run had none but `header`."""
     cells = {value.strip().lower() for value in first}
     return {name.lower() for name in header} <= cells or (len(first) != len(header) and bool(cells & {*header}))
 
@@ -215,7 +215,7 @@ def _rows(name: str, text: str, delimiter: str) -> list[StoredRow]:
 
 
 def _read(text: str, delimiter: str, quoting: int) -> tuple[list[StoredRow], int | None]:
-    """Parses the rows, and finds the line of a row with an unclosed quote, or None."""
+    """Parses the rows, without one that has an unclosed quote, and finds the line of that row; None: there is none."""
     if not text:
         return [], None
     lines = io.StringIO(text.removesuffix("\n") + f"\n{_END}\n", newline="")

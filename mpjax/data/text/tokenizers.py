@@ -61,7 +61,10 @@ class HuggingFaceTokenizer:
         return self._encoded(texts, special=False)
 
     def framed(self, texts: Sequence[str], length: int) -> Ragged:
-        """Tokenizes each text with the tokenizer's special tokens for a single text, such as [CLS] text [SEP]."""
+        """Tokenizes each text with the special tokens of a single text, such as [CLS] text [SEP].
+
+        The text is cut so that there are at most `length` tokens in total.
+        """
         if length <= (added := self.tokenizer.num_special_tokens_to_add(False)):
             raise UsageError(
                 f"--data.length {length}: wanted at least {added + 1}: the tokenizer {self.name} adds {added} tokens"
@@ -121,7 +124,7 @@ def _from_file(file: pathlib.Path, name: str) -> HuggingFaceTokenizer:
 
 
 def _named_beside(file: pathlib.Path) -> dict[str, str]:
-    """Reads the special tokens from the files beside a tokenizer.json."""
+    """Reads those of `pad_token`, `eos_token` and `sep_token` that the files beside a tokenizer.json name."""
     tokens: dict[str, str] = {}
     for beside in ("special_tokens_map.json", "tokenizer_config.json"):
         if (file.parent / beside).exists():
@@ -164,7 +167,7 @@ def _from_transformers(folder: pathlib.Path, name: str) -> HuggingFaceTokenizer:
 
 
 def _downloaded(name: str) -> pathlib.Path:
-    """The folder of a tokenizer from the hub, or from the local cache."""
+    """Downloads the files of a tokenizer from the hub, unless the local cache has them, and returns their folder."""
     try:
         import huggingface_hub
     except ImportError as error:
