@@ -54,7 +54,7 @@ def nothing(eqn, place: Place) -> bool:
 
 
 def sums_of_cotangents(eqn, place: Place) -> bool:
-    """True for a sum in the backward pass, or for one addition of such a sum."""
+    """True for an equation in the backward pass that sums an array, or that adds one more term to a sum."""
     return place.backward and (eqn.primitive.name in SUMS or is_addition(eqn, place.callers))
 
 
@@ -174,7 +174,12 @@ class Emulator:
         return self.held(Pair(exact, low, place.path, not rounds and is_half(atom.aval), marks), atom.aval)
 
     def held(self, pair: Pair, aval) -> Pair:
-        """Stores a pair until its use: a rounded value in its half dtype, in half the memory."""
+        """Casts a pair to the dtypes in which it is kept until its use: a rounded value to its half dtype.
+
+        Args:
+          pair: the value.
+          aval: the abstract value of its variable in the program.
+        """
         rounded = is_half(aval) and not pair.free and (self.ranged or aval.dtype == BFLOAT16)
         if rounded and pair.low.dtype != aval.dtype:
             pair = pair._replace(low=narrowed(pair.low, aval.dtype))
@@ -267,7 +272,16 @@ class Emulator:
         return eqn is None or casts_down(eqn) or self.keeps is not nothing or not any(pair.free for pair in pairs)
 
     def taken(self, pair: Pair, aval, path: str, rounds: bool):
-        """The operand as an equation in `path` gets it. An isolated run removes the errors of other modules."""
+        """The half-precision value of an operand, as float32, as an equation in module `path` gets it.
+
+        In an isolated run, an operand from another module is the reference's value, without that module's errors.
+
+        Args:
+          pair: the operand.
+          aval: its abstract value in the program.
+          path: the module of the equation.
+          rounds: whether the equation rounds; if so, an operand that is not rounded yet is rounded here.
+        """
         elsewhere = self.isolated and pair.path != path
         value = widened(pair.wide if elsewhere and is_floating(aval) else pair.low)
         return self._rounded(value, aval, rounds) if elsewhere or pair.free else value
@@ -281,7 +295,7 @@ _GIVE_BACK_EVERY = 16
 
 
 def _count(jaxpr) -> int:
-    """Counts the operations, including those inside calls."""
+    """Counts the operations, including those inside calls. A loop or a branch is one operation."""
     body = opened(jaxpr)[0]
     return sum(_count(called(eqn)) if eqn.primitive.name in CALLS else 1 for eqn in body.eqns)
 

@@ -155,7 +155,14 @@ def read_step(program: Program, scale, recorder: LayerRecorder) -> tuple[jax.Arr
 
 
 def read_updates(recorder: LayerRecorder, updates: Mapping, before: Mapping, after: Mapping) -> None:
-    """Records updates by parameter. Nonzero values that do not change the parameter are recorded as underflow."""
+    """Records updates by parameter. Nonzero values that do not change the parameter are recorded as underflow.
+
+    Args:
+      recorder: receives the statistics.
+      updates: the updates by path of the parameter.
+      before: the parameters before the update, by path.
+      after: the parameters after the update, by path.
+    """
     for name, update in updates.items():
         unchanged = (update != 0) & (after[name] == before[name])
         recorder.add(parameter_site(name, "update", update), update, underflow=unchanged)

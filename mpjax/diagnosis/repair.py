@@ -38,7 +38,10 @@ class Fault(NamedTuple):
 
 
 def smallest_rules(fault: Fault) -> dict[str, str]:
-    """Finds a smallest set of rules that repairs the step when it is traced with them; empty if none does."""
+    """Finds a smallest set of rules that repairs the step when it is traced with them; empty if none does.
+
+    The rules say "float32" or, if it is enough that modules are out of float8, the policy's compute dtype.
+    """
     make, policy, program, trace, scale, reference = fault
 
     def rules_for(modules: Sequence[str], dtype: str = "float32") -> dict[str, str]:

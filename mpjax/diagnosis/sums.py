@@ -58,7 +58,7 @@ def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference)
 
 
 def noted_sum(program: Program, trace: Trace, scale: float, reference: Reference) -> str:
-    """Describes the sum of cotangents that loses most in a healthy step; empty if none does."""
+    """A sentence about the sum of cotangents that loses most in a healthy step; empty if none loses much."""
     seen = [entry for entry in long_sums(trace) if _noise(entry[1]) > _NOISE]
     if not seen or max(reference.lost_gradients(trace.low, scale), default=0.0) <= _NOISE:
         return ""

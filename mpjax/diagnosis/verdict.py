@@ -128,7 +128,13 @@ def _not_finite(program: Program, trace: Trace, scale: float, reference: Referen
 def _flushed_before(index: int, program: Program, trace: Trace, scale: float) -> int:
     """Returns the number of the site whose underflow makes a result not finite; -1 if none does.
 
-    A result depends on it by its values, or by what a `where` chooses.
+    The result depends on it by its values, or by what a `where` chooses.
+
+    Args:
+      index: the number of the result's site.
+      program: the step.
+      trace: the emulated run of the step.
+      scale: the loss scale.
     """
     if (flushed := trace.readings[index].flushed) >= 0:
         return flushed
@@ -144,7 +150,7 @@ _NO_UNDERFLOW = "no gradient is lost to underflow"
 
 
 def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
-    """Finds the overflow or underflow that makes a finite step wrong; None if range is not the cause.
+    """Finds the overflow or underflow that makes the loss or a gradient of a finite step wrong; None if neither does.
 
     The fault is at the end of the range without which the step is right. If both ends are needed, it is the overflow.
     """

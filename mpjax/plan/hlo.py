@@ -62,7 +62,7 @@ class Instruction:
         return bytes_of(self.type)
 
     def called(self, *kinds: str) -> list[str]:
-        """Lists the computations called as one of `kinds`: `calls`, `body`, `to_apply`, `branch_computations`."""
+        """Lists the names of the computations that it calls as one of `kinds`, such as `calls`, `to_apply`, `body`."""
         return [
             name.strip().lstrip("%")
             for kind, names in _CALLED.findall(self.attributes)
@@ -121,7 +121,7 @@ class Computation:
 
     @functools.cached_property
     def users(self) -> dict[str, list[tuple[Instruction, int]]]:
-        """The instructions that use each value, with the operand index."""
+        """The instructions that use each value, by its name, each with the index of the operand that is the value."""
         users: dict[str, list[tuple[Instruction, int]]] = {}
         for instruction in self:
             for index, operand in enumerate(instruction.operands):
@@ -129,7 +129,7 @@ class Computation:
         return users
 
     def operand_bytes(self, instruction: Instruction) -> list[int]:
-        """The bytes of each operand."""
+        """The bytes of each operand of an instruction of this computation."""
         return [self.instructions[name].bytes if name in self.instructions else 0 for name in instruction.operands]
 
 
@@ -252,7 +252,7 @@ class Module(NamedTuple):
 
 
 def name_of(each: Instruction) -> str:
-    """The name stack of an instruction with the operation at its end; empty if XLA kept none."""
+    """The name that JAX gave an instruction: its name stack and its operation; empty if XLA kept none."""
     match = _OP_NAME.search(each.attributes)
     return match[1] if match else ""
 

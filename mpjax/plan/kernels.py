@@ -104,7 +104,7 @@ def only_copies(program: HloProgram, each: Instruction) -> bool:
 
 
 def payload(computation: Computation, each: Instruction) -> list[tuple[str, int]]:
-    """The dtype and bytes of each whole array that devices exchange: the larger of operand and result."""
+    """The dtype and bytes of each whole array that a collective exchanges: the larger of operand and result."""
     sizes = computation.operand_bytes(each)
     operand_bytes = sum(sizes)
     result = each.bytes - operand_bytes if _holds_operands(each) else each.bytes
@@ -161,9 +161,14 @@ def _source(
 
 
 def _before(computation: Computation, each: Instruction, known: dict) -> Iterator[Instruction]:
-    """Yields the kernels that a value depends on.
+    """Yields the kernels that a value depends on, but not those in `known` or before them.
 
     The search ends at arguments, loops, collectives and the differentiated function.
+
+    Args:
+      computation: the computation of the value.
+      each: the instruction that computes the value.
+      known: the kernels found earlier, by names of computation and instruction.
     """
     waiting, seen = [each], set()
     while waiting:

@@ -122,7 +122,7 @@ class StepTime:
 
 
 def simulate(events: Iterable[Event], pace: float, exchange: Callable[[Start], float]) -> StepTime:
-    """Executes events in order.
+    """Predicts the time of a step from its events, in order. Nothing runs.
 
     A collective begins after the kernels and the collective before it. Its own reads and writes take memory bandwidth
     from the kernels, as in the roofline. A collective that takes no time is left out altogether, as XLA does if a group
@@ -172,7 +172,7 @@ class Overlap:
 
 
 def overlap_of(events: Iterable[Event]) -> Overlap:
-    """Counts the bytes of collectives, and of those with a kernel between start and end in the order of execution."""
+    """Counts the bytes of all collectives, and the bytes of those that have a kernel between their start and end."""
     pending: dict[str, Start] = {}
     busy: set[str] = set()
     total: dict[str, int] = {}
