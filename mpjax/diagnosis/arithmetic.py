@@ -176,7 +176,7 @@ def is_opaque(eqn) -> bool:
 
 
 def room_for(values: list):
-    """The power of two by which arrays are multiplied so that they, and their sum, are within float16's normal range.
+    """The power of two by which arrays are scaled so that no sum of their values overflows float16.
 
     It is 1 if all floating values are zero, if one of them is not finite, or if there are none.
     """

@@ -81,7 +81,7 @@ def _depends_on_values(eqn) -> bool:
 
 
 def _in_step(mine: Sequence, theirs: Sequence) -> Iterator[tuple[Any, Any]]:
-    """Yields the pairs of matching equations of two programs, in order."""
+    """Yields the pairs of equations of two programs that match in primitive and in the shapes of results, in order."""
     keys, others = ([_key(eqn) for eqn in eqns] for eqns in (mine, theirs))
     if keys == others:
         yield from zip(mine, theirs, strict=True)

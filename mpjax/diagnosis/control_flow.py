@@ -47,7 +47,7 @@ class BodyRunner(Protocol):
 
 
 def cond(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
-    """Runs `lax.cond` or `lax.switch`: both runs take the branch that the half-precision run selects.
+    """Emulates `lax.cond` or `lax.switch`: the reference too takes the branch that the half-precision run selects.
 
     Inside a compiled loop the branches take no readings.
     """
@@ -73,7 +73,7 @@ def cond(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pai
 
 
 def while_loop(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
-    """Runs `lax.while_loop`: both runs take as many iterations as the half-precision run."""
+    """Emulates `lax.while_loop`: the reference takes as many iterations as the half-precision run."""
     params = eqn.params
     cond_consts, body_consts, carry = _split(pairs, params["cond_nconsts"], params["body_nconsts"])
 
@@ -92,7 +92,7 @@ def while_loop(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> li
 
 
 def scan(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
-    """Runs `lax.scan` for both runs, in one compiled loop."""
+    """Emulates `lax.scan`: the half-precision run and the reference are one compiled loop."""
     params = eqn.params
     num_consts, num_carry = scan_counts(params)
     consts, carry, xs = _split(pairs, num_consts, num_carry)

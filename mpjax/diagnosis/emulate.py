@@ -44,12 +44,12 @@ from mpjax.precision.float8.scaling import SATURATE
 
 
 def everywhere(path: str) -> bool:
-    """True: every module rounds."""
+    """Always True, as `Emulator.rounds`: every module rounds."""
     return True
 
 
 def nothing(eqn, place: Place) -> bool:
-    """False: no result stays in float32."""
+    """Always False, as `Emulator.keeps`: no result stays in float32."""
     return False
 
 
@@ -59,7 +59,7 @@ def sums_of_cotangents(eqn, place: Place) -> bool:
 
 
 def nowhere(path: str) -> bool:
-    """False: no module rounds."""
+    """Always False, as `Emulator.rounds`: no module rounds."""
     return False
 
 
@@ -106,7 +106,7 @@ class Emulator:
         progress: Progress = SILENT,
         exact: Mapping[int, np.ndarray] | None = None,
     ) -> list[Pair]:
-        """Runs a closed jaxpr and returns its outputs.
+        """Emulates a closed jaxpr in half precision and, if asked for, in float32; returns both values of each output.
 
         Args:
           jaxpr: the program.
@@ -146,7 +146,7 @@ class Emulator:
         return self.held(Pair(value, low, None, not rounds and is_half(var.aval)), var.aval)
 
     def with_exact(self, pairs: list[Pair], atoms: Sequence, place: Place, eqn=None) -> list[Pair]:
-        """Makes the float32 value of each constant its reference value.
+        """Gives each constant among some pairs its value in the float32 program as its reference value.
 
         Args:
           pairs: the operands of an equation, or the outputs of a body.
@@ -224,7 +224,10 @@ class Emulator:
         return self.with_exact(outputs, opened(jaxpr)[0].outvars, place)
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Computes the results of an operation; empties `pairs`, the list of its operands."""
+        """Computes the results of an operation, rounded and in the reference, and records their readings.
+
+        It empties `pairs`, the list of the operands, so that values without further uses are freed.
+        """
         some_half = any(is_half(atom.aval) for atom in (*eqn.outvars, *eqn.invars))
         rounds = self.rounds_in(place, eqn, pairs)
         lows = [self.taken(pair, var.aval, place.path, rounds) for pair, var in zip(pairs, eqn.invars, strict=True)]

@@ -32,7 +32,7 @@ class SaturationRunner(Protocol):
         ...
 
     def taken(self, pair: Pair, aval: Any, path: str, rounds: bool) -> Any:
-        """The operand as an equation gets it."""
+        """The half-precision value of an operand, as float32, as an equation in module `path` gets it."""
         ...
 
 

@@ -126,7 +126,7 @@ class Reference:
         """True if a finite step is accurate, judged by its loss and its gradients.
 
         The loss and each gradient must be accurate. An inaccurate loss is harmless if it is near zero, as in
-        `loss_is_small`, and the gradients are accurate to half their norm.
+        `loss_is_small`, and the gradients are off by at most half their norm.
 
         Args:
           low: the scaled outputs of the step.
@@ -156,6 +156,10 @@ class Reference:
         may destroy the gradient of one layer. The error is zero for a gradient that is small relative to the others,
         that float32 does not determine, or that is lost without float8 too. The list is empty if float32 draws other
         random numbers.
+
+        Args:
+          low: as in `has_loss`.
+          scale: as in `has_loss`.
         """
         gradients = [np.asarray(x) / scale for x in low[1:]]
         if self.without_float8 is None:
@@ -207,6 +211,10 @@ class Reference:
         """The distance of a step from the reference, at most `tolerance` if the step is healthy.
 
         It is the error of the loss or, if larger, the worst error of a gradient times `tolerance / limit`.
+
+        Args:
+          low: as in `has_loss`.
+          scale: as in `has_loss`.
         """
         lost = max(self.lost_gradients(low, scale), default=0.0) / self.limit * self.tolerance
         return max(loss_error(self.outputs[0], low[0] / scale), lost)
@@ -308,7 +316,7 @@ def is_repaired(
 
 
 def outputs_of(emulator: Emulator, program: Program, scale: float) -> list[np.ndarray]:
-    """Computes the scaled loss and the scaled gradients with an emulator without a reference."""
+    """Emulates a step, without a reference; returns its scaled loss and its scaled gradients, on the host."""
     return jax.device_get([pair.low for pair in emulator.run(*program.at(scale))])
 
 

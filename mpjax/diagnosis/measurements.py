@@ -189,7 +189,7 @@ def none_like(shapes) -> list[Measured]:
 
 
 def joined(first: Measured, second: Measured) -> Measured:
-    """Combines two readings on the device."""
+    """Combines two readings into one, on the device: sums and counts are added, the largest values are kept."""
 
     def join(name, a, b):
         if name in LARGEST:

@@ -71,7 +71,10 @@ def _noise(reading: Reading) -> float:
 
 
 def long_sums(trace: Trace) -> list[tuple[Site, Reading]]:
-    """The sums of cotangents in half precision that may be wrong, with their readings."""
+    """The sums of cotangents in half precision that may be wrong, with their readings.
+
+    They are the sums with a rounding error above `_NOISE`, and the additions that are part of a sum of `_LONG` terms.
+    """
     chains = _chains(trace.sites)
     return [
         (site, reading)

@@ -189,7 +189,10 @@ def _loses(site: Site, reading: Reading, tolerance: float) -> bool:
 
 
 def _fading(seen: tuple[Site, Reading]) -> float:
-    """The share of half-precision results that became zero, or in a loop, where they fade, subnormal."""
+    """The share of a site's values that underflow to zero; in a loop, also of those that become subnormal.
+
+    In a loop, values fade little by little. The share is 0 for a site that is not in half precision.
+    """
     site, reading = seen
     faded = reading.underflow + (reading.subnormal if site.steps > 1 else 0)
     return faded / reading.size if site.dtype in NARROW and reading.size else 0.0

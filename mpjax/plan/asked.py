@@ -129,7 +129,7 @@ class _Place:
 
 
 def asked_of(jaxpr: Any) -> AskedProgram:
-    """Reads the products, sums, gradients and roundings of a traced program."""
+    """Reads a traced program: its products, its sums over devices, and which outputs are gradients or are rounded."""
     body = opened(jaxpr)[0]
     needed: set[int] = set()
     _mark_needed(body, [True] * len(body.outvars), needed)
@@ -357,5 +357,12 @@ def _rounded_by(eqn: Any, given: Sequence[str]) -> str:
 
 
 def _cast_by(eqn: Any, given: Sequence[str]) -> str:
-    """As `_rounded_by`, but empty for the results of arithmetic, however narrow: they are computed in their dtype."""
+    """The narrowest dtype that the results of an equation themselves were cast to since they were computed.
+
+    Unlike for `_rounded_by`, the results of arithmetic are not cast, however narrow: they are computed in their dtype.
+
+    Args:
+      eqn: as in `_rounded_by`.
+      given: the narrowest dtype that each operand was cast to; empty for no cast.
+    """
     return _rounded_by(eqn, given) if eqn.primitive.name in _MOVES or eqn.primitive.name in SCALES else ""

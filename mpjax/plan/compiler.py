@@ -42,7 +42,7 @@ def jaxlib_version() -> str:
 
 
 def has_compiler() -> bool:
-    """True if the compiler is in the cache folder, or a package of JAX for a GPU is installed."""
+    """True if the compiler is in the cache folder, or a package of JAX for a GPU is installed, in any version."""
     return (compiler_folder() / LIBRARY).is_file() or any(_version(package) for pair in PACKAGES for package in pair)
 
 

@@ -82,7 +82,7 @@ def _converts(program: HloProgram, each: Instruction) -> bool:
 
 
 def _finds_largest(program: HloProgram, fused: Computation) -> bool:
-    """True if every reduction of a fusion finds a maximum, and there is at least one reduction."""
+    """True if every reduction in `fused`, the computation of a fusion, finds a maximum, and there is at least one."""
     reduces = [instruction for instruction in fused if instruction.opcode == "reduce"]
     inside = [program.computations[name] for reduction in reduces for name in reduction.called("to_apply")]
     return bool(inside) and all(

@@ -52,7 +52,13 @@ def moved(program: HloProgram, computation: Computation, each: Instruction) -> i
 
 
 def _read(fused: Computation, number: int, size: int) -> int:
-    """Counts the bytes that a fusion reads of an operand: all, unless every use reads only a part."""
+    """Counts the bytes that a fusion reads of an operand: all, unless every use reads only a part.
+
+    Args:
+      fused: the computation of the fusion.
+      number: the number of the operand.
+      size: the bytes of the whole operand.
+    """
     if number not in fused.parameters:
         return size
     total = 0
@@ -86,7 +92,7 @@ def _written(fused: Computation, root: Instruction) -> int:
 
 
 def _scratch(each: Instruction) -> int:
-    """The bytes of the workspace among the outputs of a library call."""
+    """The bytes of the workspace among the outputs of a library call; 0 for other kernels."""
     if not each.target.startswith("__cu"):
         return 0
     shapes = shapes_of(each.type)

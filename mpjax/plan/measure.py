@@ -39,7 +39,7 @@ class Measured:
 
 
 def is_here(name: str, devices: int = 1) -> bool:
-    """True if JAX computes on exactly `devices` GPUs of this kind."""
+    """True if JAX computes on exactly `devices` GPUs of the kind `name`, such as "h100"."""
     available = jax.devices()
     return available[0].platform == "gpu" and gpu_of(available[0].device_kind) == name and len(available) == devices
 
@@ -72,7 +72,7 @@ def measure_step(step: PlannedStep, fields: Fields, *, seed: int = 0, ema: bool 
 
 
 def peak_of(device: Any) -> int | None:
-    """The most bytes of a device's memory in use since the process started; None if the device does not report them."""
+    """The most bytes in use at once on a device since the process started; None if the device does not report them."""
     return (device.memory_stats() or {}).get("peak_bytes_in_use")
 
 

@@ -206,7 +206,10 @@ class _Matching:
         self.asked = left
 
     def rest(self) -> None:
-        """Adds a pair with a note for each product that is missing or unknown, and a pair for each new run."""
+        """Adds a pair for each product and each run that is left.
+
+        A product has no run, and a note that says why. A run that repeats a paired run gets no pair.
+        """
         modules = {pair.asked.module: pair.asked for pair in self.pairs if pair.asked}
         for product in self.asked:
             if product.kind == "kernel":
@@ -227,7 +230,7 @@ class _Matching:
 
 
 def _by(runs: Iterable[CompiledProduct]) -> str:
-    """The library of several runs, of which any may compute a product: "Triton or cuBLAS"."""
+    """Names the libraries of several runs, any of which may compute a product: "Triton or cuBLAS"."""
     return " or ".join(sorted({run.by for run in runs}))
 
 

@@ -26,7 +26,12 @@ CUDNN = (9, 10, 0)
 
 
 def mesh_of(name: GpuName, count: int, **sizes: int) -> Mesh:
-    """A mesh of `count` GPUs of a kind, with the sizes of `make_mesh`. By default, all GPUs are replicas.
+    """Makes a mesh of `count` absent GPUs of a kind, to compile for. By default, all GPUs are replicas.
+
+    Args:
+      name: the kind of GPU.
+      count: the number of GPUs.
+      **sizes: the sizes of the mesh by axis, as in `make_mesh`.
 
     Raises:
       UsageError: XLA's compiler for CUDA is not installed or of another version than jaxlib, or it does not support the

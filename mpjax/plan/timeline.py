@@ -39,7 +39,7 @@ class Start:
 
     @property
     def bytes(self) -> int:
-        """The bytes of all arrays."""
+        """The bytes of all arrays that are exchanged."""
         return sum(size for _, size in self.arrays)
 
 
@@ -166,7 +166,7 @@ class Overlap:
 
     @property
     def share(self) -> float:
-        """The share of the bytes with work in between; 1 without communication."""
+        """The share of all exchanged bytes that is `hidden`, from 0 to 1; 1 without communication."""
         total = sum(self.bytes.values())
         return sum(self.hidden.values()) / total if total else 1.0
 
