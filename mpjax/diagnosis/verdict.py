@@ -82,7 +82,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _reference_begins(trace: Trace) -> Site | None:
-    """The first operation with finite inputs and a result that is not finite, both in the reference."""
+    """The first operation that has finite inputs and a result that is not finite, in the float32 reference."""
     pairs = zip(trace.sites, trace.readings, strict=True)
     return next((site for site, reading in pairs if reading.reference_begins > 0), None)
 

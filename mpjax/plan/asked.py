@@ -359,7 +359,8 @@ def _rounded_by(eqn: Any, given: Sequence[str]) -> str:
 def _cast_by(eqn: Any, given: Sequence[str]) -> str:
     """The narrowest dtype that the results of an equation themselves were cast to since they were computed.
 
-    Unlike for `_rounded_by`, the results of arithmetic are not cast, however narrow: they are computed in their dtype.
+    Unlike for `_rounded_by`, the results of arithmetic other than scaling are not cast, however narrow: they are
+    computed in their dtype.
 
     Args:
       eqn: as in `_rounded_by`.
