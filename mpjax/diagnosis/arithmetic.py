@@ -160,7 +160,11 @@ def is_half(aval) -> bool:
 
 
 def casts_down(eqn) -> bool:
-    """True if an equation casts operands of any dtype to half precision or float8: a product, or a cast."""
+    """True if an equation's results may be narrow although an operand is float32.
+
+    It is a cast to half precision or float8, or an operation whose operands autocast casts to the compute dtype, such
+    as a matrix product.
+    """
     name = eqn.primitive.name
     to_half = name == "convert_element_type" and eqn.params["new_dtype"] in NARROW
     return to_half or OPERATIONS.rule(name) == "low"
@@ -172,7 +176,10 @@ def is_opaque(eqn) -> bool:
 
 
 def room_for(values: list):
-    """The power of two that scales values to float16's normal range without overflow of their sum."""
+    """The power of two by which arrays are scaled so that no sum of their values overflows float16.
+
+    It is 1 if all floating values are zero, if one of them is not finite, or if there are none.
+    """
     floats = [x for x in values if is_floating(x) and x.size]
     if not floats:
         return 1.0

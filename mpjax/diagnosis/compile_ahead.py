@@ -29,7 +29,9 @@ SMALL = 2**14
 
 
 def compiled(fn: Callable[P, R], numpy: Callable | None = None) -> Callable[P, R]:
-    """Wraps `fn` so that it runs compiled ahead of time. Within a trace it is traced as usual.
+    """Wraps `fn` so that it runs compiled ahead of time for the shapes of its arrays, or in NumPy if they are small.
+
+    Within a trace it is traced as usual. `fn` itself also runs if an array is not on the default device alone.
 
     Args:
       fn: a JAX function of arrays, and of keyword options. If an option cannot be hashed, `fn` runs uncompiled.
@@ -61,7 +63,10 @@ def _are_small(arrays) -> bool:
 
 
 def brought_here(array):
-    """Copies an array to the device of the compiled programs, if this process can address all of it."""
+    """Copies an array to the first local device, for which programs are compiled, if this process can address it all.
+
+    Other arrays, and tracers, are returned as they are.
+    """
     if isinstance(array, Tracer) or _is_here(array) or not array.is_fully_addressable:
         return array
     return jax.device_put(array, jax.local_devices()[0])

@@ -48,7 +48,13 @@ def constants_of(half, full) -> Constants:
 
 
 def _matched(half, full, exact: dict) -> Iterator[bool]:
-    """Fills `exact`, and yields for each part of the first program whether the second has a counterpart."""
+    """Fills `exact`, and yields, for each part of the first program, whether the second computes the same there.
+
+    Args:
+      half: as in `constants_of`.
+      full: as in `constants_of`.
+      exact: the float32 values of constants by `id`, as in `Constants`.
+    """
     first, second = _Origins(half), _Origins(full)
     mine, theirs = first.operations, second.operations
     pairs = list(_in_step(mine, theirs))
@@ -75,7 +81,7 @@ def _depends_on_values(eqn) -> bool:
 
 
 def _in_step(mine: Sequence, theirs: Sequence) -> Iterator[tuple[Any, Any]]:
-    """Yields the pairs of matching equations of two programs, in order."""
+    """Yields the pairs of equations of two programs that match in primitive and in the shapes of results, in order."""
     keys, others = ([_key(eqn) for eqn in eqns] for eqns in (mine, theirs))
     if keys == others:
         yield from zip(mine, theirs, strict=True)
@@ -89,7 +95,16 @@ def _key(eqn) -> tuple:
 
 
 def _same(mine: tuple[int, np.ndarray] | None, theirs: tuple[int, np.ndarray] | None, exact: dict) -> bool:
-    """Records the float32 value of a constant; True if both are constants of one shape or neither is a constant."""
+    """Records in `exact` the float32 value of a constant; False if the two programs do not match here.
+
+    They match if both have a constant of one shape, whose float32 value does not differ from one recorded before, or if
+    neither has a constant.
+
+    Args:
+      mine: the id and the value of the constant in the half-precision program; None if it is no constant.
+      theirs: the same in the float32 program.
+      exact: the float32 values by id.
+    """
     if mine is None or theirs is None:
         return mine is theirs
     value = theirs[1].astype(np.float32)

@@ -38,7 +38,7 @@ class BodyRunner(Protocol):
         ...
 
     def held(self, pair: Pair, aval) -> Pair:
-        """Stores a pair until its use."""
+        """Casts a pair to the dtypes in which it is kept until its use."""
         ...
 
     def recording(self, recorder) -> Self:
@@ -47,7 +47,7 @@ class BodyRunner(Protocol):
 
 
 def cond(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
-    """Runs `lax.cond` or `lax.switch`: both runs take the branch that the half-precision run selects.
+    """Emulates `lax.cond` or `lax.switch`: the reference too takes the branch that the half-precision run selects.
 
     Inside a compiled loop the branches take no readings.
     """
@@ -73,7 +73,7 @@ def cond(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pai
 
 
 def while_loop(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
-    """Runs `lax.while_loop`: both runs take as many iterations as the half-precision run."""
+    """Emulates `lax.while_loop`: the reference takes as many iterations as the half-precision run."""
     params = eqn.params
     cond_consts, body_consts, carry = _split(pairs, params["cond_nconsts"], params["body_nconsts"])
 
@@ -92,7 +92,7 @@ def while_loop(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> li
 
 
 def scan(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
-    """Runs `lax.scan`."""
+    """Emulates `lax.scan`: the half-precision run and the reference are one compiled loop."""
     params = eqn.params
     num_consts, num_carry = scan_counts(params)
     consts, carry, xs = _split(pairs, num_consts, num_carry)
@@ -116,9 +116,10 @@ def scan(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pai
 
 
 def with_every_rounding(run: Callable, *args):
-    """Runs a loop without the excess precision of XLA, which may compute several operations in float32 and round once.
+    """Computes `run(*args)` without the excess precision of XLA, so that every operation of a loop is rounded.
 
-    Inside another loop, only the program of the outermost loop is compiled.
+    XLA may otherwise compute several operations in float32 and round once. Inside another loop, `run` is only traced,
+    because the program of the outermost loop is compiled.
     """
     program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
     body, consts = opened(program)
@@ -157,17 +158,17 @@ class _Loop:
         self.start = arrays_of(carry), none_like(shapes)
 
     def pairs(self, state) -> list[Pair]:
-        """The carry of a state, as pairs."""
+        """The carry in a state of the loop, which is `(arrays of the carry, readings)`, as pairs."""
         return [Pair(wide, low, self.path, free, m) for (wide, low, m), free in zip(state[0], self.free, strict=True)]
 
     def turn(self, state, *rows):
-        """Runs one iteration; returns the next state and the other outputs."""
+        """Runs one iteration on a state; returns the next state and the arrays of the other outputs."""
         outputs, measured = self._recorded(state, rows)
         carry, ys = outputs
         return (carry, [joined(a, b) for a, b in zip(state[1], measured, strict=True)]), ys
 
     def ended(self, state) -> list[Pair]:
-        """Hands the readings to the recorder and returns the final carry."""
+        """Hands the readings in the final state to the recorder, and returns the final carry as pairs."""
         if self.emulator.recorder is not None:
             self.emulator.recorder.extend(self.sites, state[1])
         return self.pairs(state)
@@ -191,7 +192,10 @@ def _split(pairs: Sequence[Pair], first: int, second: int) -> tuple[list[Pair], 
 
 
 def arrays_of(pairs: Sequence[Pair]) -> list[tuple]:
-    """The arrays of a loop's carry, in float32, because the input of an iteration may be rounded and its output not."""
+    """The arrays of each pair that a loop carries: the value in the reference, in half precision, and the marks.
+
+    Half-precision values are in float32, because the input of an iteration may be rounded and its output not.
+    """
     return [(_array(p.wide), _array(p.low), Marks(*map(jnp.asarray, p.marks))) for p in pairs]
 
 
@@ -201,7 +205,7 @@ def _array(value) -> jax.Array:
 
 
 def held(emulator: BodyRunner, pairs: list[Pair], eqn) -> list[Pair]:
-    """Stores the outputs of an equation until their use."""
+    """Casts the outputs of an equation to the dtypes in which they are kept until their use."""
     return [emulator.held(pair, var.aval) for pair, var in zip(pairs, eqn.outvars, strict=True)]
 
 

@@ -25,13 +25,13 @@ class Diagnosis(Facts):
       operation: the primitive; None if healthy or unknown.
       source: the file and line; None if healthy or unknown.
       evidence: one paragraph with the numbers behind the verdict.
-      rules: the rules to add to the policy, from the pattern of a module path to "float32"; empty if none are needed or
-        none help.
+      rules: the rules to add to the policy, from the pattern of a module path to "float32" or, if it is enough that the
+        modules are out of float8, to the compute dtype; empty if none are needed or none help.
       better_scale: a loss scale with which the step is healthy, under the rules if there are any; None if none is
         needed or none helps.
       verified: True if the step is healthy when run with the advice: the better scale, the rules, or float32
         parameters.
-      float32_flops: the share of the FLOPs of matrix products and convolutions that the rules move to float32.
+      float32_flops: the share of the FLOPs of matrix products and convolutions in the modules that the rules cover.
       advice: the recommended changes, one line each.
       table: one row for each module and direction, in program order, and one for each parameter's update.
       policy: the policy, as text.

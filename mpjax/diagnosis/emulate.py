@@ -44,22 +44,22 @@ from mpjax.precision.float8.scaling import SATURATE
 
 
 def everywhere(path: str) -> bool:
-    """True: every module rounds."""
+    """Always True, as `Emulator.rounds`: every module rounds."""
     return True
 
 
 def nothing(eqn, place: Place) -> bool:
-    """False: no result stays in float32."""
+    """Always False, as `Emulator.keeps`: no result stays in float32."""
     return False
 
 
 def sums_of_cotangents(eqn, place: Place) -> bool:
-    """True for a sum in the backward pass, or for one addition of such a sum."""
+    """True for an equation in the backward pass that sums an array, or that adds one more term to a sum."""
     return place.backward and (eqn.primitive.name in SUMS or is_addition(eqn, place.callers))
 
 
 def nowhere(path: str) -> bool:
-    """False: no module rounds."""
+    """Always False, as `Emulator.rounds`: no module rounds."""
     return False
 
 
@@ -106,7 +106,7 @@ class Emulator:
         progress: Progress = SILENT,
         exact: Mapping[int, np.ndarray] | None = None,
     ) -> list[Pair]:
-        """Runs a closed jaxpr and returns its outputs.
+        """Emulates a closed jaxpr in half precision and, if asked for, in float32; returns both values of each output.
 
         Args:
           jaxpr: the program.
@@ -146,7 +146,7 @@ class Emulator:
         return self.held(Pair(value, low, None, not rounds and is_half(var.aval)), var.aval)
 
     def with_exact(self, pairs: list[Pair], atoms: Sequence, place: Place, eqn=None) -> list[Pair]:
-        """Makes the float32 value of each constant its reference value.
+        """Gives each constant among some pairs its value in the float32 program as its reference value.
 
         Args:
           pairs: the operands of an equation, or the outputs of a body.
@@ -174,7 +174,12 @@ class Emulator:
         return self.held(Pair(exact, low, place.path, not rounds and is_half(atom.aval), marks), atom.aval)
 
     def held(self, pair: Pair, aval) -> Pair:
-        """Stores a pair until its use: a rounded value in its half dtype, in half the memory."""
+        """Casts a pair to the dtypes in which it is kept until its use: a rounded value to its half dtype.
+
+        Args:
+          pair: the value.
+          aval: the abstract value of its variable in the program.
+        """
         rounded = is_half(aval) and not pair.free and (self.ranged or aval.dtype == BFLOAT16)
         if rounded and pair.low.dtype != aval.dtype:
             pair = pair._replace(low=narrowed(pair.low, aval.dtype))
@@ -219,7 +224,10 @@ class Emulator:
         return self.with_exact(outputs, opened(jaxpr)[0].outvars, place)
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Computes the results of an operation; empties `pairs`, the list of its operands."""
+        """Computes the results of an operation, rounded and in the reference, and records their readings.
+
+        It empties `pairs`, the list of the operands, so that values without further uses are freed.
+        """
         some_half = any(is_half(atom.aval) for atom in (*eqn.outvars, *eqn.invars))
         rounds = self.rounds_in(place, eqn, pairs)
         lows = [self.taken(pair, var.aval, place.path, rounds) for pair, var in zip(pairs, eqn.invars, strict=True)]
@@ -267,7 +275,16 @@ class Emulator:
         return eqn is None or casts_down(eqn) or self.keeps is not nothing or not any(pair.free for pair in pairs)
 
     def taken(self, pair: Pair, aval, path: str, rounds: bool):
-        """The operand as an equation in `path` gets it. An isolated run removes the errors of other modules."""
+        """The half-precision value of an operand, as float32, as an equation in module `path` gets it.
+
+        In an isolated run, an operand from another module is the reference's value, without that module's errors.
+
+        Args:
+          pair: the operand.
+          aval: its abstract value in the program.
+          path: the module of the equation.
+          rounds: whether the equation rounds; if so, an operand that is not rounded yet is rounded here.
+        """
         elsewhere = self.isolated and pair.path != path
         value = widened(pair.wide if elsewhere and is_floating(aval) else pair.low)
         return self._rounded(value, aval, rounds) if elsewhere or pair.free else value
@@ -281,7 +298,7 @@ _GIVE_BACK_EVERY = 16
 
 
 def _count(jaxpr) -> int:
-    """Counts the operations, including those inside calls."""
+    """Counts the operations, including those inside calls. A loop or a branch is one operation."""
     body = opened(jaxpr)[0]
     return sum(_count(called(eqn)) if eqn.primitive.name in CALLS else 1 for eqn in body.eqns)
 

@@ -40,7 +40,7 @@ class Facts:
     reason: str = ""
 
     def beyond_dtypes(self, reason: str, numbers: str, advice: Sequence[str]) -> Self:
-        """Turns the diagnosis into "not_precision" for a failure that float32 has too.
+        """Copies the diagnosis with the verdict "not_precision", for a failure that float32 has too.
 
         Args:
           reason: the failure: the headline of the page, and the start of a sentence in the evidence.
@@ -62,25 +62,28 @@ class Facts:
 
     @property
     def worst(self) -> list[TraceRow]:
-        """The rows, most harmful first."""
+        """The rows of the table, most harmful first."""
         return sorted(self.table, key=lambda row: row.harm, reverse=True)
 
     @property
     def toml(self) -> str:
-        """The TOML to paste into a config file; empty without changes."""
+        """The better loss scale and the rules as TOML to paste into a config file; empty without either."""
         scale = [] if self.better_scale is None else [f'[precision]\nloss_scale = "{self.better_scale:.10g}"']
         lines = [f'{json.dumps(path, ensure_ascii=False)} = "{dtype}"' for path, dtype in self.rules.items()]
         return "\n".join([*scale, *(["[precision.rules]", *lines] if lines else [])])
 
     @property
     def flags(self) -> str:
-        """The same settings as command-line flags."""
+        """The better loss scale and the rules as command-line flags; empty without either."""
         scale = [] if self.better_scale is None else [f"--precision.loss_scale {self.better_scale:.10g}"]
         return " ".join([*scale, *filter(None, [flags_of(self.rules)])])
 
     @property
     def repaired_policy(self) -> str:
-        """The policy with the rules, for `apply_policy` and `autocast`; empty without rules."""
+        """The policy with the diagnosis's rules before its own, as text for `apply_policy` and `autocast`.
+
+        Its own rules that no longer have an effect are dropped. It is empty if the diagnosis has no rules.
+        """
         if not self.rules:
             return ""
         dtypes, *policy_rules = self.policy.split(";")
@@ -89,6 +92,6 @@ class Facts:
 
     @property
     def headline(self) -> str:
-        """The verdict with the module, direction and operation."""
+        """A line with the verdict and, if known, the module, direction and operation."""
         place = "" if self.path is None else f" in {self.path or 'no module'} ({self.direction}, {self.operation})"
         return f"verdict: {self.verdict}{place}"

@@ -32,12 +32,21 @@ class SaturationRunner(Protocol):
         ...
 
     def taken(self, pair: Pair, aval: Any, path: str, rounds: bool) -> Any:
-        """The operand as an equation gets it."""
+        """The half-precision value of an operand, as float32, as an equation in module `path` gets it."""
         ...
 
 
 def saturated(runner: SaturationRunner, eqn: Any, pair: Pair, place: Place) -> Pair:
-    """Limits values, except the reference's, to the range of a float8 dtype. Readings show the excess as overflow."""
+    """Runs the call that limits a value to the range of a float8 dtype, and records values beyond it as overflow.
+
+    The reference's value is not limited, nor is a value in a module that does not round.
+
+    Args:
+      runner: the emulator.
+      eqn: the call; its name says the dtype.
+      pair: the value.
+      place: the place of the call.
+    """
     dtype = np.dtype(eqn.params["name"].removeprefix(SATURATE))
     limit, rounds = np.float32(range_of(dtype).largest), runner.rounds_in(place, eqn, [pair])
     value = runner.taken(pair, eqn.invars[0].aval, place.path, rounds)

@@ -30,7 +30,7 @@ class Terms(Emulator):
     rounds: Callable[[str], bool] = nowhere
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Computes the results of an equation, with the magnitudes of their terms as `wide`."""
+        """Computes the results of an equation, with the sums of the magnitudes of their terms as `wide`."""
         floating = [is_floating(atom.aval) for atom in eqn.invars]
         terms = [jnp.abs(widened(p.wide)) if f else p.low for p, f in zip(pairs, floating, strict=True)]
         alone = [pair._replace(wide=pair.low) for pair in pairs]
@@ -126,7 +126,7 @@ class Reference:
         """True if a finite step is accurate, judged by its loss and its gradients.
 
         The loss and each gradient must be accurate. An inaccurate loss is harmless if it is near zero, as in
-        `loss_is_small`, and the gradients are accurate to half their norm.
+        `loss_is_small`, and the gradients are off by at most half their norm.
 
         Args:
           low: the scaled outputs of the step.
@@ -137,7 +137,9 @@ class Reference:
         return max(self.lost_gradients(low, scale), default=0.0) <= self.limit
 
     def is_repaired_by(self, low: Sequence, scale: float) -> bool:
-        """True if the step is accurate as in `has_loss`. Gradients are judged only if they were wrong.
+        """True if a repaired step is accurate as in `has_loss`.
+
+        If the loss is right, gradients are judged only in float8, or if they were the fault (`accepts` is set).
 
         Args:
           low: as in `has_loss`.
@@ -154,6 +156,10 @@ class Reference:
         may destroy the gradient of one layer. The error is zero for a gradient that is small relative to the others,
         that float32 does not determine, or that is lost without float8 too. The list is empty if float32 draws other
         random numbers.
+
+        Args:
+          low: as in `has_loss`.
+          scale: as in `has_loss`.
         """
         gradients = [np.asarray(x) / scale for x in low[1:]]
         if self.without_float8 is None:
@@ -205,6 +211,10 @@ class Reference:
         """The distance of a step from the reference, at most `tolerance` if the step is healthy.
 
         It is the error of the loss or, if larger, the worst error of a gradient times `tolerance / limit`.
+
+        Args:
+          low: as in `has_loss`.
+          scale: as in `has_loss`.
         """
         lost = max(self.lost_gradients(low, scale), default=0.0) / self.limit * self.tolerance
         return max(loss_error(self.outputs[0], low[0] / scale), lost)
@@ -219,19 +229,32 @@ class Reference:
         return max(abs(loss), abs(float(low[0]) / scale - loss)) <= self.tolerance * self.terms
 
     def has_gradients(self, low: Sequence, scale: float) -> bool:
-        """True if the scaled gradients are accurate to half their norm, or float32 does not determine them."""
+        """True if the gradients are off by at most half their norm, or if float32 does not determine them.
+
+        Args:
+          low: as in `has_loss`.
+          scale: as in `has_loss`.
+        """
         return self.gradient_error(low, scale) <= 0.5 or not self.determined(slice(1, None))
 
     def determined(self, part: slice) -> bool:
-        """True if a change in the last float32 bits of the inputs keeps the outputs within `tolerance`.
+        """True if a change in the last float32 bits of the inputs keeps a part of the outputs within `tolerance`.
 
-        One of the two directions suffices. The other may cross the step of a truncation, which says nothing about other
-        values.
+        The inputs change in two directions, of which one suffices. The other may cross the step of a truncation, which
+        says nothing about other values.
+
+        Args:
+          part: the slice of the outputs to look at; output 0 is the loss, the others are the gradients.
         """
         return any(distance(self.outputs[part], nudged[part]) <= self.tolerance for nudged in self._nudged)
 
     def gradient_error(self, low: Sequence, scale: float) -> float:
-        """The relative error of all gradients together, in the Euclidean norm."""
+        """The relative error of all gradients together, in the Euclidean norm.
+
+        Args:
+          low: as in `has_loss`; the loss in it does not count.
+          scale: as in `has_loss`.
+        """
         return distance(self.outputs[1:], [x / scale for x in low[1:]])
 
     @functools.cached_property
@@ -259,7 +282,7 @@ _COUNTS = 2.0**24
 
 
 def _nudged(values: jax.Array, key: jax.Array, by: float) -> jax.Array:
-    """Changes values by a share of themselves. Integers, which may be counts or indices, stay exact."""
+    """Multiplies each value by 1 + `by` or 1 - `by`, at random. Integers, perhaps counts or indices, stay exact."""
     values = values.astype(jnp.float32)
     signs = jax.random.rademacher(key, values.shape, jnp.float32)
     whole = (values == jnp.round(values)) & (jnp.abs(values) <= _COUNTS)
@@ -293,7 +316,7 @@ def is_repaired(
 
 
 def outputs_of(emulator: Emulator, program: Program, scale: float) -> list[np.ndarray]:
-    """Computes the scaled loss and the scaled gradients with an emulator without a reference."""
+    """Emulates a step, without a reference; returns its scaled loss and its scaled gradients, on the host."""
     return jax.device_get([pair.low for pair in emulator.run(*program.at(scale))])
 
 
@@ -328,7 +351,7 @@ def distance(wanted: Sequence, got: Sequence) -> float:
 
 
 def loss_error(wide, low) -> float:
-    """The relative error of a loss."""
+    """The relative error of the loss `low` against the float32 loss `wide`, both with or both without a loss scale."""
     return float(abs(np.float64(low) - np.float64(wide)) / max(abs(np.float64(wide)), 1e-30))
 
 
@@ -343,7 +366,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def all_finite(arrays: Sequence) -> bool:
-    """True if all arrays are free of inf and nan."""
+    """True if no array contains inf or nan."""
     return all(bool(np.isfinite(x).all()) for x in map(np.asarray, arrays))
 
 

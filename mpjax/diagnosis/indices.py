@@ -32,7 +32,14 @@ class Indices(Emulator):
 
 
 def out_of_range(program: Program, scale: float) -> tuple[int, int] | None:
-    """The first index out of range, and the number of rows; None if all indices are in range."""
+    """The first index out of range in a gather of the step, and the size of the axis that it indexes; None if none is.
+
+    Gathers in loops are not checked.
+
+    Args:
+      program: the step, which runs without rounding.
+      scale: the loss scale.
+    """
     emulator = Indices()
     emulator.run(*program.at(scale))
     return next(iter(emulator.found), None)

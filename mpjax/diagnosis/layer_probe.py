@@ -60,7 +60,7 @@ class Native(Emulator):
         return pair
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Computes the results of an operation in its own dtypes."""
+        """Computes the results of an operation in its own dtypes, and records statistics of those to read."""
         arrays = cast_like([pair.low for pair in pairs], [atom.aval for atom in eqn.invars])
         as_traced = as_function(eqn, debug_info)
         if self.recorder is None or id(eqn) not in self.read:
@@ -155,7 +155,14 @@ def read_step(program: Program, scale, recorder: LayerRecorder) -> tuple[jax.Arr
 
 
 def read_updates(recorder: LayerRecorder, updates: Mapping, before: Mapping, after: Mapping) -> None:
-    """Records updates by parameter. Nonzero values that do not change the parameter are recorded as underflow."""
+    """Records updates by parameter. Nonzero values that do not change the parameter are recorded as underflow.
+
+    Args:
+      recorder: receives the statistics.
+      updates: the updates by path of the parameter.
+      before: the parameters before the update, by path.
+      after: the parameters after the update, by path.
+    """
     for name, update in updates.items():
         unchanged = (update != 0) & (after[name] == before[name])
         recorder.add(parameter_site(name, "update", update), update, underflow=unchanged)

@@ -102,7 +102,7 @@ class LayerRecorder:
         self._samples: list[jax.Array] = []
 
     def observe(self, site: Site, wide, exact, low, marks: Sequence[Marks]) -> Marks:
-        """Records the statistics of a result: `exact` before rounding, `low` after."""
+        """Records the statistics of a result: `exact` before rounding, `low` after. `wide` and `marks` are ignored."""
         rounded = site.dtype in NARROW
         self.add(site, low, underflow=(low == 0) & (exact != 0) if rounded else None, exact=exact if rounded else None)
         return Marks()
@@ -160,7 +160,7 @@ class LayerRecorder:
 
 
 def _summed(size, flags: Sequence) -> Measured:
-    """Computes the sum of sizes, the largest size, and the counts of flags in one pass."""
+    """Computes the sum of magnitudes (`size`), the largest magnitude, and the counts of flags, in one pass."""
 
     def together(a, b):
         *sums, largest = zip(a, b, strict=True)

@@ -12,7 +12,7 @@ from mpjax.precision.casting.walk import bodies
 
 @functools.lru_cache(maxsize=16)
 def only_in_derivative(jaxpr) -> frozenset:
-    """The variables, including those inside calls and loops, that the outputs depend on and the first output does not.
+    """The variables, including those inside calls and loops, that an output depends on, but not the first, the loss.
 
     Results of literals alone are excluded, such as the zero gradients of an evaluation.
     """
@@ -29,7 +29,7 @@ def only_in_derivative(jaxpr) -> frozenset:
 
 
 def _computed(body, used: Sequence[bool]) -> frozenset:
-    """The variables that the used outputs depend on."""
+    """The variables that the outputs with True in `used` depend on, without results of literals alone."""
     reduced, _ = partial_eval.dce_jaxpr(body, list(used))
     eqns = (eqn for inner in bodies(reduced) for eqn in inner.eqns)
     return frozenset(

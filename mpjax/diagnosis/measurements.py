@@ -136,7 +136,15 @@ def _reduced(xp, combine: str, *columns) -> Sequence:
 
 @jax.jit
 def onward(non_finite, reference_non_finite, underflow, marks: tuple[Marks, ...], number) -> tuple[Measured, Marks]:
-    """Computes the part of a reading that depends on the operands' marks, and the marks of the result."""
+    """Computes the part of a reading that depends on the operands' marks, and the marks of the result.
+
+    Args:
+      non_finite: the number of values of the result that are not finite in half precision.
+      reference_non_finite: the number of values that are not finite in the reference.
+      underflow: the number of values that underflow to zero.
+      marks: the marks of the operands.
+      number: the number of the result's site.
+    """
     flushed = functools.reduce(jnp.maximum, (mark.flushed for mark in marks), jnp.int32(-1))
     got_finite = functools.reduce(jnp.logical_and, (mark.finite for mark in marks), True)
     got_reference_finite = functools.reduce(jnp.logical_and, (mark.reference_finite for mark in marks), True)
@@ -171,13 +179,17 @@ def histogram(sample) -> jax.Array:
 
 
 def none_like(shapes) -> list[Measured]:
-    """Makes readings of zero values, in the given shapes."""
+    """Makes readings that have measured nothing, to start a loop with.
+
+    Args:
+      shapes: readings as abstract arrays, whose shapes and dtypes the new readings have.
+    """
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return [{**measured, **({"flushed": jnp.int32(-1)} if "flushed" in measured else {})} for measured in zeros]
 
 
 def joined(first: Measured, second: Measured) -> Measured:
-    """Combines two readings on the device."""
+    """Combines two readings into one, on the device: sums and counts are added, the largest values are kept."""
 
     def join(name, a, b):
         if name in LARGEST:

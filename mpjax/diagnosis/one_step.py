@@ -131,7 +131,20 @@ def diagnose_program(
     progress: Progress = SILENT,
     optimizer: UpdateRule | None = None,
 ) -> Diagnosis:
-    """Diagnoses the program that `make` returns for a policy; unlike in `diagnose`, the policy may be float32."""
+    """Diagnoses the program that `make` returns for a policy; unlike in `diagnose`, the policy may be float32.
+
+    Args:
+      make: a function from policy to the step's program.
+      policy: the policy to diagnose.
+      scale: the loss scale.
+      tolerance: as in `diagnose`.
+      search: as in `diagnose`.
+      progress: shows the progress.
+      optimizer: the optimizer whose update is checked too; None to check none.
+
+    Raises:
+      UsageError: `scale` or `tolerance` is not positive and finite.
+    """
     check_numbers(tolerance=tolerance, loss_scale=scale)
     full = make(get_policy("float32"))
     program = make(policy).beside(full)._replace(progress=progress)
@@ -182,7 +195,7 @@ def diagnose_program(
 
 
 def without_float8(make: Callable[[Policy], Program], policy: Policy, scale: float) -> list[np.ndarray]:
-    """Computes the unscaled outputs of a step with products in the policy's compute dtype."""
+    """Emulates a step with the policy's compute dtype in place of float8; gives the unscaled loss and gradients."""
     kept = {pattern: value for pattern, value in policy.rules.items() if not isinstance(value, Recipe)}
     program = make(dataclasses.replace(policy, products=None, rules=kept))
     return [x / scale for x in outputs_of(ROUNDING, program, scale)]
@@ -207,13 +220,21 @@ def _in_the_table(finding: Finding, table: Iterable[TraceRow]) -> Iterator[str]:
 
 
 def _called(site: Site | None, trace: Trace) -> Iterator[str]:
-    """Yields a sentence with the caller of the line, if several places call the same line."""
+    """Yields a sentence with the caller of a site's line of code, if the line is called from several places."""
     if site is not None and site.caller and {s.caller for s in trace.sites if s.source == site.source} != {site.caller}:
         yield f"That line is called from several places, here from {site.caller}."
 
 
 def _cheaper_line(finding: Finding, program: Program, scale: float, reference: Reference, share: float) -> str | None:
-    """Advises float32 for one line of the user's code, if that repairs the step for at most half the FLOPs."""
+    """Advises float32 for one line of the user's code; None unless that repairs the step for at most half the FLOPs.
+
+    Args:
+      finding: the fault; its site has the line.
+      program: the step.
+      scale: the loss scale.
+      reference: the float32 step to compare with.
+      share: the share of the FLOPs that the rules move to float32.
+    """
     source = finding.site.source if finding.site else NO_SOURCE
     if share < _CHEAP or source == NO_SOURCE or any(library in source for library in LIBRARIES):
         return None
@@ -231,7 +252,7 @@ _CHEAP = 0.01
 
 
 def float32_share(program: Program, rules: Mapping[str, str]) -> float:
-    """The share of the FLOPs of matrix products and convolutions that the rules keep in float32."""
+    """The share of the FLOPs of matrix products and convolutions in modules with a rule, whatever dtype it sets."""
     flops = program.flops()
     kept = sum(n for path, n in flops.items() if covers(rules, path))
     return kept / sum(flops.values()) if flops else 0.0

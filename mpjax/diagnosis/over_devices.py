@@ -15,7 +15,7 @@ from mpjax.precision.casting.jaxprs import manual_axes
 
 
 def shard_map(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
-    """Runs `jax.shard_map` on the devices of its mesh."""
+    """Emulates `jax.shard_map`: the half-precision run and the reference, both on the devices of its mesh."""
     params = eqn.params
     axes = sorted(manual_axes(params))
     devices = PartitionSpec(tuple(axes))

@@ -52,11 +52,11 @@ class Program(NamedTuple):
         return self.jaxpr, [*self.inputs, jnp.float32(scale)], self.owners, self.progress, self.constants.exact
 
     def parameter(self, place: int) -> str:
-        """The name, for messages, of the parameter with this gradient; an array that is all parameters has no path."""
+        """The name, for messages, of the parameter of gradient number `place`; "the parameter" if it has no path."""
         return self.gradients[place] or "the parameter"
 
     def beside(self, full: "Program") -> "Program":
-        """Adds the constants of the float32 program `full`."""
+        """Copies the program with the float32 values of its constants, from the same step traced in float32, `full`."""
         return self._replace(constants=constants_of(self.jaxpr, full.jaxpr))
 
     @property
@@ -73,7 +73,7 @@ class Program(NamedTuple):
         return counts
 
     def flops_at(self, source: str) -> int:
-        """Counts the same FLOPs at one line of code, `file:line`."""
+        """Counts the FLOPs of matrix products and convolutions, as `flops`, at one line of code, `file:line`."""
         flops = ((eqn, product_flops(eqn)) for _, eqn in equations(self.jaxpr))
         return sum(n for eqn, n in flops if n and source_of([eqn]) == source)
 
@@ -82,6 +82,9 @@ def program_of_model(model, loss_fn: Callable, batch, policy: Policy) -> Program
     """Traces the step of `loss_fn(model, batch)` for a Flax NNX model, which is not modified.
 
     The model stays in its mode (training or evaluation). Its module paths become the named scopes.
+
+    Raises:
+      UsageError: the model is not an NNX module, or the loss is not a floating scalar.
     """
     from flax import nnx
 

@@ -97,7 +97,10 @@ SILENT = Progress()
 
 @contextlib.contextmanager
 def progress_at(stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
-    """Yields a progress bar if `stream` (by default stderr) is a terminal that can redraw lines; else `SILENT`."""
+    """Context that shows a progress bar if `stream`, by default stderr, is a terminal that can redraw lines.
+
+    Yields the `Progress` to report to; `SILENT` if there is no such terminal. The bar is erased at the end.
+    """
     target = sys.stderr if stream is None else stream
     if target is None or not target.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
         yield SILENT

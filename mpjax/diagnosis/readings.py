@@ -97,7 +97,7 @@ def ratio(part: float, whole: float) -> float:
 
 
 def together(readings: Iterable[Reading]) -> Reading:
-    """Combines several readings into one."""
+    """Combines the readings of several results into one: sums and counts are added, the largest values are kept."""
     columns = zip(Reading._fields, zip(*readings, strict=True), strict=True)
     return Reading._make(max(column) if name in LARGEST else sum(column) for name, column in columns)
 

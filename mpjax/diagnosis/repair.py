@@ -38,7 +38,10 @@ class Fault(NamedTuple):
 
 
 def smallest_rules(fault: Fault) -> dict[str, str]:
-    """Finds a smallest set of rules that repairs the step when it is traced with them; empty if none does."""
+    """Finds a smallest set of rules that repairs the step when it is traced with them; empty if none does.
+
+    The rules say "float32" or, if it is enough that modules are out of float8, the policy's compute dtype.
+    """
     make, policy, program, trace, scale, reference = fault
 
     def rules_for(modules: Sequence[str], dtype: str = "float32") -> dict[str, str]:
@@ -77,7 +80,10 @@ def with_lower_scale(finding: Finding, rules: dict[str, str], fault: Fault) -> t
 
 
 def is_repaired_at(source: str, program: Program, scale: float, reference: Reference) -> bool:
-    """True if the step is healthy with one line of code in float32, whose results are rounded at their use."""
+    """True if the emulated step is healthy with the line `source`, `file:line`, in float32.
+
+    The results of that line are rounded when other operations use them.
+    """
 
     def stands_there(eqn, place: Place) -> bool:
         return source_of((eqn, *place.callers)) == source

@@ -37,9 +37,17 @@ def lower_scale(
 def healthy_scale(
     reference: Reference, program: Program, scale: float, factor: float, rounds: Callable[[str], bool] = everywhere
 ) -> float | None:
-    """Finds the first power of two with which the step is healthy; None if there is none.
+    """Finds the first other loss scale with which the step is healthy; None if there is none.
 
-    The search multiplies `scale` by `factor` down to 1, or up to 2^24.
+    The search multiplies `scale`, rounded down to a power of two, by `factor` again and again: down to 1 with a factor
+    below 1, up to 2^24 with one above.
+
+    Args:
+      reference: the float32 step to compare with.
+      program: the step.
+      scale: the loss scale of the step.
+      factor: a power of two other than 1.
+      rounds: the modules that round, as in `Emulator`.
     """
     other = 2.0 ** math.floor(math.log2(scale))
     if factor > 1:

@@ -22,12 +22,20 @@ def site_of(eqn, var, place: Place) -> Site:
 
 
 def steps_of(callers: Iterable) -> int:
-    """Counts the steps that the scans among the equations take together. A `while_loop` is one step."""
+    """Counts the steps of an equation inside nested scans: the product of their lengths. A `while_loop` is one step.
+
+    Args:
+      callers: the equations that contain it, of which the scans count.
+    """
     return math.prod(caller.params["length"] for caller in callers if caller.primitive.name == "scan")
 
 
 def caller_of(eqns: Iterable) -> str:
-    """The user's line that calls the function of the line `source_of`; empty if there is none."""
+    """The user's `file:line` that calls the function in which an equation stands; empty if there is none.
+
+    Args:
+      eqns: the equation and those that contain it, innermost first. The first with a line of the user decides.
+    """
     for eqn in eqns:
         lines = [line for line in source_lines(eqn) if first_outside([line], LIBRARIES) == 0]
         outer = next(

@@ -58,7 +58,7 @@ def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference)
 
 
 def noted_sum(program: Program, trace: Trace, scale: float, reference: Reference) -> str:
-    """Describes the sum of cotangents that loses most in a healthy step; empty if none does."""
+    """A sentence about the sum of cotangents that loses most in a healthy step; empty if none loses much."""
     seen = [entry for entry in long_sums(trace) if _noise(entry[1]) > _NOISE]
     if not seen or max(reference.lost_gradients(trace.low, scale), default=0.0) <= _NOISE:
         return ""
@@ -71,7 +71,10 @@ def _noise(reading: Reading) -> float:
 
 
 def long_sums(trace: Trace) -> list[tuple[Site, Reading]]:
-    """The sums of cotangents in half precision that may be wrong, with their readings."""
+    """The sums of cotangents in half precision that may be wrong, with their readings.
+
+    They are the sums with a rounding error above `_NOISE`, and the additions that are part of a sum of `_LONG` terms.
+    """
     chains = _chains(trace.sites)
     return [
         (site, reading)

@@ -30,7 +30,14 @@ class Trace(NamedTuple):
 
 
 def run(program: Program, scale: float, *, isolated: bool = False, rounds: Callable = everywhere) -> Trace:
-    """Emulates the step and records a reading of every operation."""
+    """Emulates the step, beside its float32 reference, and records a reading of every operation.
+
+    Args:
+      program: the step.
+      scale: the loss scale.
+      isolated: True to give each module float32 inputs, as in `Emulator`.
+      rounds: the modules that round, as in `Emulator`.
+    """
     recorder = Recorder()
     outputs = Emulator(rounds=rounds, isolated=isolated, recorder=recorder).run(*program.at(scale))
     wide, low = jax.device_get(([p.wide for p in outputs], [p.low for p in outputs]))

@@ -142,7 +142,7 @@ def _traced(task: Task, loss_of: Callable, state: TrainState, others: Mapping[st
 def make_probe(
     task: Task, tx: optax.GradientTransformation, *, seed: int = 0, accumulate: int = 1
 ) -> Callable[[TrainState, Mapping[str, jax.Array]], Layers]:
-    """Compiles a function that reads the layer statistics of the step that a state takes on a batch.
+    """Makes a jitted function that reads the layer statistics of the step that a state takes on a batch.
 
     The function changes neither the state nor the batch.
 

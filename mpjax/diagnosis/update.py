@@ -111,7 +111,13 @@ def _site(update: Update) -> Site:
 
 
 def _moved(optimizer: UpdateRule, outputs: Sequence, scale: float) -> tuple[Any, Any, Any]:
-    """Applies a scaled loss and scaled gradients; returns the parameters, their update, and the updated parameters."""
+    """Runs the optimizer once; returns the parameters, their update, and the updated parameters.
+
+    Args:
+      optimizer: the optimizer, with parameters and state in the dtypes to compute in.
+      outputs: the scaled loss and the scaled gradients of the floating parameters.
+      scale: their loss scale.
+    """
     loss, *gradients = outputs
     value = jnp.asarray(np.asarray(loss, np.float64) / scale, FLOAT32)
     params, treedef = jax.tree.flatten(optimizer.params)

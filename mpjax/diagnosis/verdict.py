@@ -82,7 +82,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _reference_begins(trace: Trace) -> Site | None:
-    """The first operation with finite inputs and a result that is not finite, both in the reference."""
+    """The first operation that has finite inputs and a result that is not finite, in the float32 reference."""
     pairs = zip(trace.sites, trace.readings, strict=True)
     return next((site for site, reading in pairs if reading.reference_begins > 0), None)
 
@@ -128,7 +128,13 @@ def _not_finite(program: Program, trace: Trace, scale: float, reference: Referen
 def _flushed_before(index: int, program: Program, trace: Trace, scale: float) -> int:
     """Returns the number of the site whose underflow makes a result not finite; -1 if none does.
 
-    A result depends on it by its values, or by what a `where` chooses.
+    The result depends on it by its values, or by what a `where` chooses.
+
+    Args:
+      index: the number of the result's site.
+      program: the step.
+      trace: the emulated run of the step.
+      scale: the loss scale.
     """
     if (flushed := trace.readings[index].flushed) >= 0:
         return flushed
@@ -144,7 +150,7 @@ _NO_UNDERFLOW = "no gradient is lost to underflow"
 
 
 def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
-    """Finds the overflow or underflow that makes a finite step wrong; None if range is not the cause.
+    """Finds the overflow or underflow that makes the loss or a gradient of a finite step wrong; None if neither does.
 
     The fault is at the end of the range without which the step is right. If both ends are needed, it is the overflow.
     """
@@ -183,7 +189,10 @@ def _loses(site: Site, reading: Reading, tolerance: float) -> bool:
 
 
 def _fading(seen: tuple[Site, Reading]) -> float:
-    """The share of half-precision results that became zero, or in a loop, where they fade, subnormal."""
+    """The share of a site's values that underflow to zero; in a loop, also of those that become subnormal.
+
+    In a loop, values fade little by little. The share is 0 for a site that is not in half precision.
+    """
     site, reading = seen
     faded = reading.underflow + (reading.subnormal if site.steps > 1 else 0)
     return faded / reading.size if site.dtype in NARROW and reading.size else 0.0

@@ -129,7 +129,7 @@ class _Place:
 
 
 def asked_of(jaxpr: Any) -> AskedProgram:
-    """Reads the products, sums, gradients and roundings of a traced program."""
+    """Reads a traced program: its products, its sums over devices, and which outputs are gradients or are rounded."""
     body = opened(jaxpr)[0]
     needed: set[int] = set()
     _mark_needed(body, [True] * len(body.outvars), needed)
@@ -204,7 +204,13 @@ def _asked(eqn: Any, operands: list[_Value], place: _Place) -> Asked:
 
 
 def _kernel(eqn: Any, inside: list[Any], place: _Place) -> Asked:
-    """Represents a kernel as one product, in the dtypes of its first product."""
+    """Describes a Pallas kernel as one product, with the operand dtypes of the first product inside it.
+
+    Args:
+      eqn: the call of the kernel.
+      inside: the equations of the products inside it; at least one.
+      place: the surroundings of the call.
+    """
     stack = _joined(place.stack, str(eqn.source_info.name_stack))
     operands = in_order(str(aval.dtype) for aval in _avals(inside[0]))
     module = module_named(_joined(stack, "pallas_call"))
@@ -259,7 +265,13 @@ def _joined(*stacks: str) -> str:
 
 
 def _entered(eqn: Any, operands: list[_Value], apply: Any) -> list[_Value]:
-    """Walks the bodies of an equation and returns the values of its results."""
+    """Evaluates the bodies of a call, loop or branch, and returns the known properties of its results.
+
+    Args:
+      eqn: the equation that holds the bodies.
+      operands: the known properties of its operands.
+      apply: called for each equation in the bodies, as `_apply`.
+    """
     bodies = held_by(eqn)
     name = eqn.primitive.name
     outputs: list[list[_Value]] = []
@@ -284,9 +296,17 @@ def _entered(eqn: Any, operands: list[_Value], apply: Any) -> list[_Value]:
 
 
 def _mark_needed(body: Any, wanted: Iterable[bool], needed: set[int]) -> list[bool]:
-    """Adds the ids of the equations that lead to a wanted output, and tells which inputs of `body` they need.
+    """Adds to `needed` the ids of the equations that a wanted output depends on, and those with side effects.
 
-    Bodies of calls are followed output by output. In loops and branches, every equation is marked.
+    Bodies of calls are followed output by output. In loops and branches, all outputs count as wanted.
+
+    Args:
+      body: the jaxpr to search.
+      wanted: for each output of `body`, whether it is wanted.
+      needed: the set that the ids are added to.
+
+    Returns:
+      For each input of `body`, whether a needed equation or a wanted output uses it.
     """
     used = {id(var) for var, want in zip(body.outvars, wanted, strict=True) if want}
     for eqn in reversed(body.eqns):
@@ -337,5 +357,13 @@ def _rounded_by(eqn: Any, given: Sequence[str]) -> str:
 
 
 def _cast_by(eqn: Any, given: Sequence[str]) -> str:
-    """As `_rounded_by`, but empty for the results of arithmetic, however narrow: they are computed in their dtype."""
+    """The narrowest dtype that the results of an equation themselves were cast to since they were computed.
+
+    Unlike for `_rounded_by`, the results of arithmetic other than scaling are not cast, however narrow: they are
+    computed in their dtype.
+
+    Args:
+      eqn: as in `_rounded_by`.
+      given: the narrowest dtype that each operand was cast to; empty for no cast.
+    """
     return _rounded_by(eqn, given) if eqn.primitive.name in _MOVES or eqn.primitive.name in SCALES else ""

@@ -26,9 +26,10 @@ class Reach:
 
 
 def reach_of(groups: Groups) -> Reach:
-    """The reach of the most spread group, with the fewest devices that the group has on a host.
+    """The reach of the group that has the smallest share of its devices on one host.
 
-    Devices are placed in order: the first `HOST` devices are on the first host.
+    Its `near` is the fewest devices that it has on any of its hosts. Devices are placed in order: the first `HOST`
+    devices are on the first host.
     """
     reaches = [Reach(len(group), min(collections.Counter(id // HOST for id in group).values())) for group in groups]
     return min(reaches, key=lambda reach: (reach.near / reach.size, -reach.size))
@@ -65,7 +66,7 @@ def duration_of(kind: str, size: int, reach: Reach, gpu: Gpu) -> float | None:
 
 
 def _passes(kind: str, count: int) -> float:
-    """The number of times that the bytes of the whole array pass each device."""
+    """The bytes that each device sends in a collective, as a multiple of the bytes of the whole array."""
     if kind == "collective-broadcast":
         return 1.0
     # An all-reduce is a reduce-scatter and an all-gather.
@@ -158,12 +159,18 @@ def communication_of(
 
 
 def label(axes: Iterable[str] | None) -> str:
-    """Formats a product of axes: "data+fsdp"."""
+    """Names the mesh axes of a collective: "data+fsdp"; "one device" for no axes, and `OTHER` for None."""
     return OTHER if axes is None else "+".join(axes) or "one device"
 
 
 def _as_compiled(start: Start, devices: int, count: int) -> Reach:
-    """The reach of groups that do not grow: the compiled groups, without devices from `count` on."""
+    """The reach of groups that lie along no mesh axes, so that they do not grow with the number of GPUs.
+
+    Args:
+      start: the collective.
+      devices: the number of devices that the program was compiled for.
+      count: the number of planned GPUs; devices numbered `count` or higher are left out.
+    """
     groups = (tuple(id for id in group if id < count) for group in groups_of(start.instruction, devices))
     return reach_of(tuple(group for group in groups if group))
 

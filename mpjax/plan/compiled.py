@@ -74,10 +74,11 @@ def start(
 
 @contextlib.contextmanager
 def with_sources() -> Iterator[None]:
-    """Compiles programs with the source lines of all operations, for `mpjax.plan.traffic.costliest`.
+    """Context in which JAX compiles programs with the source lines of all operations.
 
-    JAX keeps ten frames of a traceback by default, so a layer's operations often have no line of the model. A program
-    from JAX's compilation cache would have the lines of the code that compiled it.
+    `mpjax.plan.traffic.costliest` reads these lines. JAX keeps ten frames of a traceback by default, so a layer's
+    operations often have no line of the model. A program from JAX's compilation cache would have the lines of the code
+    that compiled it.
     """
     options = {"jax_traceback_in_locations_limit": -1, "jax_compilation_cache_include_metadata_in_key": True}
     before = {name: getattr(jax.config, name) for name in options}
@@ -91,7 +92,12 @@ def with_sources() -> Iterator[None]:
 
 
 def compiled_for(lowered: Any, name: GpuName, own: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """Compiles a lowered program for a GPU, with options of XLA.
+    """Compiles a lowered program for a GPU, which need not be present; without Triton's products if it fails with them.
+
+    Args:
+      lowered: a `jax.stages.Lowered`.
+      name: the GPU; the program was lowered for a device of it.
+      own: further options of XLA, by name.
 
     Raises:
       UsageError: XLA cannot compile it for the GPU.

@@ -42,7 +42,7 @@ def jaxlib_version() -> str:
 
 
 def has_compiler() -> bool:
-    """True if the compiler is in the cache folder, or a package of JAX for a GPU is installed."""
+    """True if the compiler is in the cache folder, or a package of JAX for a GPU is installed, in any version."""
     return (compiler_folder() / LIBRARY).is_file() or any(_version(package) for pair in PACKAGES for package in pair)
 
 
@@ -81,7 +81,7 @@ def _version(package: str) -> str | None:
 
 
 def install_compiler() -> pathlib.Path:
-    """Downloads the compiler of jaxlib's version to `compiler_folder()`, and returns that folder.
+    """Downloads the compiler of jaxlib's version to `compiler_folder()` if it is not there, and returns that folder.
 
     Raises:
       UsageError: pip is missing, or cannot install the package.
@@ -111,7 +111,9 @@ def install_compiler() -> pathlib.Path:
 
 @functools.cache
 def load_compiler() -> None:
-    """Enables JAX to describe CUDA devices in this process. The devices that it computes on do not change.
+    """Makes the CUDA compiler known to JAX in this process, and downloads it if it is missing.
+
+    JAX can then describe CUDA devices that are absent. The devices that it computes on do not change.
 
     Raises:
       UsageError: as `require_compiler`, or the compiler is missing and cannot be downloaded.
@@ -129,7 +131,7 @@ def load_compiler() -> None:
 
 
 def absent_devices(topology: str, target: str) -> list[Any]:
-    """Describes CUDA devices that need not be present, for compilation.
+    """Lists CUDA devices that need not be present, and that programs can be compiled for.
 
     Args:
       topology: hosts, devices per host and so on, such as "1x1x8".
@@ -142,7 +144,7 @@ def absent_devices(topology: str, target: str) -> list[Any]:
 
 @contextlib.contextmanager
 def _without_cuda() -> Iterator[None]:
-    """Disables the start-up check for CUDA libraries in JAX's own packages. Compilation does not need them."""
+    """Context without the start-up check for CUDA libraries in JAX's own packages. Compilation does not need them."""
     variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
     setting = os.environ.get(variable)
     os.environ.setdefault(variable, "1")
@@ -155,7 +157,10 @@ def _without_cuda() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_noise() -> Iterator[None]:
-    """Drops the lines with a mark of `NOISE` from this process's stderr, including lines from outside Python."""
+    """Context that drops the lines with a substring of `NOISE` from this process's stderr, also those of C++ code.
+
+    Other lines are held back, and written when the `with` block ends.
+    """
     sys.stderr.flush()
     before = os.dup(2)
     with tempfile.TemporaryFile() as written:

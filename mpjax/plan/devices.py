@@ -57,7 +57,7 @@ class Gpu:
     links: str
 
     def rate(self, dtype: str) -> float:
-        """The peak operations/s for operands of a dtype, or the float32 rate if the GPU has no units for the dtype."""
+        """The peak operations/s of products with operands of a dtype; float32's rate if the GPU has no units for it."""
         return self.flops.get("float8" if dtype.startswith("float8") else dtype, self.flops["float32"])
 
 

@@ -40,7 +40,7 @@ class LayerSavings:
 
 
 def layers_of(jaxpr: Any, program: HloProgram, gpu: Gpu) -> list[LayerSavings]:
-    """Lists the layers that multiply in float8, by path.
+    """Estimates what float8 saves and costs in each layer that multiplies in float8, in alphabetical order of paths.
 
     Args:
       jaxpr: the traced step.
@@ -72,7 +72,7 @@ def _pattern(path: str) -> str:
 
 
 def _converts(program: HloProgram, each: Instruction) -> bool:
-    """True for a kernel that casts to float8 or finds a largest value."""
+    """True for a kernel whose result has a float8 array, and for a fusion whose reductions all find a maximum."""
     if each.opcode not in ("fusion", "convert", "reduce"):
         return False
     if any(dtype.startswith("f8") for dtype, _ in shapes_of(each.type)):
@@ -82,7 +82,7 @@ def _converts(program: HloProgram, each: Instruction) -> bool:
 
 
 def _finds_largest(program: HloProgram, fused: Computation) -> bool:
-    """True if every reduction of a fusion finds a maximum, and there is at least one reduction."""
+    """True if every reduction in `fused`, the computation of a fusion, finds a maximum, and there is at least one."""
     reduces = [instruction for instruction in fused if instruction.opcode == "reduce"]
     inside = [program.computations[name] for reduction in reduces for name in reduction.called("to_apply")]
     return bool(inside) and all(

@@ -102,13 +102,19 @@ def _lines(table: np.ndarray, axes: Sequence[int]) -> Groups:
 
 
 def _ordered(shape: str, order: str | None) -> np.ndarray:
-    """The numbers from 0 in a shape, with transposed axes: "2,4" and "1,0" yield the shape (4, 2)."""
+    """The numbers from 0 on in an array, with its axes transposed: shape "2,4" and order "1,0" yield shape (4, 2)."""
     numbers = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
     return numbers.transpose(_numbers(order)) if order else numbers
 
 
 def _along_mesh(mesh: str, devices: str, axes: str) -> Groups:
-    """Parses `'x'=2,'y'=4`, the order of the devices, and `'x'`, or `'y':(1)2`: the first of the parts 2 x 2 of y."""
+    """Builds the groups from the parts of XLA's form `mesh[...]`.
+
+    Args:
+      mesh: the sizes of the axes: `'x'=2,'y'=4`.
+      devices: the order of the devices: their numbers, or `[2,4]T(1,0)` as in `_ordered`; empty for 0, 1, 2 and so on.
+      axes: the axes along which devices exchange: `'x'`, or `'y':(1)2` for the first of the parts 2 x 2 of y.
+    """
     sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh)}
     split: dict[str, list[tuple[int, int]]] = {}
     for name, before, size in _AXIS.findall(axes):

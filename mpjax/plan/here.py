@@ -24,10 +24,10 @@ AHEAD = 8
 
 
 def memory_limit(devices: Sequence[Any], *, processes: int = 1) -> int:
-    """The bytes that a step may take on one of this process's devices, all of the same kind.
+    """The bytes that a step may take on one of this process's devices: a share, see `SHARE`, of what is free now.
 
     Args:
-      devices: the devices of this process.
+      devices: the devices of this process, all of the same kind.
       processes: the number of processes on this machine, which share its memory; a GPU has its own.
     """
     device = devices[0]
@@ -47,7 +47,7 @@ def memory_here(step: PlannedStep, mesh: Mesh) -> Memory:
 
 
 def needed(memory: Memory) -> int:
-    """The bytes of a step and of the batches that wait for it."""
+    """The bytes of a step and of the `AHEAD` batches that wait for it on the device."""
     return memory.total + AHEAD * memory.batch
 
 

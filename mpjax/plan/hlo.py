@@ -58,11 +58,11 @@ class Instruction:
 
     @functools.cached_property
     def bytes(self) -> int:
-        """The bytes of the result."""
+        """The size of the result in bytes."""
         return bytes_of(self.type)
 
     def called(self, *kinds: str) -> list[str]:
-        """Lists the computations called as one of `kinds`: `calls`, `body`, `to_apply`, `branch_computations`."""
+        """Lists the names of the computations that it calls as one of `kinds`, such as `calls`, `to_apply`, `body`."""
         return [
             name.strip().lstrip("%")
             for kind, names in _CALLED.findall(self.attributes)
@@ -110,7 +110,7 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
-        """The instruction whose value is the result."""
+        """The instruction whose value is the computation's result."""
         return next((instruction for instruction in self if instruction.is_root), list(self)[-1])
 
     @functools.cached_property
@@ -121,7 +121,7 @@ class Computation:
 
     @functools.cached_property
     def users(self) -> dict[str, list[tuple[Instruction, int]]]:
-        """The instructions that use each value, with the operand index."""
+        """The instructions that use each value, by its name, each with the index of the operand that is the value."""
         users: dict[str, list[tuple[Instruction, int]]] = {}
         for instruction in self:
             for index, operand in enumerate(instruction.operands):
@@ -129,7 +129,7 @@ class Computation:
         return users
 
     def operand_bytes(self, instruction: Instruction) -> list[int]:
-        """The bytes of each operand."""
+        """The size in bytes of each operand of an instruction of this computation; 0 for an unknown operand."""
         return [self.instructions[name].bytes if name in self.instructions else 0 for name in instruction.operands]
 
 
@@ -147,7 +147,7 @@ class HloProgram:
 
 
 def parse(text: str) -> HloProgram:
-    """Parses an HLO text.
+    """Splits the HLO text of a program into its computations, whose instructions are parsed on first use.
 
     Raises:
       ValueError: the text has no entry computation.
@@ -194,7 +194,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def shapes_of(type: str) -> list[tuple[str, tuple[int, ...]]]:
-    """The dtype and dimensions of each array in a type.
+    """The dtype, by XLA's name, and the dimensions of each array in an HLO type.
 
     >>> shapes_of("(bf16[8,3]{1,0}, u8[0]{0})")
     [('bf16', (8, 3)), ('u8', (0,))]
@@ -207,7 +207,7 @@ def shapes_of(type: str) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def bytes_of(type: str) -> int:
-    """The bytes of all arrays in a type."""
+    """The size in bytes of all arrays in an HLO type together."""
     total = 0
     for dtype, sizes in shapes_of(type):
         bits = _BITS.get(dtype, 8)
@@ -252,13 +252,13 @@ class Module(NamedTuple):
 
 
 def name_of(each: Instruction) -> str:
-    """The name stack of an instruction with the operation at its end; empty if XLA kept none."""
+    """The name that JAX gave an instruction: its name stack and its operation; empty if XLA kept none."""
     match = _OP_NAME.search(each.attributes)
     return match[1] if match else ""
 
 
 def module_of(each: Instruction) -> Module:
-    """The module of an instruction."""
+    """The module that an instruction belongs to, and whether it is in the backward pass, from its name."""
     return module_named(name_of(each))
 
 
@@ -282,7 +282,7 @@ def stacks_of(name: str) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def module_named(name: str) -> Module:
-    """The module of a name stack with an operation at its end: `jit(f)/jvp(stem)/conv/add`.
+    """The module and the pass in the name of an operation, a name stack such as `jit(f)/jvp(stem)/conv/add`.
 
     For several instructions that XLA joined into one, it is the innermost module around all of them.
     """

@@ -52,7 +52,13 @@ def moved(program: HloProgram, computation: Computation, each: Instruction) -> i
 
 
 def _read(fused: Computation, number: int, size: int) -> int:
-    """Counts the bytes that a fusion reads of an operand: all, unless every use reads only a part."""
+    """Counts the bytes that a fusion reads of an operand: all, unless every use reads only a part.
+
+    Args:
+      fused: the computation of the fusion.
+      number: the number of the operand.
+      size: the bytes of the whole operand.
+    """
     if number not in fused.parameters:
         return size
     total = 0
@@ -86,7 +92,7 @@ def _written(fused: Computation, root: Instruction) -> int:
 
 
 def _scratch(each: Instruction) -> int:
-    """The bytes of the workspace among the outputs of a library call."""
+    """The bytes of the workspace among the outputs of a library call; 0 for other kernels."""
     if not each.target.startswith("__cu"):
         return 0
     shapes = shapes_of(each.type)
@@ -104,7 +110,7 @@ def only_copies(program: HloProgram, each: Instruction) -> bool:
 
 
 def payload(computation: Computation, each: Instruction) -> list[tuple[str, int]]:
-    """The dtype and bytes of each whole array that devices exchange: the larger of operand and result."""
+    """The dtype and bytes of each whole array that a collective exchanges: the larger of operand and result."""
     sizes = computation.operand_bytes(each)
     operand_bytes = sum(sizes)
     result = each.bytes - operand_bytes if _holds_operands(each) else each.bytes
@@ -161,9 +167,14 @@ def _source(
 
 
 def _before(computation: Computation, each: Instruction, known: dict) -> Iterator[Instruction]:
-    """Yields the kernels that a value depends on.
+    """Yields the kernels that a value depends on, but not those in `known` or before them.
 
     The search ends at arguments, loops, collectives and the differentiated function.
+
+    Args:
+      computation: the computation of the value.
+      each: the instruction that computes the value.
+      known: the kernels found earlier, by names of computation and instruction.
     """
     waiting, seen = [each], set()
     while waiting:

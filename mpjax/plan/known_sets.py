@@ -69,7 +69,7 @@ VOCABULARIES: Mapping[str, int] = {
 
 
 def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, *, vocabulary: int = 0) -> Fields:
-    """Finds the fields of the batches of a run.
+    """Finds the fields of the batches of a run, from the table of known data sets or from the data set itself.
 
     Args:
       task: the task of the run.

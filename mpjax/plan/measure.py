@@ -39,13 +39,13 @@ class Measured:
 
 
 def is_here(name: str, devices: int = 1) -> bool:
-    """True if JAX computes on exactly `devices` GPUs of this kind."""
+    """True if JAX computes on exactly `devices` GPUs of the kind `name`, such as "h100"."""
     available = jax.devices()
     return available[0].platform == "gpu" and gpu_of(available[0].device_kind) == name and len(available) == devices
 
 
 def measure_step(step: PlannedStep, fields: Fields, *, seed: int = 0, ema: bool = False) -> Measured:
-    """Measures the step on all devices, on one random batch that stays on them.
+    """Runs a step on all devices, on one random batch that stays on them, and measures its time and peak memory.
 
     Args:
       step: the planned step.
@@ -72,7 +72,7 @@ def measure_step(step: PlannedStep, fields: Fields, *, seed: int = 0, ema: bool 
 
 
 def peak_of(device: Any) -> int | None:
-    """The peak bytes in use since the process started; None if the device does not report them."""
+    """The most bytes in use at once on a device since the process started; None if the device does not report them."""
     return (device.memory_stats() or {}).get("peak_bytes_in_use")
 
 

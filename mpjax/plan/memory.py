@@ -33,7 +33,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The sum of all parts."""
+        """The bytes of all parts together."""
         return sum(dataclasses.astuple(self))
 
 
@@ -56,7 +56,7 @@ def memory_of(state: TrainState, batch: Mapping[str, Any], found: Any) -> Memory
 
 
 def _bytes(tree: Any) -> int:
-    """The bytes of one device's parts of all arrays."""
+    """The bytes that one device holds of all arrays in a pytree, by their shardings."""
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 

@@ -43,7 +43,12 @@ def order_of(program: HloProgram) -> tuple[Launch | WhileLoop, ...]:
 
 
 def counted(order: tuple[Launch | WhileLoop, ...], times: int = 1) -> Iterator[tuple[Launch, int]]:
-    """Yields each launch once, with the number of its executions."""
+    """Yields each launch once, with the number of its executions: the product of the trips of the loops around it.
+
+    Args:
+      order: the launches and loops.
+      times: the number of executions of `order` itself.
+    """
     for launch in order:
         if isinstance(launch, WhileLoop):
             yield from counted(launch.body, times * launch.trips)

@@ -94,7 +94,13 @@ class _Matching:
         *,
         alike: bool = False,
     ):
-        """Pairs products with equal keys. With `alike`, pairs only if all candidates run in the same dtypes."""
+        """Pairs each product with a run that has the same key, preferably one in the product's dtypes.
+
+        Args:
+          of_asked: the key of a product that is asked for.
+          of_run: the key of a run.
+          alike: True to pair only if all runs with the key have the same dtypes.
+        """
         candidates = _grouped(self.runs, of_run)
         by = {key: _by(runs) for key, runs in candidates.items()}
         unclear = {key for key, runs in candidates.items() if alike and len({run.dtypes for run in runs}) > 1}
@@ -111,7 +117,14 @@ class _Matching:
         self.asked, self.runs = left, _without(self.runs, matched)
 
     def joined(self, parts: int, alike: Callable[[Asked, Asked], bool]) -> None:
-        """Pairs a run with several products, the nearest by path, whose multiplications add up to the run's."""
+        """Pairs a run with several products that XLA joined in it: their multiplications add up to the run's.
+
+        One of the products has the module of the run. The others are those nearest to it by path.
+
+        Args:
+          parts: the number of devices that the product is divided over; a run has one part of its multiplications.
+          alike: whether XLA may have joined two products.
+        """
         for run in [run for run in self.runs if run.size]:
             whole = parts * run.size
             for seed in [
@@ -133,14 +146,17 @@ class _Matching:
                     break
 
     def by_module(self) -> None:
-        """Pairs the products of one module and pass as `all_of`; outside of modules, only one product."""
+        """Pairs the products of each module, pass and kind with the runs of the same, by `all_of`.
+
+        Outside of modules, it does so only for a single product.
+        """
         runs = _grouped(self.runs, lambda run: (run.module, run.kind))
         for key, ours in _grouped(self.asked, lambda product: (product.module, product.kind)).items():
             if key[0].path or len(ours) == 1:
                 self.all_of(ours, runs.get(key, []))
 
     def remaining(self) -> None:
-        """Pairs the rest of a kind with the unnamed runs of the kind, as `all_of`.
+        """Pairs all products or convolutions that are left with all unnamed runs of their kind, by `all_of`.
 
         XLA computes the gradient of a grouped convolution by a convolution of another size.
         """
@@ -149,7 +165,7 @@ class _Matching:
             self.all_of(ours, [run for run in self.runs if run.kind == kind and not run.named])
 
     def all_of(self, asked: list[Asked], runs: list[CompiledProduct]) -> None:
-        """Pairs products with runs, if their numbers agree and all the runs have the same dtypes."""
+        """Pairs products with runs one by one, if there are as many of both and all the runs have the same dtypes."""
         if len(asked) == len(runs) and len({run.dtypes for run in runs}) == 1:
             by = _by(runs)
             pairs = zip(asked, runs, strict=True)
@@ -157,7 +173,10 @@ class _Matching:
             self.asked, self.runs = _without(self.asked, asked), _without(self.runs, runs)
 
     def shared(self) -> None:
-        """Pairs products that have the operands of a paired product, and recomputed products that XLA computes once."""
+        """Pairs products with the run of another product that computes the same, so that XLA computes both at once.
+
+        The other product has the same operands, or is the forward product that a product of the backward pass repeats.
+        """
         same = {pair.asked.same: pair.run for pair in self.pairs}
         forward = {
             (pair.asked.module.path, pair.asked.kind, _extent(pair.asked), pair.asked.operands): pair.run
@@ -175,7 +194,7 @@ class _Matching:
         self.asked = left
 
     def in_loops(self, loops: Sequence[CompiledProduct]) -> None:
-        """Pairs products with the multiplications of their module in loop fusions."""
+        """Pairs products with multiplications in loop fusions of their module, if these all run in the same dtypes."""
         groups = _grouped(loops, lambda run: (run.module, run.kind))
         left = []
         for product in self.asked:
@@ -187,7 +206,10 @@ class _Matching:
         self.asked = left
 
     def rest(self) -> None:
-        """Adds a pair with a note for each product that is missing or unknown, and a pair for each new run."""
+        """Adds a pair for each product and each run that is left.
+
+        A product has no run, and a note that says why. A run that repeats a paired run gets no pair.
+        """
         modules = {pair.asked.module: pair.asked for pair in self.pairs if pair.asked}
         for product in self.asked:
             if product.kind == "kernel":
@@ -208,7 +230,7 @@ class _Matching:
 
 
 def _by(runs: Iterable[CompiledProduct]) -> str:
-    """The library of several runs, of which any may compute a product: "Triton or cuBLAS"."""
+    """Names the libraries of several runs, any of which may compute a product: "Triton or cuBLAS"."""
     return " or ".join(sorted({run.by for run in runs}))
 
 

@@ -49,7 +49,7 @@ class Parameter:
 
 
 def parameters_of(given: Any, result: Any, least: str = "", *, narrower: bool = False) -> dict[str, Parameter]:
-    """The parameters that a function takes and returns, by path.
+    """The parameters that a function takes and returns, by path, without the histories of float8 scales.
 
     Args:
       given: the argument with the parameters, or a training state that has `params`; arrays may be abstract.
@@ -77,7 +77,13 @@ def parameters_of(given: Any, result: Any, least: str = "", *, narrower: bool = 
 def updated_of(
     parameters: Mapping[str, Parameter], asked: AskedProgram, *, differentiated: bool
 ) -> dict[str, Parameter]:
-    """The parameters that are returned, except those whose output is a gradient."""
+    """Leaves out the parameters whose output is a gradient, so that the updated parameters remain.
+
+    Args:
+      parameters: the parameters that a program takes and returns, by path.
+      asked: the traced program.
+      differentiated: whether it differentiates; if not, an argument that is a single array is left out too.
+    """
     return {
         path: parameter
         for path, parameter in parameters.items()
@@ -86,7 +92,7 @@ def updated_of(
 
 
 def rounded_of(updated: Mapping[str, Parameter], asked: AskedProgram) -> dict[str, str]:
-    """The dtypes that a traced program rounds new parameters to, where these are narrower than the stored dtypes."""
+    """The dtypes that a traced program rounds new parameters to, by path, if narrower than their stored dtypes."""
     if not asked.rounded:
         return {}
     rounded = {
@@ -96,7 +102,16 @@ def rounded_of(updated: Mapping[str, Parameter], asked: AskedProgram) -> dict[st
 
 
 def other_argument(params: int, arguments: Any, results: Any, asked: AskedProgram) -> str:
-    """Names another argument that is returned as updated parameters are; empty if there is none."""
+    """Text for a note that names an argument, other than number `params`, whose arrays the function returns changed.
+
+    It is empty if there is no such argument.
+
+    Args:
+      params: the index of the argument that was taken for the parameters.
+      arguments: all arguments.
+      results: all results.
+      asked: the traced program.
+    """
     for number, argument in enumerate(arguments):
         parameters = parameters_of(argument, results)
         if number != params and updated_of(parameters, asked, differentiated=True):

@@ -63,7 +63,7 @@ def paths_of(pairs: Sequence[PairedProduct]) -> list[str]:
 def rows_of_recipe(
     recipe: Recipe | None, products: Sequence[ReceiptRow], target: Target, *, traced: bool
 ) -> list[ReceiptRow]:
-    """Builds a row if a recipe is asked for and no row of a product mentions float8.
+    """Builds a row that says that float8 is missing, if a recipe is asked for and no row of a product mentions float8.
 
     Args:
       recipe: the recipe; None if no product has to be in float8.
@@ -157,6 +157,12 @@ def _early(asked: Asked, ours: Sequence[str], policy: AskedDtypes, rounds: Colle
     """Explains how the function itself computes or rounds in fewer bits than asked for; empty if it does not.
 
     A device that widens its operands does not restore these bits.
+
+    Args:
+      asked: the product of the traced function.
+      ours: the dtypes that the policy asks for.
+      policy: the policy in the module of the product.
+      rounds: the dtypes that the policy names; operands may be rounded to any of them, unless it is float8.
     """
     if compared(ours, asked.operands) == NARROWER:
         done = "quantises it to" if asked.quantised else "computes it in"
@@ -196,7 +202,7 @@ def _other_recipe(
 
 
 def _verdict(asked: Asked | None, run: CompiledProduct, ours: Sequence[str], target: Target) -> tuple[str, str, bool]:
-    """Judges a run: the verdict, the reason, and whether it is a limit of the device."""
+    """Compares a run with the dtypes asked for, `ours`: verdict, reason, and whether it is a limit of the device."""
     verdict = compared(ours, run.operands)
     if verdict != AS_ASKED and not _only_made_equal(ours, run):
         return (verdict, *_why(asked, run, ours, target))

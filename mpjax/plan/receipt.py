@@ -271,7 +271,7 @@ def receipt_of(
     params: int = 0,
     updates: str = "",
 ) -> Receipt:
-    """Reads the receipt of a compiled program.
+    """Compares the dtypes that a compiled program runs in with those that its trace and a policy ask for.
 
     Args:
       executable: the `jax.stages.Compiled`.

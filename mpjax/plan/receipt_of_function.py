@@ -171,7 +171,12 @@ def _on(args: tuple, place: Any) -> tuple:
 def _device(
     device: Any,
 ) -> tuple[Target | None, Any, contextlib.AbstractContextManager, Callable[[jax.stages.Lowered], Any]]:
-    """The target, the device, a context to trace in, and a function that compiles.
+    """The target, the `jax.Device`, a context to trace in, and a function that compiles what was lowered.
+
+    The target is None unless `device` names an absent GPU. Without a device, the second is None too.
+
+    Args:
+      device: as in `receipt`.
 
     Raises:
       UsageError: there is no such device.

@@ -69,7 +69,7 @@ class CompiledProduct:
 
     @property
     def dtypes(self) -> tuple:
-        """All dtypes of the run."""
+        """The dtypes of the operands, of the sums and of the result."""
         return self.operands, self.accumulation, self.result
 
 
@@ -128,7 +128,7 @@ def loops_of(program: HloProgram) -> list[CompiledProduct]:
 
 
 def dtype_of(type: str) -> str:
-    """The name of the floating dtype of the first array in a type; empty if it is not floating.
+    """JAX's name of the floating dtype of the first array in an HLO type; empty if it is not floating.
 
     >>> dtype_of("(bf16[8,3]{1,0}, u8[0]{0})")
     'bfloat16'
@@ -141,7 +141,7 @@ def dtype_of(type: str) -> str:
 
 
 def _callers(program: HloProgram) -> dict[str, Instruction]:
-    """The fusion that calls each computation."""
+    """The fusion that calls each computation, by the name of the computation."""
     return {
         called: instruction
         for computation in program.computations.values()

@@ -58,7 +58,7 @@ class PlannedStep:
         return any("Attention" in type(module).__name__ for module in modules_of(self.task.abstract).values())
 
     def compiler_options(self, mesh: Mesh) -> dict[str, Any]:
-        """XLA's options for the step on a mesh."""
+        """XLA's options for the step on a mesh: those of a run, overwritten by the user's own."""
         return compiler_options(mesh, overlap=self.overlap) | xla_options(self.xla)
 
     def of(self, batch_size: int) -> "PlannedStep":

@@ -22,7 +22,7 @@ def free_memory() -> int:
 
 
 def free_swap() -> int:
-    """Returns the bytes to which the system may move memory."""
+    """Returns the bytes of swap that are free; 0 if the system does not say."""
     return _meminfo().get("SwapFree", 0)
 
 

@@ -68,7 +68,7 @@ def costliest_table(plan: Estimate):
 
 
 def rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
-    """The label and cells of each row. Empty rows are left out."""
+    """The rows of a plan table: the label, and a cell for each plan. A row whose cells are all empty is left out."""
     lines = [(label, [text(plan) for plan in plans]) for label, text in [*_ROWS, *_collectives(plans), *_ENDS]]
     return [(label, cells) for label, cells in lines if any(cells)]
 
@@ -135,7 +135,10 @@ def _measured_peak(plan: Estimate) -> str:
 
 
 def _with_communication(text: Callable[[Estimate, StepTime], str]) -> "Text":
-    """Formats a plan with its timing; empty if nothing is exchanged, or the network is unknown."""
+    """Makes a cell's function of a plan from a function of the plan and its timing.
+
+    The cell is empty if nothing is exchanged, or if the network is unknown.
+    """
 
     def shown(plan: Estimate) -> str:
         timing = plan.communication.timing
@@ -180,7 +183,10 @@ _ENDS: list[tuple[str, Text]] = [
 
 
 def _collectives(plans: Sequence[Estimate]) -> list[tuple[str, Text]]:
-    """The rows for the bytes of each collective, dtype and product of axes, and for their time."""
+    """The rows for the bytes of each collective, dtype and product of axes, and for their time.
+
+    A row is its label and a function from plan to cell.
+    """
     exchanged = [_exchanged(plan) for plan in plans]
 
     def cell(key: tuple[str, str, str]) -> Text:

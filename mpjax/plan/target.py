@@ -26,7 +26,12 @@ CUDNN = (9, 10, 0)
 
 
 def mesh_of(name: GpuName, count: int, **sizes: int) -> Mesh:
-    """A mesh of `count` GPUs of a kind, with the sizes of `make_mesh`. By default, all GPUs are replicas.
+    """Makes a mesh of `count` absent GPUs of a kind, to compile for. By default, all GPUs are replicas.
+
+    Args:
+      name: the kind of GPU.
+      count: the number of GPUs.
+      **sizes: the sizes of the mesh by axis, as in `make_mesh`.
 
     Raises:
       UsageError: XLA's compiler for CUDA is not installed or of another version than jaxlib, or it does not support the
@@ -114,7 +119,10 @@ done
 
 @functools.cache
 def toolkit_folder() -> str:
-    """Creates a folder for XLA's `xla_gpu_cuda_data_dir`, with `bin/ptxas`. It is removed when Python exits."""
+    """Creates a folder for XLA's `xla_gpu_cuda_data_dir`, once in a process. It is removed when Python exits.
+
+    Its `bin/ptxas` and `bin/nvlink` are scripts that compile nothing.
+    """
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mpjax_plan_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "bin").mkdir()
@@ -126,7 +134,7 @@ def toolkit_folder() -> str:
 
 @contextlib.contextmanager
 def traced_for(gpu: Gpu, device: Any, implementation: str) -> Iterator[None]:
-    """Makes models traced in this context choose their attention as on the planned GPU.
+    """Context in which traced models choose their attention as on the planned GPU.
 
     Models choose their attention by JAX's default device, so the context sets that device.
 

@@ -39,7 +39,7 @@ class Start:
 
     @property
     def bytes(self) -> int:
-        """The bytes of all arrays."""
+        """The bytes of all arrays that are exchanged."""
         return sum(size for _, size in self.arrays)
 
 
@@ -122,7 +122,7 @@ class StepTime:
 
 
 def simulate(events: Iterable[Event], pace: float, exchange: Callable[[Start], float]) -> StepTime:
-    """Executes events in order.
+    """Predicts the time of a step from its events, in order. Nothing runs.
 
     A collective begins after the kernels and the collective before it. Its own reads and writes take memory bandwidth
     from the kernels, as in the roofline. A collective that takes no time is left out altogether, as XLA does if a group
@@ -166,13 +166,13 @@ class Overlap:
 
     @property
     def share(self) -> float:
-        """The share of the bytes with work in between; 1 without communication."""
+        """The share of all exchanged bytes that is `hidden`, from 0 to 1; 1 without communication."""
         total = sum(self.bytes.values())
         return sum(self.hidden.values()) / total if total else 1.0
 
 
 def overlap_of(events: Iterable[Event]) -> Overlap:
-    """Counts the bytes of collectives, and of those with a kernel between start and end in the order of execution."""
+    """Counts the bytes of all collectives, and the bytes of those that have a kernel between their start and end."""
     pending: dict[str, Start] = {}
     busy: set[str] = set()
     total: dict[str, int] = {}

@@ -162,7 +162,7 @@ class Sources:
 
 
 def _table(text: str, name: str) -> dict[int, str]:
-    """The rows of a table before the first computation, by number."""
+    """The rows, by number, of the table `name` in the head of an HLO text; empty if there is none."""
     start = text.find(f"\n{name}\n")
     rows: dict[int, str] = {}
     if start < 0:

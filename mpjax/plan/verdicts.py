@@ -93,7 +93,8 @@ def written(dtypes: Sequence[str]) -> str:
 def compared(asked: Sequence[str], runs: Sequence[str]) -> str:
     """Compares the dtypes that run with the dtypes asked for, whatever their order: as asked, wider or narrower.
 
-    A dtype with fewer bits of exponent or of mantissa is narrower: float16 instead of bfloat16, and the reverse.
+    A dtype with fewer bits of exponent or of mantissa is narrower: float16 instead of bfloat16, and the reverse. With
+    several dtypes, one that is narrower decides.
 
     >>> compared(["float16", "float16"], ["float32", "float32"])
     'wider'
@@ -114,6 +115,9 @@ def bits_of(dtype: str) -> tuple[int, int]:
 
     >>> bits_of("float8_e4m3fn")
     (4, 3)
+
+    Raises:
+      ValueError: the name is not that of a floating dtype.
     """
     if dtype in _BITS:
         return _BITS[dtype]

@@ -38,7 +38,7 @@ def percent_of(value: float, low: float, high: float) -> str:
 
 
 def errors(d: Facts) -> str:
-    """Plots the relative error of each module, with and without earlier errors, forward and backward.
+    """Plots, as HTML, the relative error of each module, with and without earlier errors, forward and backward.
 
     Infinite errors have their own line above the others, apart from the error at the top.
     """
@@ -87,7 +87,7 @@ def errors(d: Facts) -> str:
 
 
 def scales_of(scales: Sequence[ScaleStep]) -> str:
-    """Plots the loss scale of a run and marks the skipped steps."""
+    """Plots, as HTML, the loss scale of a run, and marks the skipped steps; empty without steps."""
     if not scales:
         return ""
     exponents = [math.log2(step.scale) for step in scales if step.scale > 0]

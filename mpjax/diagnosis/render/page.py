@@ -164,7 +164,7 @@ def _number(value: float) -> str:
 
 
 def range_strips(d: Facts) -> str:
-    """Plots a strip for each module and direction, which shows how many values have each exponent."""
+    """Plots, as HTML, a strip for each module and direction, which shows how many values have each exponent."""
     paths, rows = by_path(d)
     low, high = _window(d.table)
     half = Counter(row.dtype for row in d.table if row.dtype in NARROW).most_common(1)
@@ -228,7 +228,15 @@ def _limits_text(dtype: np.dtype) -> str:
 
 
 def _axis(limits: tuple[int, int, int] | None, low: int, high: int) -> str:
-    """Draws the labels of the limits, and of the ends if there is room. A narrow screen shows fewer labels."""
+    """Draws the labels of a dtype's limits, and of the ends of the plot if there is room.
+
+    A narrow screen shows fewer labels.
+
+    Args:
+      limits: the exponents of the limits, as in `_limits`; None without a dtype.
+      low: the first exponent of the plot.
+      high: the exponent after the last.
+    """
     zero, subnormal, overflow = limits or (low, 0, high)
     placed: dict[int, bool] = {}
     for exponent in (overflow, subnormal, zero, low, high):
@@ -273,7 +281,7 @@ _ROWS = 20
 
 
 def cell_of(found: Facts) -> str:
-    """Renders verdict, place, evidence, advice, text to paste and the worst rows as HTML."""
+    """Renders a diagnosis as HTML for a notebook: verdict, place, evidence, advice, text to paste, the worst rows."""
     shown, columns = found.worst[:_ROWS], columns_of(found)
     left_out = len(found.table) - len(shown)
     place = [f"at {found.source}"] if found.source else []

@@ -38,7 +38,7 @@ _SHORT, _LONG = 5, 20  # rows of the table in plain text, in rich
 
 
 def text_of(found: Facts) -> str:
-    """Formats the verdict, place, evidence, advice and worst rows as plain text."""
+    """Formats a diagnosis as plain text: verdict, place, evidence, advice and the worst five rows."""
     lines = [found.headline, *([f"at {found.source}"] if found.source else []), found.evidence, *found.advice]
     worst = [columns_of(found), *(row_texts(row, columns_of(found)) for row in found.worst[:_SHORT])]
     widths = [max(map(len, column)) for column in zip(*worst, strict=True)]
@@ -49,7 +49,7 @@ def text_of(found: Facts) -> str:
 
 
 def rich_of(found: Facts):
-    """Renders the same for rich, with the lines to paste and a table of more rows."""
+    """Renders a diagnosis for rich: as `text_of`, with the settings to paste and a table of the worst 20 rows."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.table import Table
