@@ -1,4 +1,4 @@
-"""Builds model, optimizer and training step from the settings, and checks that the model fits its task."""
+"""The task of a run: its model and objective, whether they fit, and the states that they begin with."""
 
 import dataclasses
 import functools
