@@ -79,7 +79,7 @@ def parse_duration(text: str) -> Duration:
     Raises:
       UsageError: the unit is unknown, the amount is no number, negative or infinite, or the steps are fractional.
     """
-    match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*([a-z]*)\s*", text.lower())
+    match = re.fullmatch(r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS:
         raise UsageError(f"bad duration '{text}': wanted e.g. '500', '500 steps', '1e6 examples' or '30 epochs'")
     amount, unit = float(match[1]), _UNITS[match[2]]

@@ -20,7 +20,7 @@ def to_toml(config: Config) -> str:
 
 def save_config(config: Config, file: pathlib.Path) -> None:
     """Writes `to_toml(config)` to a file."""
-    file.write_text(to_toml(config))
+    file.write_text(to_toml(config), encoding="utf-8")
 
 
 def _tables(section) -> dict:

@@ -81,7 +81,7 @@ def arguments_of(method: Callable) -> tuple[str, ...]:
 def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # TypeError: {[1]: 2}
         return text
 
 

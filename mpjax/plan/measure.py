@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from mpjax.data import Fields, Image, Length, Tokens, batch_shapes
+from mpjax.data.fields import Numbers
 from mpjax.plan.devices import gpu_of
 from mpjax.plan.step import PlannedStep
 from mpjax.training.mesh import make_mesh, place
@@ -98,16 +99,24 @@ def times_of(
 
 
 def random_batch(fields: Fields, size: int, seed: int) -> Mapping[str, np.ndarray]:
-    """Draws a batch of uniformly random values that the fields allow. Every length is the largest."""
+    """Draws a batch of uniformly random values that the fields allow. Every length is the largest.
+
+    Floating-point values are in [0, 1), and integers of `Numbers` are 0 or 1.
+    """
     rng = np.random.default_rng(seed)
     shapes = batch_shapes(fields, size)
 
-    def of(field: Any, shape: tuple[int, ...]) -> np.ndarray:
-        if isinstance(field, Image):
-            return rng.integers(256, size=shape, dtype=np.uint8)
+    def of(field: Any, like: jax.ShapeDtypeStruct) -> np.ndarray:
         if isinstance(field, Length):
-            return np.full(shape, field.largest, np.int32)
-        most = field.vocabulary if isinstance(field, Tokens) else field.num_classes
-        return rng.integers(most, size=shape, dtype=np.int32)
+            return np.full(like.shape, field.largest, like.dtype)
+        if np.issubdtype(like.dtype, np.floating):
+            return rng.random(like.shape).astype(like.dtype)
+        if isinstance(field, Image):
+            most = 256
+        elif isinstance(field, Numbers):
+            most = 2
+        else:
+            most = field.vocabulary if isinstance(field, Tokens) else field.num_classes
+        return rng.integers(most, size=like.shape).astype(like.dtype)
 
-    return {name: of(field, shapes[name].shape) for name, field in fields.items()}
+    return {name: of(field, shapes[name]) for name, field in fields.items()}

@@ -83,18 +83,19 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Formats a time.
+    """Formats seconds to three digits with an SI prefix; there are no minutes or hours.
 
-    >>> duration(0.0238)
-    '23.8 ms'
+    >>> duration(0.0238), duration(0.9996), duration(7200)
+    ('23.8 ms', '1 s', '7.2 ks')
     """
     return _scaled(seconds, "s")
 
 
 def _scaled(value: float, unit: str) -> str:
     """Formats a value to three digits, with a prefixed unit."""
-    prefix, factor = next(((p, f) for p, f in _PREFIXES if abs(value) >= f), _PREFIXES[-1] if value else ("", 1))
-    return f"{value / factor:.3g} {prefix}{unit}"
+    rounded = float(f"{value:.3g}")  # 999.7 is 1 k
+    prefix, factor = next(((p, f) for p, f in _PREFIXES if abs(rounded) >= f), _PREFIXES[-1] if value else ("", 1))
+    return f"{rounded / factor:.3g} {prefix}{unit}"
 
 
 def _optional_size(count: int) -> str:

@@ -20,6 +20,7 @@ from mpjax.errors import UsageError
         ("30 epochs", 30, "epochs"),
         ("1 epoch", 1, "epochs"),
         (".5 epochs", 0.5, "epochs"),
+        (".5e6 examples", 500_000, "examples"),
         ("  0.5  Epochs ", 0.5, "epochs"),
         ("2. epochs", 2, "epochs"),
     ],

@@ -29,6 +29,7 @@ def test_values_are_python_literals_and_other_words_are_text():
         "dtype": None,
     }
     assert read(dtype="bfloat16", b2="1", eps=" 1e-3") == {"dtype": "bfloat16", "b2": 1, "eps": 1e-3}
+    assert read(dtype="{[1]: 2}") == {"dtype": "{[1]: 2}"}  # a TypeError of Python
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.data import Image, Label, Length, Mask, Tokens
+from mpjax.data.fields import Numbers
 from mpjax.plan import measure
 from mpjax.plan.measure import is_here, measure_step, random_batch, times_of
 
@@ -72,6 +73,8 @@ def test_batches_hold_what_the_fields_allow():
         "mask": Mask((4, 4), 3),
         "tokens": Tokens(6, 11),
         "length": Length(6),
+        "box": Numbers((4,), np.dtype(np.float32)),
+        "there": Numbers((), np.dtype(bool)),
     }
     batch = random_batch(fields, 200, seed=0)
     assert {name: (x.shape, str(x.dtype)) for name, x in batch.items()} == {
@@ -80,9 +83,19 @@ def test_batches_hold_what_the_fields_allow():
         "mask": ((200, 4, 4), "int32"),
         "tokens": ((200, 6), "int32"),
         "length": ((200,), "int32"),
+        "box": ((200, 4), "float32"),
+        "there": ((200,), "bool"),
     }
     largest = {name: (int(np.min(x)), int(np.max(x))) for name, x in batch.items()}
-    assert largest == {"image": (0, 255), "label": (0, 6), "mask": (0, 2), "tokens": (0, 10), "length": (6, 6)}
+    assert largest == {
+        "image": (0, 255),
+        "label": (0, 6),
+        "mask": (0, 2),
+        "tokens": (0, 10),
+        "length": (6, 6),
+        "box": (0, 0),
+        "there": (0, 1),
+    }
 
 
 @pytest.mark.slow
