@@ -191,8 +191,8 @@ def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[S
       set_name: the name of the data set, for messages.
 
     Raises:
-      UsageError: the split does not exist, the expression is invalid, or the split is empty. In the first two cases
-        the message lists the splits.
+      UsageError: the split does not exist, the expression is invalid, or a part is empty. In the first two cases the
+        message lists the splits.
     """
     import tensorflow_datasets as tfds
 
@@ -215,12 +215,29 @@ def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[S
             f"split '{expression}' of '{set_name}': {str(error).splitlines()[0].rstrip('.')}; it has {held}; {advice}",
             repair=repair,
         ) from error
-    parts = [
+    require_no_empty_part(expression, infos)
+    return [
         SplitPart(part.splitname, *slice(part.from_, part.to).indices(sizes[part.splitname])[:2])
         for part in instructions
     ]
-    require_examples(expression, sum(max(part.stop - part.start, 0) for part in parts))
-    return parts
+
+
+def require_no_empty_part(expression: str, infos: Mapping[str, Any]) -> None:
+    """Raises UsageError if a part of a sum is empty; tensorflow-datasets counts -2 examples in `train[5:3]`.
+
+    Args:
+      expression: a valid expression.
+      infos: by split, what tensorflow-datasets asks of it, such as `num_examples`.
+    """
+    import tensorflow_datasets as tfds
+
+    instruction: Any = tfds.core.ReadInstruction
+    for part in map(str.strip, expression.split("+")):
+        spans = [
+            range(*slice(span.from_, span.to).indices(infos[span.splitname].num_examples))
+            for span in instruction.from_spec(part).to_absolute(infos)
+        ]
+        require_examples(part, sum(map(len, spans)))
 
 
 _TEST = "test"

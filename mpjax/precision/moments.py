@@ -6,7 +6,7 @@ stochastically (Gupta et al., "Deep Learning with Limited Numerical Precision", 
 Float16 is unsuitable, because the squares of gradients below 2e-4 underflow in it.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -61,37 +61,60 @@ def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax
 
     def init(params) -> HalfMomentsState:
         state = init_in_float32(inner, params)
-        require_moments(state, "half_moments")
-        return HalfMomentsState(_map_moments(lambda leaf, _: leaf.astype(BFLOAT16), state), jnp.zeros((), jnp.int32))
+        require_moments(state, params, "half_moments")
+        stored = _map_moments(lambda leaf, _: leaf.astype(BFLOAT16), state, params)
+        return HalfMomentsState(stored, jnp.zeros((), jnp.int32))
 
     def update(updates, state, params=None, **extra):
-        wide = _map_moments(lambda leaf, _: leaf.astype(FLOAT32), state.inner_state)
-        updates, new = inner.update(in_float32(updates), wide, parameters_seen(inner, params), **extra)
+        wide = _map_moments(lambda leaf, _: leaf.astype(FLOAT32), state.inner_state, updates)
+        followed, new = inner.update(in_float32(updates), wide, parameters_seen(inner, params), **extra)
 
         def rounded(leaf, number: int):
             return stochastic_bfloat16(leaf.astype(FLOAT32), seed_of(seed, state.draws, number))
 
-        return updates, HalfMomentsState(_map_moments(rounded, new), state.draws + 1)
+        return followed, HalfMomentsState(_map_moments(rounded, new, updates), state.draws + 1)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def require_moments(state: Any, wrapper: str) -> None:
+def require_moments(state: Any, params: Any, wrapper: str) -> None:
     """Raises UsageError if an optimizer's state has no moments; the message names the wrapper."""
-    if not any(optax.tree.get_all_with_path(state, name) for name in MOMENTS):
+    if not has_moments(state, params):
         raise UsageError(f"{wrapper}: no moments ({', '.join(MOMENTS)}) in this optimizer's state; leave {wrapper} out")
 
 
-def is_moment(path: tuple, names: Collection[str] = MOMENTS) -> bool:
-    """True if a key path in an optimizer's state leads to a moment: one of its fields is in `names`."""
-    return any(isinstance(key, jax.tree_util.GetAttrKey) and key.name in names for key in path)
+def has_moments(state: Any, params: Any) -> bool:
+    """True if an optimizer's state for `params` has a field of `MOMENTS`, also if it is masked."""
+    parameters = paths_of(params)
+    return any(is_moment(path, parameters) for path in paths_of(state))
 
 
-def _map_moments(change, state):
-    """Replaces each moment of a state by `change(moment, its index among the leaves)`."""
+def paths_of(tree: Any) -> Set[tuple]:
+    """The key paths to the leaves of a tree, and to leaves that `optax.masked` has taken out of it."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
+    return {path for path, _ in leaves}
+
+
+def is_moment(path: tuple, parameters: Set[tuple], names: Collection[str] = MOMENTS) -> bool:
+    """True if a key path in an optimizer's state leads to a moment: a field of the optimizer itself is in `names`.
+
+    The path ends with the path of a parameter, which may have any names: `masters.mu` is no moment.
+
+    Args:
+      path: the path of a leaf of the state.
+      parameters: `paths_of` the parameters, or of gradients.
+      names: the names of fields.
+    """
+    fields = next((path[:end] for end in range(len(path)) if path[end:] in parameters), path)
+    return any(isinstance(key, jax.tree_util.GetAttrKey) and key.name in names for key in fields)
+
+
+def _map_moments(change, state, like):
+    """Replaces each moment of a state by `change(moment, its index among the leaves)`; `like` has parameters' keys."""
+    parameters = paths_of(like)
     leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
     changed = [
-        change(leaf, number) if is_moment(path) and leaf.dtype in (FLOAT32, BFLOAT16, FLOAT16) else leaf
+        change(leaf, number) if is_moment(path, parameters) and leaf.dtype in (FLOAT32, BFLOAT16, FLOAT16) else leaf
         for number, (path, leaf) in enumerate(leaves)
     ]
     return jax.tree.unflatten(treedef, changed)

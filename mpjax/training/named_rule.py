@@ -22,7 +22,7 @@ from mpjax.config.user_calls import parameters_of, read_arguments
 from mpjax.config.user_code import load_function
 from mpjax.errors import UsageError, first_line
 from mpjax.precision.dtypes import FLOAT32, widest
-from mpjax.precision.moments import MOMENTS
+from mpjax.precision.moments import MOMENTS, has_moments
 from mpjax.precision.skip_step import optax_promotion
 
 
@@ -185,7 +185,7 @@ class NamedRule:
             raise UsageError(f"{self.name} cannot be used: its updates have other shapes or dtypes than the parameters")
         if _described(after) != _described(state):
             raise UsageError(f"{self.name} cannot be used: an update changes the shapes or dtypes of its state")
-        if config.moments != "float32" and not any(optax.tree.get_all_with_path(state, name) for name in MOMENTS):
+        if config.moments != "float32" and not has_moments(state, params):
             raise UsageError(
                 f"--optimizer.moments {config.moments}: the state of {self.name} has no field {', '.join(MOMENTS)}, in "
                 "which optax keeps moments; write --optimizer.moments float32"

@@ -2,18 +2,31 @@
 
 import copy
 import dataclasses
+import pathlib
 import pickle
 import shutil
+import types
+from typing import Any
 
 import pytest
+from flax import nnx
 
 from mpjax.cli import train
-from mpjax.config import Config, load_config, to_toml
+from mpjax.commands.objective import choose_objective
+from mpjax.config import Config, from_toml, load_config, to_toml
 from mpjax.config.folders import check_run_folder
 from mpjax.config.schema import Data, Model, Optimizer
 from mpjax.config.setting_types import wrong_types
 from mpjax.config.user_code import CODE, PythonObject, code_of, is_passed_in_python, load_function, require_trust
+from mpjax.data.augment.preparation import preparation_of
+from mpjax.data.open import as_task, open_source
+from mpjax.data.table import Table
 from mpjax.errors import UsageError
+from mpjax.loop.callbacks import load_callbacks
+from mpjax.models.build import build_model
+from mpjax.report.user_writers import open_named_writers
+from mpjax.training.named_rule import find_rule
+from mpjax.training.schedule import learning_rate_schedule
 
 
 @pytest.mark.parametrize(
@@ -76,6 +89,38 @@ def test_a_file_that_exits_when_it_is_imported_is_an_error(tmp_path):
     said = r"--model.name .*:Net: it called sys.exit\(0\) \(mine.py, line 4\) when .* was imported; put what"
     with pytest.raises(UsageError, match=said):
         load_function(f"{file}:Net", flag="--model.name")
+
+
+NO: Any = types.SimpleNamespace()
+LOADERS = {
+    "model.name": lambda config: build_model(config.model, fields={}, rngs=nnx.Rngs(0)),
+    "data.name": lambda config: open_source(config.data, pathlib.Path()),
+    "data.mix": lambda config: open_source(config.data, pathlib.Path()),
+    "data.preprocess": lambda config: as_task(Table("set", {}, NO), "classification", config.data),
+    "data.augment": lambda config: preparation_of(config.data, {}),
+    "training.objective": lambda config: choose_objective(config, NO, NO, NO, {}),
+    "training.metrics": lambda config: choose_objective(config, NO, NO, NO, {}),
+    "optimizer.name": lambda config: find_rule(config.optimizer),
+    "optimizer.schedule": lambda config: learning_rate_schedule(config.optimizer, steps=10, warmup=0),
+    "loop.callbacks": lambda config: load_callbacks(config.loop.callbacks),
+    "report.writers": lambda config: open_named_writers(config.report.writers, NO),
+}
+
+
+@pytest.mark.parametrize("again", [lambda x: x, lambda x: pickle.loads(pickle.dumps(x))], ids=["read", "sent"])
+@pytest.mark.parametrize("setting", CODE)
+def test_code_of_a_stored_run_is_refused_where_it_would_be_loaded(downloaded, setting, again):
+    spec = f"{downloaded.parent / 'evil.py'}:Net"
+    config = with_code(setting, {spec: 0.5} if setting == "data.mix" else spec)
+    if setting != "data.name":
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, name="synthetic:4x4x1:2"))
+    (downloaded / "config.toml").write_text(to_toml(config))
+    with pytest.raises(UsageError, match=r"evil.py:Net( 0.5)? is code that a stored run names; read it, and"):
+        LOADERS[setting](again(from_toml(downloaded / "config.toml")))
+    assert not (downloaded.parent / "trace").exists()
+    with pytest.raises(UsageError, match="has no Net"):  # the same loader, of the user's own settings
+        LOADERS[setting](again(config))
+    assert (downloaded.parent / "trace").exists()
 
 
 def test_trust_is_not_stored(downloaded):

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from mpjax.data.table import base_names, parts_of
@@ -43,9 +45,15 @@ def test_a_split_for_validation_takes_the_place_of_one_for_tests(name):
     assert refused.value.repair == {}
 
 
-def test_an_empty_part():
-    with pytest.raises(UsageError, match=r"split 'train\[:0\]' is empty"):
-        parts_of("train[:0]", SIZES, "set")
+@pytest.mark.parametrize("whole", ["{}", "train+{}", "{} + train", "test+{}+all"])
+@pytest.mark.parametrize("empty", ["train[:0]", "train[4:4]", "train[5:3]", "train[50%:40%]", "train[-2:-4]"])
+def test_an_empty_part_is_named_and_takes_no_examples_from_the_others(whole, empty):
+    with pytest.raises(UsageError, match=f"^split '{re.escape(empty)}' is empty"):
+        parts_of(whole.format(empty), SIZES, "set")
+
+
+def test_all_splits_may_include_an_empty_one():
+    assert parts_of("all", {"train": 2, "extra": 0}, "set") == [("train", 0, 2), ("extra", 0, 0)]
 
 
 def test_base_names():

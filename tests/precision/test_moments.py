@@ -1,14 +1,19 @@
 """Moments in bfloat16: half the memory, right in the mean, and nothing else of the optimizer's state changed."""
 
+import collections
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.precision import dynamic_loss_scaling, master_weights, no_loss_scaling
-from mpjax.precision.moments import HalfMomentsState, half_moments
+from mpjax.precision import dynamic_loss_scaling, float8_moments, master_weights, no_loss_scaling
+from mpjax.precision.moments import MOMENTS, HalfMomentsState, half_moments
 
 
 @pytest.fixture(autouse=True)
@@ -204,9 +209,60 @@ def test_float64_moments_stay():
     assert (nu["w"].dtype, nu["v"].dtype) == (jnp.float64, jnp.bfloat16)
 
 
+@functools.cache  # JAX keeps programs by class
+def named_tuple(name):
+    return collections.namedtuple("Parameters", [name, "w", "v"])
+
+
+@functools.cache
+def dataclass_of(name):
+    return jax.tree_util.register_dataclass(dataclasses.make_dataclass("Parameters", [name, "w", "v"]))
+
+
+def module_of(name):
+    def make(*arrays):
+        names = (name, "w", "v")
+        return nnx.State({key: nnx.Param(x) for key, x in zip(names, arrays, strict=True)})
+
+    return make
+
+
+INNER = {
+    "masters": lambda: master_weights(optax.adam(1e-3)),
+    "momentum": lambda: optax.sgd(1e-3, momentum=0.9),
+    "sums": lambda: optax.MultiSteps(optax.amsgrad(1e-3), 2).gradient_transformation(),
+    "masked": lambda: optax.masked(master_weights(optax.adam(1e-3)), lambda p: jax.tree.map(lambda x: x.ndim > 1, p)),
+}
+
+
+@functools.cache
+def stored(wrap, inner, kind, name):
+    """The shapes and dtypes of the state before and after an update."""
+    params = kind(name)(*(jnp.zeros(shape, jnp.bfloat16) for shape in ((64, 128), (64, 128), (3,))))
+    tx = wrap(INNER[inner]())
+    state = jax.eval_shape(tx.init, params)
+    _, after = jax.eval_shape(tx.update, params, state, params)
+    return [[(leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(tree)] for tree in (state, after)]
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize(
+    "kind", [dataclass_of, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (named_tuple, module_of))]
+)
+@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize("wrap", [half_moments, float8_moments])
+def test_names_of_parameters_make_no_difference(wrap, name, kind, inner):
+    # As all of `MOMENTS`, "a" comes before "v" and "w" in a dict.
+    assert stored(wrap, inner, kind, name) == stored(wrap, inner, kind, "a")
+
+
 def test_an_optimizer_without_moments_is_refused():
-    with pytest.raises(UsageError, match=r"no moments \(mu, nu, nu_max, trace\) in this optimizer's state; leave half"):
+    refusal = r"no moments \(mu, nu, nu_max, trace\) in this optimizer's state; leave half"
+    with pytest.raises(UsageError, match=refusal):
         half_moments(optax.sgd(0.1)).init(PARAMS)
+    for kind in (named_tuple, dataclass_of):
+        with pytest.raises(UsageError, match=refusal):
+            half_moments(master_weights(optax.sgd(0.1))).init(kind("mu")(*[jnp.ones(2, jnp.bfloat16)] * 3))
 
 
 def test_members_of_an_ensemble_draw_alike_and_keep_moments_of_their_own():

@@ -31,7 +31,7 @@ def require_names(split: Any, header: Sequence[str]) -> None:
                 f"--data.header {' '.join(header)} has {len(header)} names, but the file has {len(names)} columns, in "
                 f"the first line {_shown(first)}; wanted a name for each"
             )
-        if [name.strip().lower() for name in first] == [name.lower() for name in header]:
+        if as_compared(first) == as_compared(header):
             raise UsageError(
                 f"--data.header {' '.join(header)}: the first line of the file has these names already; leave it out",
                 repair={"data.header": ()},
@@ -47,6 +47,11 @@ def require_names(split: Any, header: Sequence[str]) -> None:
         )
 
 
+def as_compared(names: Sequence[str]) -> list[str]:
+    """Column names without their case and the spaces around them, which two files may write differently."""
+    return [name.strip().lower() for name in names]
+
+
 def _require_example(split: Any, first: Sequence[str], header: Sequence[str]) -> None:
     """Checks that the first line of a file is an example, not a line of names, as `header` implies.
 
@@ -54,8 +59,8 @@ def _require_example(split: Any, first: Sequence[str], header: Sequence[str]) ->
       UsageError: the line has several of the given names, or a word in a column of numbers.
     """
     prefix = f"--data.header {' '.join(header)}: the first line of the file is {_shown(first)}"
-    names = {name.lower() for name in header}
-    if sum(value.strip().lower() in names for value in first) > 1:
+    names = as_compared(header)
+    if sum(value in names for value in as_compared(first)) > 1:
         raise UsageError(
             f"{prefix}, which are names of columns already; leave it out and choose the columns by these names, with "
             "--data.columns where they are not the usual ones",

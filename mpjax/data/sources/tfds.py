@@ -15,11 +15,11 @@ import numpy as np
 from mpjax.config.choices import GENERATED
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
-from mpjax.data.examples import Example, require_examples
+from mpjax.data.examples import Example
 from mpjax.data.fields import Image, Label, Mask
 from mpjax.data.images.depth import EIGHT, SIXTEEN
 from mpjax.data.sources.formats import BY_FUNCTION, is_readable
-from mpjax.data.table import Column, Other, Table, Text
+from mpjax.data.table import Column, Other, Table, Text, require_no_empty_part
 from mpjax.errors import UsageError, first_line
 
 
@@ -254,7 +254,7 @@ def _records(builder: Any, split: str) -> Sequence[bytes]:
     """The serialized examples of a split, given in the notation of tfds.
 
     Raises:
-      UsageError: the split does not exist or is empty, or one of its files is missing.
+      UsageError: the split does not exist, a part of it is empty, or one of its files is missing.
     """
     import tensorflow_datasets as tfds
 
@@ -266,7 +266,7 @@ def _records(builder: Any, split: str) -> Sequence[bytes]:
             + ", ".join(f"{name} ({info.num_examples} examples)" for name, info in builder.info.splits.items())
             + "; parts are written as in 'train[:90%]'"
         ) from error
-    require_examples(split, info.num_examples)
+    require_no_empty_part(split, builder.info.splits)
     paths = [pathlib.Path(instruction.filename) for instruction in info.file_instructions]
     if missing := [path.name for path in paths if not path.exists()]:
         raise UsageError(

@@ -13,7 +13,7 @@ from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
 from mpjax.data.examples import Source, conform
 from mpjax.data.given import Inputs
-from mpjax.data.sources.column_names import number_among
+from mpjax.data.sources.column_names import as_compared, number_among
 from mpjax.data.stacking import Arrays
 from mpjax.data.text.blocks import framed
 from mpjax.data.text.plain_tokenizers import Tokenizer
@@ -179,8 +179,8 @@ def column_of_table(
 
 def _has_names(first: Sequence[str], header: Sequence[str]) -> bool:
     """True if the first line of a table, `first`, gives names, although the data of the run had none but `header`."""
-    cells = {value.strip().lower() for value in first}
-    return {name.lower() for name in header} <= cells or (len(first) != len(header) and bool(cells & {*header}))
+    cells, names = {*as_compared(first)}, {*as_compared(header)}
+    return names <= cells or (len(first) != len(header) and bool(cells & names))
 
 
 def _like_an_example(names: Sequence[str], rows: Sequence[StoredRow]) -> str:

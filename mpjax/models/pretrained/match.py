@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import fnmatch
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -60,10 +61,7 @@ def match_arrays(
     """
     chosen = _choose(model, tensors, layout)
     variables = variables_of(model)
-    keys = _plain_keys(tensors, chosen)
-    layout_keys = dict(
-        zip(chosen.entries, _plain((entry.key for entry in chosen.entries.values()), chosen), strict=True)
-    )
+    keys, layout_keys = _plain_keys(tensors, chosen)
     skipped = {path for path in variables if _matches(path, skip)}
     _refuse_idle(skip, [*variables, *tensors, *keys])
 
@@ -127,8 +125,8 @@ def _choose(model: "nnx.Module", tensors: Mapping[str, Tensor], name: str | None
         except UsageError as error:
             reasons.append(f"\n  {title}: {error}")
             continue
-        keys = _plain_keys(tensors, layout)
-        hits = sum(key in keys for key in _plain((entry.key for entry in layout.entries.values()), layout))
+        keys, layout_keys = _plain_keys(tensors, layout)
+        hits = sum(key in keys for key in layout_keys.values())
         first = next(iter(layout.entries.values()), None)
         reasons.append(f"\n  {title}: expects keys such as {first.key if first else '(none)'}")
         scored.append((hits, layout))
@@ -139,26 +137,33 @@ def _choose(model: "nnx.Module", tensors: Mapping[str, Tensor], name: str | None
     return best
 
 
-def _plain_keys(tensors: Mapping[str, Tensor], layout: WeightMap) -> dict[str, Tensor]:
-    """The tensors by key, without the prefixes of wrappers and the layout's base, and with old names replaced."""
+def _plain_keys(tensors: Mapping[str, Tensor], layout: WeightMap) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors by key, and the key of each of our paths, both without the layout's base and with its new names.
+
+    A model may have a part that is named as a wrapper, `model`. Of either side, so many prefixes of wrappers are taken
+    off that most keys agree.
+    """
 
     def renamed(key: str) -> str:
         for old, new in layout.renamed:
             key = key.replace(old, new)
         return key
 
-    plain = _plain(map(renamed, tensors), layout)
+    theirs = _unwrapped(map(renamed, tensors), layout)
+    ours = _unwrapped((entry.key for entry in layout.entries.values()), layout)
+    plain, wanted = max(itertools.product(theirs, ours), key=lambda pair: len({*pair[0]} & {*pair[1]}))
     if len(set(plain)) < len(plain):
         twice = sorted(tensor.key for key, tensor in zip(plain, tensors.values(), strict=True) if plain.count(key) > 1)
         raise UsageError(f"keys that name the same variable in the {layout.name} layout: {', '.join(twice)}")
-    return dict(zip(plain, tensors.values(), strict=True))
+    return dict(zip(plain, tensors.values(), strict=True)), dict(zip(layout.entries, wanted, strict=True))
 
 
-def _plain(keys: Iterable[str], layout: WeightMap) -> list[str]:
-    keys = list(keys)
-    while keys and (wrapper := next((w for w in WRAPPERS if all(key.startswith(w) for key in keys)), None)):
-        keys = [key.removeprefix(wrapper) for key in keys]
-    return [key.removeprefix(layout.base) for key in keys]
+def _unwrapped(keys: Iterable[str], layout: WeightMap) -> list[list[str]]:
+    """The keys without the layout's base and all prefixes of wrappers, then with one of the prefixes, with two, ..."""
+    found = [list(keys)]
+    while wrapper := next((w for w in WRAPPERS if found[0] and all(key.startswith(w) for key in found[0])), None):
+        found.insert(0, [key.removeprefix(wrapper) for key in found[0]])
+    return [[key.removeprefix(layout.base) for key in some] for some in found]
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -11,7 +11,9 @@ Shapes: N numbers along the last axis of an array, G groups of them.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -20,7 +22,7 @@ import optax
 
 from mpjax.precision.dtypes import BFLOAT16, FLOAT32, in_float32
 from mpjax.precision.float8.recipes import E4M3
-from mpjax.precision.moments import SECOND, is_moment, require_moments
+from mpjax.precision.moments import SECOND, is_moment, paths_of, require_moments
 from mpjax.precision.optimizer_state import init_in_float32, parameters_seen
 from mpjax.precision.stochastic_rounding import scrambled, seed_of, stochastic_bfloat16
 
@@ -85,38 +87,42 @@ def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> opt
     """
     inner = optax.with_extra_args_support(inner)
 
-    def stored(state, draws: jax.Array):
+    def stored(state, draws: jax.Array, parameters: Set[tuple]):
         leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
-        kept = [_stored(path, leaf, seed_of(seed, draws, number)) for number, (path, leaf) in enumerate(leaves)]
+        kept = [
+            _stored(path, parameters, leaf, seed_of(seed, draws, number)) for number, (path, leaf) in enumerate(leaves)
+        ]
         return jax.tree.unflatten(treedef, kept)
 
     def init(params) -> Float8MomentsState:
         state = init_in_float32(inner, params)
-        require_moments(state, "float8_moments")
+        require_moments(state, params, "float8_moments")
         draws = jnp.zeros((), jnp.int32)
-        return Float8MomentsState(stored(state, draws), draws)
+        return Float8MomentsState(stored(state, draws, paths_of(params)), draws)
 
     def update(updates, state, params=None, **extra):
-        wide = jax.tree_util.tree_map_with_path(_restored, state.inner_state, is_leaf=_is_grouped)
+        parameters = paths_of(updates)
+        restored = functools.partial(_restored, parameters)
+        wide = jax.tree_util.tree_map_with_path(restored, state.inner_state, is_leaf=_is_grouped)
         updates, new = inner.update(in_float32(updates), wide, parameters_seen(inner, params), **extra)
-        return updates, Float8MomentsState(stored(new, state.draws + 1), state.draws + 1)
+        return updates, Float8MomentsState(stored(new, state.draws + 1, parameters), state.draws + 1)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _stored(path: tuple, leaf: Any, seed: jax.Array) -> Any:
-    if not is_moment(path) or leaf.dtype != FLOAT32:
+def _stored(path: tuple, parameters: Set[tuple], leaf: Any, seed: jax.Array) -> Any:
+    if not is_moment(path, parameters) or leaf.dtype != FLOAT32:
         return leaf
-    if is_moment(path, SECOND):
+    if is_moment(path, parameters, SECOND):
         return stochastic_bfloat16(leaf, seed)
     large = leaf.ndim > 0 and math.prod(leaf.shape) >= SMALLEST and leaf.shape[-1] >= SHORTEST
     return grouped(leaf, seed) if large else leaf
 
 
-def _restored(path: tuple, leaf: Any) -> Any:
+def _restored(parameters: Set[tuple], path: tuple, leaf: Any) -> Any:
     if _is_grouped(leaf):
         return ungrouped(leaf)
-    return leaf.astype(FLOAT32) if is_moment(path, SECOND) and leaf.dtype == BFLOAT16 else leaf
+    return leaf.astype(FLOAT32) if is_moment(path, parameters, SECOND) and leaf.dtype == BFLOAT16 else leaf
 
 
 def _is_grouped(node: Any) -> bool:

@@ -42,9 +42,10 @@ def test_there_is_a_name_for_each_column():
     require_names(split("0,1\n1,a"), ("label", "text"))
 
 
-def test_a_header_that_the_file_has_already_is_refused():
+@pytest.mark.parametrize("header", [("label", "text"), ("LABEL", "Text"), (" label", "text ")])
+def test_a_header_that_the_file_has_already_is_refused(header):
     with pytest.raises(UsageError, match="the first line of the file has these names already; leave it out"):
-        require_names(split("0,1\nLabel,text\n1,a"), ("label", "text"))
+        require_names(split("0,1\nLabel,text\n1,a"), header)
 
 
 LABELLED = "".join(f"{at % 2},film {at}\n" for at in range(12))

@@ -52,6 +52,12 @@ def test_parts_of_splits(tiny_sets):
     assert source.test[0]["image"][0, 0, 0] == 7
 
 
+@pytest.mark.parametrize("split", ["train[5:3]", "train+train[5:3]", "train[5:3]+train[2:4]"])
+def test_an_empty_part_is_named_and_takes_no_examples_from_the_others(tiny_sets, split):
+    with pytest.raises(UsageError, match=r"^split 'train\[5:3\]' is empty"):
+        open_prepared(Data(name="tiny_tensor", train_split=split), tiny_sets)
+
+
 @pytest.mark.parametrize(("made", "wanted"), [("mine.csv", "hf"), ("mine/cat/", "folder"), ("mine/a.csv", "hf")])
 def test_the_name_of_a_file_or_folder_lacks_its_kind(tiny_sets, tmp_path, monkeypatch, made, wanted):
     monkeypatch.chdir(tmp_path)

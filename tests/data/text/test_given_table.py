@@ -24,12 +24,13 @@ def test_without_names_every_line_is_a_text_in_the_order_of_the_runs_header():
     assert column("0\ttext\n", header=HEADER) == [("a:1", "text")]  # no line of names: `label` is not in it
 
 
-@pytest.mark.parametrize("names", ["label\ttext", "Text\tLABEL", "text", "text\tsource\tid"])
-def test_a_table_with_names_is_read_by_them_also_in_a_run_whose_own_has_none(names):
-    place = [name.lower() for name in names.split("\t")].index("text")
-    row = "\t".join("x" if at == place else "0" for at in range(len(names.split("\t"))))
-    name = names.split("\t")[place]
-    assert column(f"{names}\n{row}\n", name=name, header=HEADER) == [("a:2", "x")]
+@pytest.mark.parametrize("header", [HEADER, ("Label", "Text"), (" LABEL", "TEXT ")])
+@pytest.mark.parametrize("names", ["label\ttext", "Text\tLABEL", "text", "text\tsource\tid", " Text \tdate\tid"])
+def test_a_table_with_names_is_read_by_them_also_in_a_run_whose_own_has_none(names, header):
+    columns = names.split("\t")
+    name = next(name for name in columns if name.strip().lower() == "text")
+    row = "\t".join("x" if other == name else "0" for other in columns)
+    assert column(f"{names}\n{row}\n", name=name, header=header) == [("a:2", "x")]
 
 
 def test_a_column_that_the_runs_header_has_not_is_an_error_that_shows_the_first_line():

@@ -1,5 +1,7 @@
 """Keys of a file against variables of a model."""
 
+import re
+
 import numpy as np
 import pytest
 from flax import nnx
@@ -32,13 +34,31 @@ def test_what_a_wrapper_put_before_all_keys_is_taken_off(small, weights, prefix)
     assert found["stem/kernel"].key == f"{prefix}stem.kernel"
 
 
-def test_a_model_whose_own_names_start_as_a_wrappers_is_read_too(small, weights):
+class Headed(nnx.Module):
+    def __init__(self, model):
+        self.model = model
+        self.head = nnx.eval_shape(lambda: nnx.Linear(4, 2, rngs=nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize("prefix", ["model.", "module.model.", "module._orig_mod.model.", "model.model."])
+def test_a_part_of_a_model_that_is_named_as_a_wrapper_is_read_by_its_name(small, weights, prefix):
+    file = tensors(weights, lambda key: prefix + key)
+    found = match_arrays(Headed(small), file, skip=("head/*",)).tensors
+    assert {path: tensor.key for path, tensor in found.items()} == {
+        f"model/{key.replace('.', '/')}": f"{prefix}{key}" for key in weights
+    }
+    faults = re.findall(r"(missing|unexpected): (\S+)", refused(Headed(small), file))
+    assert faults == [("missing", "head.bias"), ("missing", "head.kernel")]
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "module.", "module.model."])
+def test_a_file_with_one_wrapper_fewer_or_more_than_the_model_is_read(small, weights, prefix):
     class Wrapped(nnx.Module):
         def __init__(self, model):
             self.model = model
 
-    found = match_arrays(Wrapped(small), tensors(weights, lambda key: f"model.{key}")).tensors
-    assert found["model/stem/kernel"].key == "model.stem.kernel"
+    found = match_arrays(Wrapped(small), tensors(weights, lambda key: prefix + key)).tensors
+    assert found["model/stem/kernel"].key == f"{prefix}stem.kernel"
 
 
 def test_slashes_in_place_of_dots_are_our_own_layout_too(small, weights):
