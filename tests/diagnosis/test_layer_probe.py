@@ -148,6 +148,32 @@ def test_what_only_moves_values_is_not_read_again():
     assert inner == ["convert_element_type", "convert_element_type", "dot_general"]
 
 
+def moved(x):
+    zero = jnp.zeros(x.shape, x.dtype)
+    with jax.named_scope("later"):
+        return x + zero
+
+
+def of_a_branch(x):
+    return jax.lax.cond(x[0, 0] > 9, lambda x: (x, 1.0), lambda x: (x, 0.0), x)[0]
+
+
+def of_a_call(x):
+    return jax.jit(lambda x: (x, 1.0))(x)[0]
+
+
+@pytest.mark.parametrize("through", [moved, of_a_branch, of_a_call])
+def test_literals_among_the_values_that_leave_are_not_read(through):
+    def loss_fn(params, batch):
+        with jax.named_scope("cell"):
+            x = jnp.tanh(jnp.dot(batch, params))
+        return jnp.sum(through(x))
+
+    cell = probed(loss_fn, jnp.full((2, 2), 0.25), jnp.full((2, 2), 1.0))["cell", "forward"]
+    assert cell.largest == 1.0
+    assert {-2, -1, 0} <= set(cell.counts)  # of 0.25, tanh(0.5) and 1
+
+
 @pytest.mark.slow
 def test_the_model_is_left_as_it_is(networks):
     model, loss_fn, batch = networks.make("mlp")
