@@ -118,14 +118,15 @@ def scan(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pai
 def with_every_rounding(run: Callable, *args):
     """Computes `run(*args)` without the excess precision of XLA, so that every operation of a loop is rounded.
 
-    XLA may otherwise compute several operations in float32 and round once. Inside another loop, `run` is only traced,
-    because the program of the outermost loop is compiled.
+    XLA may otherwise compute several operations in float32 and round once. Inside another loop or a jitted step,
+    `run` is only traced, because the outermost program is compiled.
     """
     program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
     body, consts = opened(program)
     inputs = [*consts, *jax.tree.leaves(args)]
     call = core.jaxpr_as_fun(closed(body.replace(constvars=[], invars=[*body.constvars, *body.invars]), ()))
-    if not any(isinstance(x, Tracer) for x in inputs):
+    traced = isinstance(jnp.zeros(()), Tracer)  # the inputs of a traced loop may all be constants
+    if not traced and not any(isinstance(x, Tracer) for x in inputs):
         call = jax.jit(call, compiler_options={"xla_allow_excess_precision": False})
     return jax.tree.unflatten(jax.tree.structure(shapes), call(*inputs))
 

@@ -31,7 +31,7 @@ class Diagnosis(Facts):
         needed or none helps.
       verified: True if the step is healthy when run with the advice: the better scale, the rules, or float32
         parameters.
-      float32_flops: the share of the FLOPs of matrix products and convolutions in the modules that the rules cover.
+      float32_flops: the share of the FLOPs of matrix products and convolutions that the rules move to float32.
       advice: the recommended changes, one line each.
       table: one row for each module and direction, in program order, and one for each parameter's update.
       policy: the policy, as text.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -210,12 +211,15 @@ class Reference:
     def fault(self, low: Sequence, scale: float) -> float:
         """The distance of a step from the reference, at most `tolerance` if the step is healthy.
 
-        It is the error of the loss or, if larger, the worst error of a gradient times `tolerance / limit`.
+        It is the error of the loss or, if larger, the worst error of a gradient times `tolerance / limit`. It is inf if
+        the step is not finite.
 
         Args:
           low: as in `has_loss`.
           scale: as in `has_loss`.
         """
+        if not all_finite(low):
+            return math.inf
         lost = max(self.lost_gradients(low, scale), default=0.0) / self.limit * self.tolerance
         return max(loss_error(self.outputs[0], low[0] / scale), lost)
 

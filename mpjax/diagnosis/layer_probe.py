@@ -95,18 +95,21 @@ def telling(jaxpr) -> Iterator:
             makers.update(dict.fromkeys(eqn.outvars, eqn))
             paths.update(dict.fromkeys(eqn.outvars, path))
         if body.callers:  # excludes the outputs of the whole program: the loss and the gradients
-            leaving += [var for var in body.outvars if var in makers]
+            leaving += body.outvars
         telling = {id(eqn): eqn for eqn in body.eqns if casts_down(eqn)}
-        for eqn in filter(None, (_origin(var, makers) for var in leaving)):
+        for eqn in filter(None, (_origin(atom, makers) for atom in leaving)):
             telling[id(eqn)] = eqn
         yield from (eqn for eqn in telling.values() if not holds_bodies(eqn))
 
 
-def _origin(var, makers: dict):
-    """The equation that computed a value, skipping moves; None if it is outside this body."""
-    while (eqn := makers.get(var)) is not None and eqn.primitive.name in _MOVES and not casts_down(eqn):
-        var = eqn.invars[0]
-    return eqn
+def _origin(atom, makers: dict):
+    """The equation that computed a value, skipping moves; None for a literal, and if it is outside this body."""
+    while not isinstance(atom, core.Literal):
+        eqn = makers.get(atom)
+        if eqn is None or eqn.primitive.name not in _MOVES or casts_down(eqn):
+            return eqn
+        atom = eqn.invars[0]
+    return None
 
 
 _MOVES = ARRANGES | {"convert_element_type"}

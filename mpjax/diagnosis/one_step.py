@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 import optax
@@ -170,9 +170,9 @@ def diagnose_program(
         finding, rules = with_lower_scale(finding, smallest_rules(fault), fault)
     unrepaired = searched and not rules and finding.better_scale is None
     outside = unrepaired and is_repaired_outside(program, scale, reference)
-    share = float32_share(program, rules)
+    share, in_float32 = _covered_share(program, rules), float32_share(program, rules)
     site, table = finding.site, table_of(trace, alone)
-    line = _cheaper_line(finding, program, scale, reference, share) if rules else None
+    line = _cheaper_line(finding, program, scale, reference, in_float32) if rules else None
     return Diagnosis(
         verdict=finding.verdict,
         path=_module(site.path) if site else None,
@@ -183,7 +183,7 @@ def diagnose_program(
         rules=rules,
         better_scale=finding.better_scale,
         verified=bool(rules) or finding.better_scale is not None or in_update,
-        float32_flops=share,
+        float32_flops=in_float32,
         advice=(*_advice(finding, rules, share, searched=searched, outside=outside), *filter(None, [line])),
         table=(*table, *(update.row for update in updates)),
         policy=str(policy),
@@ -252,10 +252,15 @@ _CHEAP = 0.01
 
 
 def float32_share(program: Program, rules: Mapping[str, str]) -> float:
-    """The share of the FLOPs of matrix products and convolutions in modules with a rule, whatever dtype it sets."""
+    """The share of the FLOPs of matrix products and convolutions that rules move to float32."""
+    return _covered_share(program, [pattern for pattern, dtype in rules.items() if dtype == "float32"])
+
+
+def _covered_share(program: Program, patterns: Collection[str]) -> float:
+    """The share of the FLOPs of matrix products and convolutions in the modules of these rules, in any dtype."""
     flops = program.flops()
-    kept = sum(n for path, n in flops.items() if covers(rules, path))
-    return kept / sum(flops.values()) if flops else 0.0
+    covered = sum(n for path, n in flops.items() if covers(patterns, path))
+    return covered / sum(flops.values()) if flops else 0.0
 
 
 def _flushed(program: Program, trace: Trace) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Finds the module at fault among several with the same symptom, by running the step without rounding in each."""
 
+import operator
 from collections.abc import Iterable, Sequence
 
 from mpjax.diagnosis.emulate import Emulator
@@ -40,6 +41,8 @@ def at_fault(
 def culprit(paths: Iterable[str], program: Program, scale: float, reference: Reference) -> tuple[float, str]:
     """Finds the first of at most eight modules that repairs the step if it does not round, or else the best.
 
+    Among equals it is the first.
+
     Args:
       paths: module paths, the most suspicious first; at least one.
       program: the step.
@@ -55,4 +58,4 @@ def culprit(paths: Iterable[str], program: Program, scale: float, reference: Ref
         tried.append((reference.fault(outputs_of(kept, program, scale), scale), path))
         if tried[-1][0] <= reference.tolerance:
             return tried[-1]
-    return min(tried)
+    return min(tried, key=operator.itemgetter(0))

@@ -348,12 +348,23 @@ def _rounded_by(eqn: Any, given: Sequence[str]) -> str:
         return together([given[0], target if rounds else ""])
     if name in _MOVES:
         return together(given)
-    if name in SCALES:  # by a scalar, or by a scalar for each row
-        sizes = [var.aval.size for var in eqn.invars]
-        if sizes[0] != sizes[1]:
-            return given[sizes.index(max(sizes))]
+    if (main := _scaled(eqn)) is not None:
+        return given[main]
     known = together(given)
     return dtype if known and compared([known], [dtype]) != WIDER else ""
+
+
+def _scaled(eqn: Any) -> int | None:
+    """The position of the operand that an equation scales, by a scalar or by a scalar for each row.
+
+    It is None if the equation does not scale: a product of two arrays of equal size and 1 / x are arithmetic.
+    """
+    if eqn.primitive.name not in SCALES:
+        return None
+    first, second = (var.aval.size for var in eqn.invars)
+    if first > second:
+        return 0
+    return 1 if first < second and eqn.primitive.name == "mul" else None
 
 
 def _cast_by(eqn: Any, given: Sequence[str]) -> str:
@@ -366,4 +377,4 @@ def _cast_by(eqn: Any, given: Sequence[str]) -> str:
       eqn: as in `_rounded_by`.
       given: the narrowest dtype that each operand was cast to; empty for no cast.
     """
-    return _rounded_by(eqn, given) if eqn.primitive.name in _MOVES or eqn.primitive.name in SCALES else ""
+    return _rounded_by(eqn, given) if eqn.primitive.name in _MOVES or _scaled(eqn) is not None else ""

@@ -8,10 +8,11 @@ import collections
 import dataclasses
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from mpjax.plan.devices import Gpu
-from mpjax.plan.hlo import Computation, HloProgram, Instruction, module_of, shapes_of
+from mpjax.plan.hlo import HloProgram, Instruction, module_of, shapes_of
 from mpjax.plan.kernels import moved
 from mpjax.plan.order import counted, order_of
 from mpjax.plan.roofline import COPIES, LAUNCH, PRODUCTS
@@ -72,18 +73,18 @@ def _pattern(path: str) -> str:
 
 
 def _converts(program: HloProgram, each: Instruction) -> bool:
-    """True for a kernel whose result has a float8 array, and for a fusion whose reductions all find a maximum."""
+    """True for a kernel whose result has a float8 array, and for one whose reductions all find a maximum."""
     if each.opcode not in ("fusion", "convert", "reduce"):
         return False
     if any(dtype.startswith("f8") for dtype, _ in shapes_of(each.type)):
         return True
-    called = [program.computations[name] for name in each.called("calls")]
-    return any(_finds_largest(program, fused) for fused in called)
+    fused = (program.computations[name] for name in each.called("calls"))
+    return any(_finds_largest(program, instructions) for instructions in ([each], *fused))
 
 
-def _finds_largest(program: HloProgram, fused: Computation) -> bool:
-    """True if every reduction in `fused`, the computation of a fusion, finds a maximum, and there is at least one."""
-    reduces = [instruction for instruction in fused if instruction.opcode == "reduce"]
+def _finds_largest(program: HloProgram, instructions: Iterable[Instruction]) -> bool:
+    """True if every reduction among the instructions of a kernel finds a maximum, and there is at least one."""
+    reduces = [instruction for instruction in instructions if instruction.opcode == "reduce"]
     inside = [program.computations[name] for reduction in reduces for name in reduction.called("to_apply")]
     return bool(inside) and all(
         any(instruction.opcode == "maximum" for instruction in computation) for computation in inside

@@ -89,6 +89,15 @@ def test_turns_of_a_loop_are_read_together():
     assert layer.underflow == 1 / 13  # six results, six operands, and the weight
 
 
+def test_a_loop_over_constants_is_part_of_the_compiled_step():
+    def loss_fn(params, batch):
+        x, ones = jax.lax.scan(lambda x, _: (x, 1.0), jnp.dot(batch, params), length=2)
+        return jnp.sum(x) * ones[0]  # JAX takes x out of the loop, which then has no input
+
+    layers = probed(loss_fn, jnp.full((1, 1), 0.25), jnp.full((1, 1), 2.0))
+    assert next(x for (_, direction), x in layers.items() if direction == "gradient").largest == 2.0
+
+
 @pytest.mark.slow
 def test_float32_is_read_too_and_rounds_nothing(networks):
     layers = jax.jit(lambda: probe(*networks.make("mlp"), policy="float32"))().by_layer()
@@ -146,6 +155,36 @@ def test_what_only_moves_values_is_not_read_again():
     sites = jax.jit(lambda p, b: probe_function(loss_fn, p, b))(jnp.ones((4, 4)), jnp.ones((4, 4))).sites
     inner = [site.operation for site in sites if (site.path, site.direction) == ("inner", "forward")]
     assert inner == ["convert_element_type", "convert_element_type", "dot_general"]
+
+
+def moved(x):
+    zero = jnp.zeros(x.shape, x.dtype)
+    with jax.named_scope("later"):
+        return x + zero
+
+
+def of_a_branch(x):
+    return jax.lax.cond(x[0, 0] > 9, lambda x: (x, 1.0), lambda x: (x, 0.0), x)[0]
+
+
+def of_a_call(x):
+    return jax.jit(lambda x: (x, 1.0))(x)[0]
+
+
+def of_a_loop(x):
+    return jax.lax.scan(lambda x, _: (x, 1.0), x, length=2)[0]
+
+
+@pytest.mark.parametrize("through", [moved, of_a_branch, of_a_call, of_a_loop])
+def test_literals_among_the_values_that_leave_are_not_read(through):
+    def loss_fn(params, batch):
+        with jax.named_scope("cell"):
+            x = jnp.tanh(jnp.dot(batch, params))
+        return jnp.sum(through(x))
+
+    cell = probed(loss_fn, jnp.full((2, 2), 0.25), jnp.full((2, 2), 1.0))["cell", "forward"]
+    assert cell.largest == 1.0
+    assert {-2, -1, 0} <= set(cell.counts)  # of 0.25, tanh(0.5) and 1
 
 
 @pytest.mark.slow

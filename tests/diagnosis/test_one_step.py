@@ -11,9 +11,12 @@ import pytest
 from flax import nnx
 
 from mpjax.diagnosis import diagnose, diagnose_function
+from mpjax.diagnosis.one_step import float32_share
+from mpjax.diagnosis.program import program_of_function
 from mpjax.errors import UsageError
 from mpjax.models.mlp import MLP
 from mpjax.precision.modules import apply_policy
+from mpjax.precision.presets import get_policy
 
 
 class Noisy(nnx.Module):
@@ -117,6 +120,29 @@ def test_a_model_without_products():
     found = diagnose(Shift(), mean_square, {"x": BATCH["x"] + 1e5})
     assert (found.verdict, found.path, found.float32_flops) == ("overflow", "", 0.0)
     assert found.rules == {"*": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "share"),
+    [
+        ({}, 0.0),
+        ({"large": "float32"}, 0.75),
+        ({"large": "bfloat16"}, 0.0),
+        ({"large": "bfloat16", "small": "float32"}, 0.25),
+        ({"*": "float32"}, 1.0),
+        ({"*": "bfloat16"}, 0.0),
+    ],
+)
+def test_only_rules_that_say_float32_move_flops_to_float32(rules, share):
+    def loss_fn(params, batch):
+        with jax.named_scope("large"):
+            large = batch @ params["large"]
+        with jax.named_scope("small"):
+            return jnp.sum(large) + jnp.sum(batch @ params["small"])
+
+    params = {"large": jnp.ones((4, 12)), "small": jnp.ones((4, 4))}
+    program = program_of_function(loss_fn, params, jnp.ones((2, 4)), get_policy("mixed_bfloat16"))
+    assert float32_share(program, rules) == share
 
 
 class Ratio(nnx.Module):

@@ -5,6 +5,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -56,6 +57,18 @@ def test_without_one_that_is_enough_it_is_the_best_of_eight(step):
     assert (path, left > 0.05) == ("third", True)
     left, path = culprit([*("nothing",) * 8, "second"], step[0], 1.0, step[1])
     assert (path, left > 0.05) == ("nothing", True)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("place", range(3))
+def test_a_step_that_is_not_finite_is_infinitely_far(step, value, place):
+    outputs = [np.array(x) for x in step[1].outputs]
+    outputs[place].flat[0] = value
+    assert step[1].fault(outputs, 1.0) == np.inf
+
+
+def test_among_equals_it_is_the_most_suspicious(step):
+    assert culprit(["nothing", "none"], step[0], 1.0, step[1])[1] == "nothing"
 
 
 def test_only_in_float8_the_first_reading_may_be_harmless(step):

@@ -3,6 +3,8 @@
 import concurrent.futures
 import functools
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from mpjax.commands.plan import fields_of, planned_step
@@ -99,3 +101,49 @@ def test_what_float8_saves_and_costs_is_told_layer_by_layer(plugin):
     # Two blocks, three products of 512 x 768 x 3072, at 989.5 and 1979 TFLOP/s, of which products reach 790 of 990.
     assert up.saved == pytest.approx(2 * 3 * 2 * 512 * 768 * 3072 * (1 / 989.5e12 - 1 / 1979e12) * 990 / 790)
     assert all(each.spent > 0 and each.kernels >= 2 for each in layers.values())
+
+
+@pytest.mark.parametrize(
+    ("launched", "kernels"),
+    [
+        ("reduce(%x, %zero), dimensions={0}, to_apply=%largest", 1),
+        ("reduce(%x, %zero), dimensions={0}, to_apply=%total", 0),
+        ("fusion(%x, %zero), kind=kInput, calls=%fused", 1),
+        ("negate(%zero)", 0),
+    ],
+)
+def test_a_kernel_that_finds_the_largest_value_is_counted_fused_or_alone(launched, kernels):
+    text = f"""HloModule m
+
+%largest (a: f32[], b: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] maximum(%a, %b)
+}}
+
+%total (d: f32[], e: f32[]) -> f32[] {{
+  %d = f32[] parameter(0)
+  %e = f32[] parameter(1)
+  ROOT %f = f32[] add(%d, %e)
+}}
+
+%fused (g: f32[16], h: f32[]) -> f32[] {{
+  %g = f32[16]{{0}} parameter(0)
+  %h = f32[] parameter(1)
+  ROOT %i = f32[] reduce(%g, %h), dimensions={{0}}, to_apply=%largest
+}}
+
+ENTRY %main (x: f32[16], zero: f32[]) -> f32[] {{
+  %x = f32[16]{{0}} parameter(0)
+  %zero = f32[] parameter(1)
+  ROOT %out = f32[] {launched}, metadata={{op_name="jit(step)/layer/reduce_max"}}
+}}
+"""
+
+    def product(x):
+        with jax.named_scope("layer"):
+            return jax.lax.dot(x, x, preferred_element_type=jnp.float32)
+
+    jaxpr = jax.make_jaxpr(product)(jnp.ones((16, 16), jnp.float8_e4m3fn))
+    (layer,) = layers_of(jaxpr, parse(text), GPUS["h200"])
+    assert (layer.module, layer.kernels) == ("layer", kernels)

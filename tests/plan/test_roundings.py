@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from mpjax.plan.asked import asked_of
 
@@ -27,6 +28,7 @@ def through(x):
         (lambda x: jnp.where(x > 0, through(x), x), "bfloat16"),
         (lambda x: jnp.concatenate([x, through(x)]), "bfloat16"),
         (lambda x: through(x) * jnp.float32(3), "bfloat16"),
+        (lambda x: through(x) / jnp.float32(3), "bfloat16"),
         (lambda x: jax.lax.optimization_barrier((through(x), x))[0], "bfloat16"),
         (lambda x: jax.lax.optimization_barrier((through(x), x))[1], ""),
         (lambda x: jax.lax.reduce_precision(x, 8, 7), "bfloat16"),
@@ -42,12 +44,40 @@ def through(x):
         (lambda x: x, ""),
         (lambda x: jnp.tanh(through(x)), ""),
         (lambda x: through(x) + x, ""),
+        (lambda x: through(x) * through(x), ""),
+        (lambda x: jnp.float32(3) / through(x), ""),
         (lambda x: x.astype(jnp.float16).astype(jnp.int32), ""),
     ],
 )
 def test_a_value_has_the_bits_of_the_narrowest_cast_since_it_was_computed(fn, dtype):
     with jax.numpy_dtype_promotion("standard"):
         assert rounded(fn) == dtype
+
+
+def in_half(fn):
+    return lambda x: fn(x.astype(jnp.bfloat16)).astype(jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("fn", "dtype"),
+    [
+        (through, "bfloat16"),
+        (in_half(lambda x: -x.T), "bfloat16"),
+        (in_half(lambda x: x * 3), "bfloat16"),
+        (in_half(lambda x: x / x[0, 0]), "bfloat16"),
+        (in_half(lambda x: x[:, :1] * x), "bfloat16"),
+        (in_half(lambda x: x + x), ""),
+        (in_half(lambda x: x * x[::-1]), ""),
+        (in_half(lambda x: x / (x + 1)), ""),
+        (in_half(lambda x: 3 / x), ""),
+        (in_half(jnp.square), ""),
+    ],
+)
+def test_an_addend_is_cast_if_it_was_only_moved_or_scaled_since(fn, dtype):
+    mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    total = jax.shard_map(lambda x: jax.lax.psum(fn(x), "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
+    with jax.numpy_dtype_promotion("standard"):
+        assert asked_of(jax.make_jaxpr(total)(X)).cast == (dtype,)
 
 
 def test_what_was_given_in_few_bits_was_not_rounded():
