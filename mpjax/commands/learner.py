@@ -19,7 +19,7 @@ from mpjax.data.augment.preparation import preparation_of
 from mpjax.data.orientation import MIRRORED
 from mpjax.errors import UsageError
 from mpjax.mesh_axes import FSDP, TENSOR
-from mpjax.models.scan import names_apart, require_alike, stacks_of
+from mpjax.models.scan import require_alike, stacks_of
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import has_own_code
 from mpjax.precision.float8.layers import recipe_of
@@ -187,8 +187,7 @@ def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, st
     tx = with_precision(rule, config.precision, loss_scale=plan.loss_scale, weights=plan.weights)
     if task.frozen:
         # A diagnosis passes the blocks of a stack one by one.
-        single = {name for path in task.frozen for name in names_apart(path, stacks_of(task.abstract))}
-        tx = freezing.trained_only(tx, task.frozen | single)
+        tx = freezing.trained_only(tx, task.frozen | task.frozen_apart)
     return Learner(config, plan, fields, task, tx, schedule)
 
 

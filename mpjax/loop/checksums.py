@@ -7,7 +7,8 @@ first sum. Swapped words change the second.
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -60,12 +61,25 @@ def _on_device(array) -> jax.Array:
     words = array.astype(jnp.uint8) if array.dtype == jnp.bool_ else array
     words = jax.lax.bitcast_convert_type(words, _WORDS[words.dtype.itemsize]).astype(jnp.uint32)
     # No reshape to one axis: it would gather an array that is sharded along any axis but the first.
-    index, stride = jnp.zeros((), jnp.uint32), 1
-    for axis in reversed(range(words.ndim)):
-        along = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-        index, stride = index + along * jnp.uint32(stride % 2**32), stride * words.shape[axis]
-    places = index % jnp.uint32(_PERIOD) + jnp.uint32(1)
+    places = _places([_along(words.shape, axis) for axis in range(words.ndim)], words.shape)
     return jnp.stack([jnp.sum(words, dtype=jnp.uint32), jnp.sum(words * places, dtype=jnp.uint32)])
+
+
+def _along(shape: Sequence[int], axis: int) -> jax.Array:
+    """The index of each word along an axis, modulo the period, uint32, in `shape`."""
+    if shape[axis] <= 2**32:
+        return jax.lax.broadcasted_iota(jnp.uint32, shape, axis) % jnp.uint32(_PERIOD)
+    with jax.enable_x64(True):
+        index = jax.lax.broadcasted_iota(jnp.uint64, shape, axis)
+        return (index % jnp.uint64(_PERIOD)).astype(jnp.uint32)
+
+
+def _places(along: Sequence[jax.Array], shape: Sequence[int]) -> jax.Array:
+    """The position of each word, from 1 to the period, by its indices along the axes of `shape`, modulo the period."""
+    # The position itself can be 2^32 or more, which uint32 does not hold. The sum of these products is far below.
+    strides = [math.prod(shape[axis + 1 :]) % _PERIOD for axis in range(len(shape))]
+    terms = [index * jnp.uint32(stride) for index, stride in zip(along, strides, strict=True)]
+    return sum(terms, jnp.zeros((), jnp.uint32)) % jnp.uint32(_PERIOD) + jnp.uint32(1)
 
 
 _alone = jax.jit(_on_device)

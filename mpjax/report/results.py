@@ -54,13 +54,16 @@ def environment(devices: list[str], compiler_options: Mapping[str, Any]) -> dict
 def process_of(path: Path) -> str:
     """Describes the process that wrote an environment.json.
 
-    The description is "another process" if the file is unreadable, or its process ran on this host and has ended. Until
-    the first step of a resumed run, the file is still from the previous process.
+    The description is "another process" if the file is unreadable or damaged, or its process ran on this host and has
+    ended. Until the first step of a resumed run, the file is still from the previous process.
     """
     try:
         content = strict_json.decode(path.read_text())
-        process, host = int(content["process"]), str(content["host"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        process, host = content["process"], content["host"]
+    except (OSError, ValueError, KeyError, RecursionError):
+        return "another process"
+    # A number that is no id of a process is not rounded to one. Ids of 0 and below mean groups of processes.
+    if type(process) is not int or process <= 0 or not isinstance(host, str):
         return "another process"
     return f"process {process} on {host}" if host != socket.gethostname() or _lives(process) else "another process"
 

@@ -126,7 +126,8 @@ def dice_loss(
 
 def correct(logits: Float[Array, "B K"], labels: Int[Array, " B"]) -> Float[Array, " B"]:
     """float32 [B]: 1 where the label has the largest of the logits [B, num_classes], else 0."""
-    return (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
+    largest = jnp.argmax(logits, axis=-1)
+    return (largest == labels.astype(largest.dtype)).astype(jnp.float32)
 
 
 def correct_in_top(k: int, logits: Float[Array, "B K"], labels: Int[Array, " B"]) -> Float[Array, " B"]:
@@ -141,13 +142,15 @@ def correct_in_top(k: int, logits: Float[Array, "B K"], labels: Int[Array, " B"]
       labels: integer [B].
 
     Returns:
-      float32 [B]; 0 where the label's logit is NaN.
+      float32 [B]; 0 where the label's logit is NaN, or the label is outside [0, num_classes).
     """
+    labels, classes = labels.astype(jnp.int32), logits.shape[-1]  # a uint8 cannot be compared with class 300
     # A count of the rank, unlike a sort, needs no communication when the batch is sharded.
     label_logit = jnp.take_along_axis(logits, labels[:, None], axis=-1)
-    place = jnp.arange(logits.shape[-1], dtype=labels.dtype)[None, :]
+    place = jnp.arange(classes, dtype=jnp.int32)[None, :]
     behind = (logits < label_logit) | ((logits == label_logit) & (place >= labels[:, None]))
-    return (jnp.sum(~behind, axis=-1) < k).astype(jnp.float32)
+    in_top = jnp.sum(~behind, axis=-1) < k
+    return (in_top & (labels >= 0) & (labels < classes)).astype(jnp.float32)
 
 
 def intersection_and_union(

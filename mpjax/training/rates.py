@@ -36,7 +36,8 @@ def factors_of(config: schema.Optimizer, task: Task, batch: Mapping[str, Any]) -
         them.
     """
     paths = ArrayPaths.of(task.abstract)
-    trained = [path for path in paths.params if path not in task.frozen]
+    frozen = task.frozen_apart
+    trained = [path for path in paths.params if path not in frozen]
     for pattern in config.rates:
         held = [path for path in paths.params if paths.covers(pattern, path)]
         if held and not set(held) & set(trained):

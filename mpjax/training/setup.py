@@ -17,7 +17,7 @@ from mpjax.config.schema import Model
 from mpjax.errors import UsageError
 from mpjax.models.pretrained import load_pretrained
 from mpjax.models.pretrained.report import PretrainedReport
-from mpjax.models.scan import one_by_one, replaced, stacks_of
+from mpjax.models.scan import names_apart, one_by_one, replaced, stacks_of
 from mpjax.precision.casting.narrowing import cast_once, narrowed_inputs
 from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.policy_report import PolicyReport
@@ -98,7 +98,7 @@ class Task:
       precision: the report of each submodule's dtypes.
       make_model: `key -> model` with initial values.
       abstract: the model with shapes and dtypes in place of arrays.
-      frozen: paths of the parameters and statistics that are not trained.
+      frozen: paths of the parameters and statistics that are not trained; a stacked array has one path.
     """
 
     structure: Structure
@@ -108,6 +108,12 @@ class Task:
     make_model: Callable[[jax.Array], nnx.Module]
     abstract: nnx.Module
     frozen: frozenset[str] = frozenset()
+
+    @property
+    def frozen_apart(self) -> frozenset[str]:
+        """The paths in `frozen`, with the paths of single blocks in place of the path of each stacked array."""
+        stacks = stacks_of(self.abstract)
+        return frozenset(name for path in self.frozen for name in names_apart(path, stacks))
 
     def narrowed(
         self, params: Arrays, stats: Arrays, batch: Mapping[str, Any]

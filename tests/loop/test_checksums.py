@@ -1,5 +1,7 @@
 """Checksums: the same on device and host, and another for anything that changes."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +29,21 @@ def test_eight_byte_numbers_are_two_words():
     with jax.enable_x64(True):
         array = jnp.linspace(0, 1, 5000, dtype=jnp.float64)
         assert damaged({"w": np.asarray(array)}, checksums_of({"w": array})) == []
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 5), (2**20 + 1, 8193), (2**31 + 9, 4), (7, 2**20 + 1, 1025), (2**32, 2), (2**34,)]
+)
+def test_the_place_of_a_word_is_its_position_modulo_the_period(shape):
+    """Of the last word of an array, whose position may be above 2^32."""
+    last = [np.uint32((size - 1) % 4093) for size in shape]
+    assert int(checksums._places(last, shape)) == (math.prod(shape) - 1) % 4093 + 1
+
+
+def test_an_axis_of_more_words_than_uint32_counts_has_indices_of_uint64():
+    assert "u64[" in str(jax.make_jaxpr(lambda: checksums._along((2**32 + 1, 2), 0))())
+    assert jax.eval_shape(lambda: checksums._along((2**32 + 1, 2), 0)).dtype == jnp.uint32
+    assert "u64[" not in str(jax.make_jaxpr(lambda: checksums._along((2**32, 2), 0))())
 
 
 def test_the_sums_by_hand():

@@ -2,8 +2,12 @@
 
 import json
 import math
+import os
+import socket
 
-from mpjax.report.results import summarise, summary_table, throughput, write_summary
+import pytest
+
+from mpjax.report.results import process_of, summarise, summary_table, throughput, write_summary
 
 
 RECORDS = [
@@ -75,3 +79,35 @@ def test_the_table_is_aligned():
 
 def test_a_run_without_metrics_has_a_table_too():
     assert summary_table(summarise([], **FACTS)).splitlines()[-1] == "throughput  5210 examples/s"
+
+
+HERE = socket.gethostname()
+
+
+def described(folder, process, host=HERE):
+    file = folder / "environment.json"
+    file.write_text(f'{{"process": {process}, "host": {json.dumps(host)}}}')
+    return process_of(file)
+
+
+def test_a_process_is_named_if_it_runs_here_or_ran_elsewhere(tmp_path):
+    assert described(tmp_path, os.getpid()) == f"process {os.getpid()} on {HERE}"
+    assert described(tmp_path, 7, "elsewhere") == "process 7 on elsewhere"
+    assert described(tmp_path, 10**30) == "another process"
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        *("Infinity", "-Infinity", "NaN", '"Infinity"', '"-Infinity"', '"NaN"'),
+        *("1e400", "1.5", '"1"', "true", "null", "0", "-1", "[1]", "{}", "9" * 5000),
+    ],
+)
+@pytest.mark.parametrize("host", [HERE, "elsewhere"])
+def test_a_process_of_a_damaged_file_is_another(tmp_path, process, host):
+    assert described(tmp_path, process, host) == "another process"
+
+
+@pytest.mark.parametrize("host", [None, 3, ["a"]])
+def test_a_host_of_a_damaged_file_is_another(tmp_path, host):
+    assert described(tmp_path, 7, host) == "another process"

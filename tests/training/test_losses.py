@@ -178,6 +178,29 @@ def test_top_1_is_correct_also_among_equals_and_nans():
     assert [correct_in_top(k, broken, jnp.array([0])).tolist() for k in (1, 5)] == [[0], [0]]
 
 
+@pytest.mark.parametrize("classes", [3, 300])
+@pytest.mark.parametrize(
+    ("dtype", "labels"),
+    [("int32", [-1, -3, 300, -301, 2**31 - 1, -(2**31)]), ("int8", [-1, -3, -128]), ("uint32", [300, 2**32 - 1])],
+)
+def test_a_label_that_is_no_class_is_never_correct(dtype, labels, classes):
+    labels = jnp.array(labels, dtype)
+    logits = jnp.broadcast_to(jnp.arange(classes, dtype=jnp.float32), (len(labels), classes))
+    for given_logits in (logits, logits[:, ::-1], jnp.zeros_like(logits)):
+        found = [correct(given_logits, labels)] + [
+            correct_in_top(k, given_logits, labels) for k in (1, 2, classes, 999)
+        ]
+        np.testing.assert_array_equal(found, np.zeros((5, len(labels))))
+        assert jnp.isnan(cross_entropy(given_logits, labels)).all()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "uint32"])
+def test_labels_of_any_dtype_rank_among_equals_by_class(dtype):
+    """Of 300 equal logits, class 5 is the sixth, also with labels that cannot hold 300."""
+    labels, logits = jnp.array([5], dtype), jnp.zeros((1, 300))
+    assert [correct_in_top(k, logits, labels).tolist() for k in (5, 6)] == [[0], [1]]
+
+
 def test_intersection_and_union_by_hand():
     """Found: 0 0 1 2. There: 0 1 1 1, and then a pixel that is ignored."""
     logits = jax.nn.one_hot(jnp.array([[0, 0, 1, 2, 2]]), 4)

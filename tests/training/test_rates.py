@@ -53,6 +53,21 @@ def test_a_factor_of_some_that_are_frozen_is_of_the_others():
     assert factors(flags) == {"head/kernel": 10}
 
 
+@pytest.mark.parametrize("pattern", ["blocks/*", "blocks/2/mlp", "blocks/?/mlp/up/*", "type:Linear"])
+@pytest.mark.parametrize("form", ["", "--model.scan_blocks"])
+def test_a_factor_of_frozen_blocks_is_an_error(form, pattern):
+    with pytest.raises(UsageError, match=r"all that it matches is frozen by --training.freeze, such as blocks/[02]/"):
+        factors(f"{VIT} {form} --training.freeze blocks/* head/* --optimizer.rates {pattern} 0.1")
+
+
+@pytest.mark.parametrize("form", ["", "--model.scan_blocks"])
+def test_frozen_blocks_have_no_factor(form):
+    flags = "--training.freeze blocks/*/mlp --optimizer.layer_decay 0.5 --optimizer.rates blocks 3"
+    found = factors(f"{VIT} {form} {flags}")
+    assert {path.split("/")[2] for path in found if path.startswith("blocks")} == {"attention", "norm1", "norm2"}
+    assert found["blocks/2/norm1/scale"] == 1.5
+
+
 @pytest.mark.parametrize("form", ["", "--model.scan_blocks"])
 def test_rates_decay_from_the_head_through_the_blocks_to_the_embedding(form):
     """Three blocks: the head and the last norm 1, blocks 0.5, 0.25 and 0.125, what comes before 0.0625."""

@@ -3,6 +3,7 @@
 import concurrent.futures
 import hashlib
 import json
+import math
 import pathlib
 import statistics
 from collections.abc import Callable, Mapping
@@ -108,11 +109,11 @@ def read_tuning(folder: pathlib.Path, key: Mapping[str, Any]) -> Tuning | None:
     """
     try:
         stored = json.loads(tuning_file(folder, key).read_text())
-        if stored["key"] != _plain(key):
-            return None
-        timed = tuple(Timed(kind["type"], tuple(kind["modules"]), _timing(kind)) for kind in stored["products"])
-        step = stored["step"]
-        return Tuning(timed, {str(p): str(d) for p, d in stored["rules"].items()}, step and _timing(step))
+        timed = tuple(_timed(kind) for kind in stored["products"])
+        rules = dict.fromkeys(stored["rules"], "float32")
+        tuning = Tuning(timed, rules, _timing(stored["step"]) if rules else None)
+        # Any other key, and a value of another type, is written otherwise than it was found.
+        return tuning if _content(key, tuning) == stored else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
@@ -120,13 +121,8 @@ def read_tuning(folder: pathlib.Path, key: Mapping[str, Any]) -> Tuning | None:
 def write_tuning(folder: pathlib.Path, key: Mapping[str, Any], tuning: Tuning) -> pathlib.Path:
     """Writes the result of tuning, for `read_tuning` with the same `key`, and returns the path of the file."""
     file = tuning_file(folder, key)
-    content = {
-        "key": _plain(key),
-        "products": [{"type": kind.type, "modules": kind.modules, **kind.timing._asdict()} for kind in tuning.timed],
-        "rules": tuning.proposed,
-        "step": tuning.step and tuning.step._asdict(),
-    }
-    write_atomically(file, f"{strict_json.encode(content, indent=2)}\n".encode())  # another run may read the file
+    content = strict_json.encode(_content(key, tuning), indent=2)
+    write_atomically(file, f"{content}\n".encode())  # another run may read the file
     return file
 
 
@@ -142,5 +138,19 @@ def _plain(key: Mapping[str, Any]):
     return json.loads(json.dumps(key))
 
 
+def _content(key: Mapping[str, Any], tuning: Tuning) -> dict[str, Any]:
+    """The content of the file of a result, as JSON values."""
+    kinds = [{"type": kind.type, "modules": kind.modules, **kind.timing._asdict()} for kind in tuning.timed]
+    step = tuning.step and tuning.step._asdict()
+    return strict_json.spelled({"key": _plain(key), "products": kinds, "rules": tuning.proposed, "step": step})
+
+
+def _timed(found: Mapping[str, Any]) -> Timed:
+    return Timed(str(found["type"]), tuple(map(str, found["modules"])), _timing(found))
+
+
 def _timing(found: Mapping[str, Any]) -> Timing:
-    return Timing(tuple(map(float, found["half"])), tuple(map(float, found["full"])))
+    timing = Timing(tuple(map(float, found["half"])), tuple(map(float, found["full"])))
+    if not len(timing.half) == len(timing.full) >= 2 or not all(0 < x < math.inf for x in timing.half + timing.full):
+        raise ValueError("a timing is of two or more rounds, each of positive seconds for both programs")
+    return timing

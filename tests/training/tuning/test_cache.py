@@ -47,3 +47,47 @@ def test_a_damaged_file_counts_as_none(tmp_path, damage):
     whole["shape"] = json.dumps(found | {"products": [{"type": "Conv"}]})
     file.write_text(whole.get(damage, damage))
     assert read_tuning(tmp_path, KEY) is None
+
+
+@pytest.mark.parametrize("where", ["products", "step"])
+@pytest.mark.parametrize(
+    ("half", "full"),
+    [
+        ([1.0, 2.0], [1.0]),
+        ([1.0], [1.0, 2.0]),
+        ([1.0], [1.0]),
+        ([], []),
+        ([1.0, 2.0], [1.0, 0.0]),
+        ([-1.0, 2.0], [1.0, 2.0]),
+        ([1.0, "NaN"], [1.0, 2.0]),
+        ([1.0, 2.0], ["Infinity", 2.0]),
+    ],
+)
+def test_a_file_with_a_timing_that_no_rounds_give_counts_as_none(tmp_path, where, half, full):
+    file = write_tuning(tmp_path, KEY, FOUND)
+    stored = json.loads(file.read_text())
+    (stored["step"] if where == "step" else stored["products"][0]).update(half=half, full=full)
+    file.write_text(json.dumps(stored))
+    assert read_tuning(tmp_path, KEY) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"rules": {"a": value}} for value in ("float16", 32, None)]
+    + [{"rules": ["a"]}, {"rules": {}}]
+    + [{"step": step} for step in (None, {}, 0, "", [])]
+    + [{"rules": {}, "step": step} for step in ({}, 0, "", [])],
+)
+def test_a_file_with_other_rules_or_steps_than_are_written_counts_as_none(tmp_path, damage):
+    file = write_tuning(tmp_path, KEY, FOUND)
+    file.write_text(json.dumps(json.loads(file.read_text()) | damage))
+    assert read_tuning(tmp_path, KEY) is None
+
+
+@pytest.mark.parametrize("damage", [{"type": None}, {"type": 3}, {"modules": "a/b"}, {"modules": [1]}, {"modules": {}}])
+def test_a_file_with_names_that_are_no_text_counts_as_none(tmp_path, damage):
+    file = write_tuning(tmp_path, KEY, FOUND)
+    stored = json.loads(file.read_text())
+    stored["products"][0] |= damage
+    file.write_text(json.dumps(stored))
+    assert read_tuning(tmp_path, KEY) is None
