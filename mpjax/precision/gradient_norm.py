@@ -100,10 +100,11 @@ def global_norm(tree: Any) -> Float[Array, ""]:
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
-    """Clips like `optax.clip_by_global_norm`, with the norm in float32 or wider, as `global_norm` computes it.
+    """Clips like `optax.clip_by_global_norm`, but computes in the dtype of `global_norm`, float32 or wider.
+
+    Each clipped value is rounded once to the dtype of its gradient.
 
     A step that also reports the norm, or skips by it, computes it only once.
-
 
     Pascanu et al., "On the difficulty of training recurrent neural networks", 2013 (arXiv:1211.5063), section 3.2.
     Gradients are multiplied by `max_norm` over their norm, unless the norm is below `max_norm`.
@@ -114,7 +115,10 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
         norm = global_norm(updates)
 
         def clipped(g):
-            return jax.lax.select(jnp.squeeze(norm < max_norm), g, (g / norm.astype(g.dtype)) * max_norm)
+            # The norm of float16 gradients can be above 65,504, the largest float16.
+            wide = widest(g.dtype, norm.dtype)
+            scaled = g.astype(wide) / norm.astype(wide) * max_norm
+            return jax.lax.select(jnp.squeeze(norm < max_norm), g, scaled.astype(g.dtype))
 
         return jax.tree.map(clipped, updates), state
 

@@ -77,6 +77,33 @@ def test_clipping_float16_sums_squares_in_float32():
     np.testing.assert_allclose(actual, np.full(10, 0.1**0.5), rtol=1e-3)
 
 
+@pytest.mark.parametrize("beside", [None, "float32", "float64"])
+@pytest.mark.parametrize("max_norm", [0.1, 1.0, 1e5])
+@pytest.mark.parametrize("size", [1.0, 60_000.0])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_clipping_rounds_once(dtype, size, max_norm, beside):
+    """The norm, the factor and the quotient may be outside the range of the gradient, or fall between its numbers."""
+    with jax.enable_x64(beside == "float64"):
+        tree = {"w": jnp.linspace(-size, size, 7).astype(dtype), **({"b": jnp.full(3, 1e6, beside)} if beside else {})}
+        found, _ = clip_by_global_norm(max_norm).update(tree, optax.EmptyState())
+        exact = {name: np.asarray(g, np.float64) for name, g in tree.items()}
+        factor = min(1, max_norm / np.sqrt(sum((g**2).sum() for g in exact.values())))
+        for name, g in tree.items():
+            assert found[name].dtype == g.dtype
+            # Half of the last place of its dtype, and the roundings of float32 before.
+            half_place = float(jnp.finfo(g.dtype).eps) / 2 + 6e-7
+            smallest = float(jnp.finfo(g.dtype).smallest_subnormal) / 2
+            wanted = exact[name] * factor
+            np.testing.assert_allclose(np.asarray(found[name], np.float64), wanted, half_place, smallest)
+
+
+def test_clipping_float32_beside_a_norm_that_only_float64_holds():
+    with jax.enable_x64(True):
+        tree = {"w": jnp.full(2, 1e18, jnp.float32), "b": jnp.full(1, 4e40, jnp.float64)}
+        found, _ = clip_by_global_norm(1e38).update(tree, optax.EmptyState())
+    np.testing.assert_allclose(found["w"], np.full(2, 2.5e15), rtol=1e-6)
+
+
 def _program(*contexts) -> str:
     """A step that checks, measures and clips, compiled."""
     tx = mpjax.dynamic_loss_scaling(optax.chain(clip_by_global_norm(1.0), optax.sgd(0.1)))
