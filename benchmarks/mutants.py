@@ -71,6 +71,7 @@ TARGETS = {
     "mpjax/training/train_step.py": "training/train_step training/metrics training/state training/train_call "
     "training/structure precision/scaled_loss training/setup",
 }
+TARGETS["mpjax/training/gradients.py"] = TARGETS["mpjax/training/train_step.py"]
 for _path in sorted((REPOSITORY / "mpjax/precision/casting").glob("[!_]*.py")):
     _mirrored = f"precision/casting/{_path.stem}"
     if not (REPOSITORY / f"tests/precision/casting/test_{_path.stem}.py").exists():

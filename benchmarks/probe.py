@@ -20,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from machine import describe
 
-from mpjax.commands.build import build_run, fresh_state
+from mpjax.commands.build import build_run, fresh_state, layer_probe
 from mpjax.config import Config, load_config
 
 
@@ -35,8 +35,7 @@ def measure(config: Config, repeats: int) -> dict:
     state = built.packing.pack(fresh_state(built))
     batch = jax.device_put(next(iter(built.batches.from_position(0))), built.split)
     start = time.perf_counter()
-    assert built.probe is not None  # --diagnosis.every asks for it
-    probe = built.probe.lower(state, batch, 1).compile()
+    probe = layer_probe(built).lower(state, batch, 1).compile()
     compiled = time.perf_counter()
     step = built.train_step.lower(state, batch).compile()
     compile_seconds = compiled - start, time.perf_counter() - compiled

@@ -140,6 +140,7 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
         ("ViT-B/16", "GPT-2 small"),
         {"mpjax.models.transformer.with_layout_constraint": _same},
     ),
+    "accuracy in the passes of the loss": (("GPT-2 small",), {"mpjax.training.objectives.with_labels": _argmax}),
     "cross entropy without a gather": (("GPT-2 small",), {"mpjax.training.objectives.with_labels": _gathering}),
     "query, key and value as one": (("ViT-B/16", "GPT-2 small"), {"mpjax.models.attention.project": called}),
     "the product kept before GELU": (
@@ -151,7 +152,6 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
         {"mpjax.models.activations._recomputed": jax.checkpoint},
     ),
     "GELU's slope without tanh": (("GPT-2 small",), {"mpjax.models.activations._tanh_gelu_slope": _tanh_slope}),
-    "accuracy in the passes of the loss": (("GPT-2 small",), {"mpjax.training.objectives.with_labels": _argmax}),
     "casts as written": (("ViT-B/16", "GPT-2 small"), {}),
 }
 """The steps that an edit changes, and what undoes it; casts as written are undone by an option of XLA."""

@@ -222,6 +222,6 @@ class Writer:
 class OpenWriter(Protocol):
     """Opens a destination of metrics, such as a logger."""
 
-    def __call__(self, run: RunInfo) -> Writer:
-        """Opens a writer. mpjax calls this in the first process only, and closes the writer at the end."""
+    def __call__(self, run: RunInfo) -> Any:
+        """Opens a `Writer`, or an object with its methods. The first process calls this, and closes it at the end."""
         ...

@@ -53,7 +53,7 @@ def run(
     optimizer: Callable | None = None,
     schedule: Callable | None = None,
     callbacks: Iterable[Any] = (),
-    writers: Iterable[report.Writer] = (),
+    writers: Iterable[Any] = (),
     stopping: Stopping = stop_on_signals,
 ) -> dict:
     """Trains by the settings in `config` and writes the results to its `output_dir`.

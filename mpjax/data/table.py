@@ -215,15 +215,18 @@ def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[S
             f"split '{expression}' of '{set_name}': {str(error).splitlines()[0].rstrip('.')}; it has {held}; {advice}",
             repair=repair,
         ) from error
-    require_no_empty_part(expression, infos)
+    require_ordered_parts(expression, infos)
     return [
         SplitPart(part.splitname, *slice(part.from_, part.to).indices(sizes[part.splitname])[:2])
         for part in instructions
     ]
 
 
-def require_no_empty_part(expression: str, infos: Mapping[str, Any]) -> None:
-    """Raises UsageError if a part of a sum is empty; tensorflow-datasets counts -2 examples in `train[5:3]`.
+def require_ordered_parts(expression: str, infos: Mapping[str, Any]) -> None:
+    """Raises UsageError if a part of a sum ends before it starts, or if there are no examples at all.
+
+    tensorflow-datasets counts -2 examples in `train[5:3]`. A part may be empty, as in one fold of
+    `train[:{k}%]+train[{k + 10}%:]`.
 
     Args:
       expression: a valid expression.
@@ -232,12 +235,17 @@ def require_no_empty_part(expression: str, infos: Mapping[str, Any]) -> None:
     import tensorflow_datasets as tfds
 
     instruction: Any = tfds.core.ReadInstruction
+    total = 0
     for part in map(str.strip, expression.split("+")):
-        spans = [
-            range(*slice(span.from_, span.to).indices(infos[span.splitname].num_examples))
-            for span in instruction.from_spec(part).to_absolute(infos)
-        ]
-        require_examples(part, sum(map(len, spans)))
+        for span in instruction.from_spec(part).to_absolute(infos):
+            start, stop, _ = slice(span.from_, span.to).indices(infos[span.splitname].num_examples)
+            if start > stop:
+                raise UsageError(
+                    f"split '{part}' starts at example {start} and ends before it, at {stop}; write "
+                    f"'{span.splitname}[{stop}:{start}]', or leave the part out"
+                )
+            total += stop - start
+    require_examples(expression, total)
 
 
 _TEST = "test"

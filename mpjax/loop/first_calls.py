@@ -28,18 +28,17 @@ def estimated(
       say: called with the number of attempted steps and the seconds that the remaining steps take, if any remain.
       clock: returns the time in seconds, from any start.
     """
-    position, calls = start, 0
+    position, ends = start, []
 
     def call(state, fed, count: int):
-        nonlocal position, calls
-        if calls == 2:
-            return train_call(state, fed, count)
-        before = clock()  # an evaluation may follow the first call
+        nonlocal position
         state, metrics = train_call(state, fed, count)
-        jax.block_until_ready(metrics)
-        position, calls = position + count, calls + 1
-        if calls == 2 and position < steps:
-            say(position, (clock() - before) * (steps - position) / count)
+        if len(ends) < 2:
+            position += count
+            jax.block_until_ready(metrics)
+            ends.append(clock())
+            if len(ends) == 2 and position < steps:
+                say(position, (ends[1] - ends[0]) * (steps - position) / count)
         return state, metrics
 
     return call

@@ -117,6 +117,6 @@ def random_batch(fields: Fields, size: int, seed: int) -> Mapping[str, np.ndarra
             most = 2
         else:
             most = field.vocabulary if isinstance(field, Tokens) else field.num_classes
-        return rng.integers(most, size=like.shape).astype(like.dtype)
+        return rng.integers(most, size=like.shape, dtype=like.dtype)
 
     return {name: of(field, shapes[name]) for name, field in fields.items()}

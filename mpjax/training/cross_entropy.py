@@ -52,8 +52,10 @@ def _with_labels_jvp(smoothing: float, primals: tuple, tangents: tuple) -> tuple
 
 def predicted(logits: Float[Array, "*S K"]) -> Int[Array, "*S"]:
     """The first class with the largest logit; K, which is no class, if that logit is infinite or any logit is NaN."""
-    row = _Row.of(jax.lax.stop_gradient(widened(logits)), jnp.zeros(logits.shape[:-1], jnp.int32))
-    return row.prediction(logits.shape[-1])
+    logits, none = widened(logits), logits.shape[-1]
+    largest = jnp.max(logits, axis=-1)
+    first = jnp.min(jnp.where(logits == largest[..., None], _classes(logits), none), axis=-1)
+    return jnp.where(jnp.isfinite(largest), first, none)
 
 
 class _Row(NamedTuple):

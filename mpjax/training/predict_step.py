@@ -61,7 +61,7 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
 
     Args:
       task: the task.
-      prepare: as in `mpjax.training.objectives.classification`.
+      prepare: as in `RunObjective`.
       policy: casts the images to its compute dtype.
       top: the number of classes to output, at most all.
       predict: `(model, images) -> logits`, where the logits of several views may be averaged.

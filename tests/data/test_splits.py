@@ -46,10 +46,22 @@ def test_a_split_for_validation_takes_the_place_of_one_for_tests(name):
 
 
 @pytest.mark.parametrize("whole", ["{}", "train+{}", "{} + train", "test+{}+all"])
-@pytest.mark.parametrize("empty", ["train[:0]", "train[4:4]", "train[5:3]", "train[50%:40%]", "train[-2:-4]"])
-def test_an_empty_part_is_named_and_takes_no_examples_from_the_others(whole, empty):
-    with pytest.raises(UsageError, match=f"^split '{re.escape(empty)}' is empty"):
-        parts_of(whole.format(empty), SIZES, "set")
+@pytest.mark.parametrize("part", ["train[5:3]", "train[50%:30%]", "train[-5:-7]"])
+def test_a_reversed_part_is_named_and_takes_no_examples_from_the_others(whole, part):
+    with pytest.raises(UsageError, match=rf"^split '{re.escape(part)}' starts at .* write 'train\[3:5\]'"):
+        parts_of(whole.format(part), SIZES, "set")
+
+
+@pytest.mark.parametrize("expression", ["train[:0]", "train[4:4]", "train[:0%]+train[100%:]"])
+def test_a_split_without_examples_is_refused(expression):
+    with pytest.raises(UsageError, match=f"^split '{re.escape(expression)}' is empty"):
+        parts_of(expression, SIZES, "set")
+
+
+@pytest.mark.parametrize(("k", "count"), [(0, 8), (50, 8), (80, 8)])
+def test_a_fold_may_have_an_empty_part(k, count):
+    parts = parts_of(f"train[:{k}%]+train[{k + 20}%:]", SIZES, "set")
+    assert sum(part[2] - part[1] for part in parts) == count
 
 
 def test_all_splits_may_include_an_empty_one():

@@ -19,7 +19,7 @@ from mpjax.data.examples import Example
 from mpjax.data.fields import Image, Label, Mask
 from mpjax.data.images.depth import EIGHT, SIXTEEN
 from mpjax.data.sources.formats import BY_FUNCTION, is_readable
-from mpjax.data.table import Column, Other, Table, Text, require_no_empty_part
+from mpjax.data.table import Column, Other, Table, Text, require_ordered_parts
 from mpjax.errors import UsageError, first_line
 
 
@@ -266,7 +266,7 @@ def _records(builder: Any, split: str) -> Sequence[bytes]:
             + ", ".join(f"{name} ({info.num_examples} examples)" for name, info in builder.info.splits.items())
             + "; parts are written as in 'train[:90%]'"
         ) from error
-    require_no_empty_part(split, builder.info.splits)
+    require_ordered_parts(split, builder.info.splits)
     paths = [pathlib.Path(instruction.filename) for instruction in info.file_instructions]
     if missing := [path.name for path in paths if not path.exists()]:
         raise UsageError(
