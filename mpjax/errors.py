@@ -116,22 +116,28 @@ def printable(text: object) -> str:
 def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
     """Prints warnings of mpjax on one line and other warnings as Python does; replaces `warnings.showwarning`.
 
-    A compiled program that JAX cannot read is removed, so that JAX writes it again. This, and that it cannot write one,
-    is printed once for each cache folder.
+    Compiled programs of the name of a damaged one are removed, so that JAX writes them again. This, and that JAX cannot
+    read or write one, is printed once for each cache folder. Programs for a GPU that is not here can never be read.
     """
     if issubclass(category, WARNINGS):
         print(f"warning: {printable(message)}", file=sys.stderr)
     elif match := _CACHE.match(str(message)):
+        doing, module, reason = match.groups()
         folder = str(sys.modules["jax"].config.jax_compilation_cache_dir)
-        is_read = match[1] == "reading"
-        if is_read:
-            _remove_programs(pathlib.Path(folder), match[2])
-        _say_of_cache(folder, is_read)
+        if "PjRtCompiler must be constructed" in reason:
+            return
+        if doing == "writing":
+            _say_of_cache(folder, "cannot be written; they are compiled again each time")
+        elif re.match(r"\w*(OS|Permission|NotFound|Timeout|Memory)Error", reason):
+            _say_of_cache(folder, "cannot be read; they are compiled again each time")
+        else:
+            _remove_programs(pathlib.Path(folder), module)
+            _say_of_cache(folder, "are damaged and are compiled again")
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
-_CACHE = re.compile("Error (reading|writing) persistent compilation cache entry for '?([^':]*)")
+_CACHE = re.compile("Error (reading|writing) persistent compilation cache entry for '?([^':]*)'?(?:: )?(.*)", re.DOTALL)
 
 
 def _remove_programs(folder: pathlib.Path, module: str) -> None:
@@ -142,8 +148,7 @@ def _remove_programs(folder: pathlib.Path, module: str) -> None:
 
 
 @functools.cache
-def _say_of_cache(folder: str, is_read: bool) -> None:
-    about = "are damaged and are compiled again" if is_read else "cannot be written; they are compiled again each time"
+def _say_of_cache(folder: str, about: str) -> None:
     print(f"warning: compiled programs in {printable(folder)} {about}", file=sys.stderr)
 
 

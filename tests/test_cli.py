@@ -263,12 +263,16 @@ def test_damaged_compiled_programs_are_said_once_and_removed_so_that_jax_writes_
         for doing in ("reading", "reading", "writing"):
             said = f"Error {doing} persistent compilation cache entry for 'jit_a': Error -3 while decompressing"
             show_warning(said, UserWarning, "compiler.py", 7)
+        for sound in ("PermissionError: denied", "JaxRuntimeError: PjRtCompiler must be constructed with a Client"):
+            said = f"Error reading persistent compilation cache entry for 'jit_ab': {sound}"
+            show_warning(said, UserWarning, "compiler.py", 7)
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
     assert [entry.name for entry in tmp_path.iterdir()] == ["jit_ab-03-cache"]
     assert capsys.readouterr().err == (
         f"warning: compiled programs in {tmp_path} are damaged and are compiled again\n"
         f"warning: compiled programs in {tmp_path} cannot be written; they are compiled again each time\n"
+        f"warning: compiled programs in {tmp_path} cannot be read; they are compiled again each time\n"
     )
 
 

@@ -4,8 +4,9 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import pathlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,7 +35,7 @@ from mpjax.report.wording import duration
 from mpjax.training import TrainState
 from mpjax.training.optimizer import advice_on
 from mpjax.training.precision_plan import advice, floor_of
-from mpjax.training.train_call import compile_calls
+from mpjax.training.train_call import CallProgram, compile_calls
 
 
 Stopping = Callable[[Stop], contextlib.AbstractContextManager[None]]
@@ -150,9 +151,17 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
         state = run.packing.pack(beginning.state)
         feed = run.feed.calls(beginning.step, when.call_counts(beginning.step))
         fed = next(feed, None)  # None for a finished run
+        if fed is not None:
+            writer.message("compiling the training step")
         compiling = time.perf_counter()
-        train_call, probe = _compiled(run, state, fed, info, company, writer, records)
+        abstract = {count: run.feed.abstract(fed, count) for count in when.kinds_of_calls(beginning.step)}
+        programs: dict[int, CallProgram] = {}
+        train_call = compile_calls(run.train_call, state, abstract, run.compiler_options, see=programs.__setitem__)
+        probe = compile_calls(layer_probe(run), state, abstract) if when.layers and abstract else None
         compile_seconds = beginning.spent("compile_seconds") + time.perf_counter() - compiling
+        for line in _checked(run, programs, state, company, folder, records):
+            writer.message(line)
+        programs.clear()  # traced programs are large
 
         def seconds() -> dict[str, float]:
             spent = beginning.spent("seconds") + time.perf_counter() - entered
@@ -309,35 +318,27 @@ def _opened_writers(
     return *opened, UserWriters(writers, failures)
 
 
-def _compiled(
+def _checked(
     run: Run,
+    programs: Mapping[int, CallProgram],
     state: TrainState,
-    fed: Any,
-    info: extend.RunInfo,
     company: Alone | Company,
-    writer: report.Writer,
+    folder: pathlib.Path,
     records: Records,
-) -> tuple[Callable, Callable | None]:
-    """Compiles the calls of a run; checks that processes agree, that memory suffices, and which dtypes the step uses.
+) -> Iterator[str]:
+    """Checks that processes agree, that the programs fit into memory, and which dtypes they run in.
 
     Args:
       run: the run.
+      programs: the compiled training calls by their number of steps; none for a finished run.
       state: the packed state.
-      fed: the input of the first call; None for a finished run, which compiles nothing.
-      info: the folder of the run, and its first step.
       company: the processes of the run.
-      writer: receives messages.
+      folder: the folder of the run.
       records: the files of the run.
 
-    Returns:
-      The training call, and the probe of layer statistics.
+    Yields:
+      A line about the dtypes.
     """
-    if fed is not None:
-        writer.message("compiling the training step")
-    abstract = {count: run.feed.abstract(fed, count) for count in run.when.kinds_of_calls(info.start)}
-    programs: dict[int, Any] = {}
-    train_call = compile_calls(run.train_call, state, abstract, run.compiler_options, see=programs.__setitem__)
-    probe = compile_calls(layer_probe(run), state, abstract) if run.when.layers and abstract else None
     if company.processes > 1:
         from mpjax.commands.agreement import require_agreement
 
@@ -346,5 +347,4 @@ def _compiled(
     if programs and (company.first or run.config.precision.strict):
         from mpjax.commands.receipt_of_run import check_receipt
 
-        writer.message(check_receipt(run, programs, info.folder, records.put))
-    return train_call, probe
+        yield check_receipt(run, programs, folder, records.put)

@@ -147,7 +147,7 @@ def is_of_a_run(file: pathlib.Path) -> bool:
 def is_stored(file: pathlib.Path) -> bool:
     """True if a settings file lies beside anything that a run leaves, or runs of several seeds."""
     return is_of_a_run(file) or _is_beside(
-        file, "history.jsonl", "receipt.json", "summary.json", "tensorboard", "seed_*"
+        file, "history.jsonl", "receipt.json", "summary.json", "tensorboard", "seed_[0-9]*"
     )
 
 
