@@ -86,6 +86,8 @@ def require_moments(state: Any, params: Any, wrapper: str) -> None:
 def has_moments(state: Any, params: Any) -> bool:
     """True if an optimizer's state for `params` has a field of `MOMENTS`, also if it is masked."""
     parameters = paths_of(params)
+    if not parameters:  # as from optax.tree.map_params, which makes a state for a placeholder
+        return any(optax.tree.get_all_with_path(state, name) for name in MOMENTS)
     return any(is_moment(path, parameters) for path in paths_of(state))
 
 
