@@ -209,14 +209,20 @@ def test_float64_moments_stay():
     assert (nu["w"].dtype, nu["v"].dtype) == (jnp.float64, jnp.bfloat16)
 
 
-@functools.cache  # JAX keeps programs by class
+# Made before any test runs: JAX keeps programs by the address of a class, which a later class may take over.
+NAMED_TUPLES = {name: collections.namedtuple("Parameters", [name, "w", "v"]) for name in (*MOMENTS, "a")}
+DATACLASSES = {
+    name: jax.tree_util.register_dataclass(dataclasses.make_dataclass("Parameters", [name, "w", "v"]))
+    for name in (*MOMENTS, "a")
+}
+
+
 def named_tuple(name):
-    return collections.namedtuple("Parameters", [name, "w", "v"])
+    return NAMED_TUPLES[name]
 
 
-@functools.cache
 def dataclass_of(name):
-    return jax.tree_util.register_dataclass(dataclasses.make_dataclass("Parameters", [name, "w", "v"]))
+    return DATACLASSES[name]
 
 
 def module_of(name):
