@@ -46,8 +46,7 @@ class Run:
     """A run, before it has a folder and a state.
 
     Attributes:
-      config: the settings.
-      learner: the model, its objective, its precision and the optimizer.
+      learner: the settings, the model, its objective, its precision and the optimizer.
       layout: all devices, and the division of the run's arrays over them.
       packing: packs states for the calls below, and unpacks their results; all other code has states by path.
       source: the training and test examples.
@@ -61,7 +60,6 @@ class Run:
       eval_step: `(params, stats, batch) -> sums`.
     """
 
-    config: Config
     learner: Learner
     layout: Layout
     packing: Packing
@@ -74,6 +72,11 @@ class Run:
     train_step: jax.stages.Wrapped
     train_call: jax.stages.Wrapped
     eval_step: Callable
+
+    @property
+    def config(self) -> Config:
+        """The settings of the run."""
+        return self.learner.config
 
     @property
     def plan(self) -> PrecisionPlan:
@@ -147,7 +150,6 @@ def build_run(config: Config) -> Run:
     layout, packing, train_step = learner.on(mesh)
     task = learner.task
     return Run(
-        config=config,
         learner=learner,
         layout=layout,
         packing=packing,

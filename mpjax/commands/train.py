@@ -6,7 +6,7 @@ import functools
 import itertools
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ from mpjax.loop.join import joined
 from mpjax.loop.signals import Stop, stop_on_signals
 from mpjax.loop.train import NO_CALLBACKS, Explain, Limits, train_loop
 from mpjax.report.wording import duration
+from mpjax.report.writer import open_all
 from mpjax.training import TrainState
 from mpjax.training.optimizer import advice_on
 from mpjax.training.precision_plan import advice, floor_of
@@ -159,7 +160,7 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
         train_call = compile_calls(run.train_call, state, abstract, run.compiler_options, see=programs.__setitem__)
         probe = compile_calls(layer_probe(run), state, abstract) if when.layers and abstract else None
         compile_seconds = beginning.spent("compile_seconds") + time.perf_counter() - compiling
-        for line in _checked(run, programs, state, company, folder, records):
+        if line := _checked(run, programs, state, company, folder, records):
             writer.message(line)
         programs.clear()  # traced programs are large
 
@@ -300,22 +301,22 @@ def _opened_writers(
 
     The user's `writers` are opened already; they are added, and their failures go to `failures`.
     """
-    config, opened = info.config, ()
+    config, files, named = info.config, (), ()
     if company.first:
         start = info.start if config.resume else None
-        opened = (report.open_writers(info.folder, info.steps, start, tensorboard=config.report.tensorboard),)
-        with contextlib.ExitStack() as unfinished:
-            unfinished.callback(opened[0].close)
-            if config.report.writers:
-                from mpjax.report.user_writers import open_named_writers
+        tensorboard = config.report.tensorboard
+        openers = [lambda: report.open_writers(info.folder, info.steps, start, tensorboard=tensorboard)]
+        if config.report.writers:
+            from mpjax.report.user_writers import openers_of
 
-                writers = *open_named_writers(config.report.writers, info), *writers
-            unfinished.pop_all()
+            openers += openers_of(config.report.writers, info)
+        first, *named = open_all(openers)
+        files = (first,)
     if failures is None:
-        return opened
+        return files
     from mpjax.report.user_writers import UserWriters
 
-    return *opened, UserWriters(writers, failures)
+    return *files, UserWriters((*named, *writers), failures)
 
 
 def _checked(
@@ -325,8 +326,8 @@ def _checked(
     company: Alone | Company,
     folder: pathlib.Path,
     records: Records,
-) -> Iterator[str]:
-    """Checks that processes agree, that the programs fit into memory, and which dtypes they run in.
+) -> str:
+    """Checks that processes agree and that the programs fit into memory; writes the receipt.
 
     Args:
       run: the run.
@@ -336,15 +337,16 @@ def _checked(
       folder: the folder of the run.
       records: the files of the run.
 
-    Yields:
-      A line about the dtypes.
+    Returns:
+      A line about the dtypes that the programs run in; empty if this process reads none.
     """
     if company.processes > 1:
         from mpjax.commands.agreement import require_agreement
 
         require_agreement(company, run, {count: program.lowered for count, program in programs.items()}, state)
     require_memory(company, [program.compiled for program in programs.values()])
-    if programs and (company.first or run.config.precision.strict):
-        from mpjax.commands.receipt_of_run import check_receipt
+    if not programs or not (company.first or run.config.precision.strict):
+        return ""
+    from mpjax.commands.receipt_of_run import check_receipt
 
-        yield check_receipt(run, programs, folder, records.put)
+    return check_receipt(run, programs, folder, records.put)

@@ -141,14 +141,16 @@ def _is_own(value: str) -> bool:
 
 def is_of_a_run(file: pathlib.Path) -> bool:
     """True if a settings file lies beside the checkpoints, the environment or the metrics of one run."""
-    return _is_beside(file, "checkpoints", "environment.json", "metrics.jsonl")
+    return _is_beside(file, *_OF_ONE_RUN)
 
 
 def is_stored(file: pathlib.Path) -> bool:
     """True if a settings file lies beside anything that a run leaves, or runs of several seeds."""
-    return is_of_a_run(file) or _is_beside(
-        file, "history.jsonl", "receipt.json", "summary.json", "tensorboard", "seed_[0-9]*"
-    )
+    others = "history.jsonl", "receipt.json", "summary.json", "tensorboard", "seed_[0-9]*"
+    return _is_beside(file, *_OF_ONE_RUN, *others)
+
+
+_OF_ONE_RUN = ("checkpoints", "environment.json", "metrics.jsonl")
 
 
 def _is_beside(file: pathlib.Path, *patterns: str) -> bool:

@@ -191,8 +191,8 @@ def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[S
       set_name: the name of the data set, for messages.
 
     Raises:
-      UsageError: the split does not exist, the expression is invalid, or a part is empty. In the first two cases the
-        message lists the splits.
+      UsageError: the split does not exist, the expression is invalid, a part ends before it starts, or there are no
+        examples. In the first two cases the message lists the splits.
     """
     import tensorflow_datasets as tfds
 

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from mpjax.config.user_calls import arguments_of, named_failure, require_call
@@ -31,7 +31,12 @@ def open_named_writers(specs: Sequence[Code], run: RunInfo) -> list[Any]:
     Raises:
       UsageError: there is no such code, or its result is no writer. Open writers are then closed.
     """
-    return open_all(functools.partial(_open, spec, run) for spec in specs)
+    return open_all(openers_of(specs, run))
+
+
+def openers_of(specs: Sequence[Code], run: RunInfo) -> list[Callable[[], Any]]:
+    """Functions that open the writers of `open_named_writers`, one each."""
+    return [functools.partial(_open, spec, run) for spec in specs]
 
 
 def _open(spec: Code, run: RunInfo) -> Any:

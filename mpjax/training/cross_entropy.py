@@ -89,10 +89,7 @@ class _Row(NamedTuple):
         if smoothing:
             loss -= smoothing * (self.all / classes - self.shift)
         is_class = _is_class(labels, classes)
-        return jnp.where(is_class, loss, jnp.nan), is_class & (self.prediction(classes) == labels)
-
-    def prediction(self, classes: int) -> jax.Array:
-        return jnp.where(jnp.isfinite(self.largest), self.first, classes)
+        return jnp.where(is_class, loss, jnp.nan), is_class & jnp.isfinite(self.largest) & (self.first == labels)
 
 
 @jax.custom_jvp

@@ -254,7 +254,7 @@ def _records(builder: Any, split: str) -> Sequence[bytes]:
     """The serialized examples of a split, given in the notation of tfds.
 
     Raises:
-      UsageError: the split does not exist, a part of it is empty, or one of its files is missing.
+      UsageError: the split does not exist, a part of it ends before it starts, or one of its files is missing.
     """
     import tensorflow_datasets as tfds
 
