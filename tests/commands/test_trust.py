@@ -22,7 +22,7 @@ from mpjax.errors import UsageError
 
 
 PACKAGE = pathlib.Path(cli.__file__).parent
-DOCS = PACKAGE.parent / "docs"
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 # Settings
 
