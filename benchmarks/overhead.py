@@ -36,12 +36,11 @@ from mpjax.data import labelled_images
 from mpjax.data.order import Shuffled
 from mpjax.data.stream import BatchesInMemory
 from mpjax.training import create_state, take_apart
-from mpjax.training.feed import Resident
+from mpjax.training.feed import Resident, make_train_call
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
 from mpjax.training.objective import RunObjective
 from mpjax.training.objectives import classification
-from mpjax.training.train_call import make_train_call
 
 
 # --- The hand-written side -------------------------------------------------------------------------------------------

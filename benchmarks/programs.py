@@ -31,9 +31,8 @@ from machine import describe
 from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.models.projections import called
-from mpjax.plan.compiled import start
+from mpjax.plan.compiled import PlannedStep, start
 from mpjax.plan.hlo import parse
-from mpjax.plan.step import PlannedStep
 from mpjax.plan.traffic import traffic_of
 from mpjax.training.cross_entropy import with_labels
 from mpjax.training.packing import UNPACKED, Packing

@@ -28,10 +28,9 @@ from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.config.plan import GpuName
 from mpjax.errors import UsageError
-from mpjax.plan.compiled import start
+from mpjax.plan.compiled import PlannedStep, start
 from mpjax.plan.devices import GPUS
 from mpjax.plan.receipt import Receipt, receipt_of
-from mpjax.plan.step import PlannedStep
 from mpjax.plan.target import target_of_gpu
 from mpjax.training.mesh import make_mesh
 

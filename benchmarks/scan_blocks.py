@@ -25,8 +25,7 @@ from machine import describe
 
 from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
-from mpjax.plan.compiled import start
-from mpjax.plan.step import PlannedStep
+from mpjax.plan.compiled import PlannedStep, start
 from mpjax.training.mesh import make_mesh
 
 

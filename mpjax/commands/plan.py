@@ -18,13 +18,13 @@ from mpjax.config.paths import expanded
 from mpjax.config.plan import Plan
 from mpjax.data import Fields, batch_shapes
 from mpjax.data.orientation import orientation_of
+from mpjax.plan.compiled import PlannedStep, wide
 from mpjax.plan.compiler import install_compiler
 from mpjax.plan.devices import GPUS, HOST
 from mpjax.plan.estimate import Estimate, estimates
 from mpjax.plan.known_sets import planned_fields
 from mpjax.plan.measure import Measured, is_here, measure_step
 from mpjax.plan.plot import plot_plans
-from mpjax.plan.step import PlannedStep, wide
 from mpjax.plan.table import columns, comparisons, costliest_table, duration, plan_table, rows, title
 from mpjax.report.wording import subject_of
 from mpjax.training.precision_plan import plan_precision

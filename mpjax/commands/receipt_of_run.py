@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from mpjax.commands.build import Run
 from mpjax.errors import DtypeError, UsageError
 from mpjax.plan.receipt import receipt_of
-from mpjax.training.train_call import CallProgram
+from mpjax.training.feed import CallProgram
 
 
 RECEIPT_FILE = "receipt.json"

@@ -34,9 +34,9 @@ from mpjax.loop.train import NO_CALLBACKS, Explain, Limits, train_loop
 from mpjax.report.wording import duration
 from mpjax.report.writer import open_all
 from mpjax.training import TrainState
+from mpjax.training.feed import CallProgram, compile_calls
 from mpjax.training.optimizer import advice_on
 from mpjax.training.precision_plan import advice, floor_of
-from mpjax.training.train_call import CallProgram, compile_calls
 
 
 Stopping = Callable[[Stop], contextlib.AbstractContextManager[None]]

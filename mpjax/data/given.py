@@ -1,4 +1,4 @@
-"""Batches of a user's inputs to a trained model: image files, texts, or the examples of a split."""
+"""Batches of a user's inputs to a trained model: image files, whole or in tiles, texts, or the examples of a split."""
 
 import concurrent.futures
 import dataclasses
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image as PILImage
 
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
@@ -18,8 +19,47 @@ from mpjax.data.images.decoding import FileBytes, named_errors, opened
 from mpjax.data.images.depth import is_gray
 from mpjax.data.stacking import Arrays
 from mpjax.data.stream import Batch, padded_batch
-from mpjax.data.tiles import joined, squares_of
 from mpjax.errors import UsageError
+
+
+class Square(NamedTuple):
+    """A part of an image, in pixels."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
+def squares_of(width: int, height: int) -> list[Square]:
+    """The fewest squares, as wide as the image's shorter side, that cover it, evenly spaced along its longer side.
+
+    >>> [square.left for square in squares_of(5, 2)]
+    [0, 2, 3]
+    """
+    side, longer = min(width, height), max(width, height)
+    starts = np.round(np.linspace(0, longer - side, -(-longer // side))).astype(int).tolist()
+    if width >= height:
+        return [Square(start, 0, start + side, side) for start in starts]
+    return [Square(0, start, side, start + side) for start in starts]
+
+
+def joined(masks: Sequence[np.ndarray], width: int, height: int) -> np.ndarray:
+    """Joins the masks of `squares_of(width, height)`, each of any size, into one mask [height, width].
+
+    A pixel in two squares takes its class from the square with the nearer centre. Class numbers are never mixed.
+    """
+    squares = squares_of(width, height)
+    whole = np.empty((height, width), masks[0].dtype)
+    for number, (square, mask) in enumerate(zip(squares, masks, strict=True)):
+        side = square.right - square.left
+        stretched = np.asarray(PILImage.fromarray(mask).resize((side, side), PILImage.Resampling.NEAREST))
+        # The square before keeps its half of the overlap: squares are ordered along the longer side.
+        before = squares[number - 1] if number else square
+        left = (square.left + before.right) // 2 if before.left < square.left else square.left
+        top = (square.top + before.bottom) // 2 if before.top < square.top else square.top
+        whole[top : square.bottom, left : square.right] = stretched[top - square.top :, left - square.left :]
+    return whole
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,12 +26,12 @@ from mpjax.diagnosis.arithmetic import (
 )
 from mpjax.diagnosis.compile_ahead import give_back
 from mpjax.diagnosis.control_flow import HANDLERS as CONTROL_FLOW
+from mpjax.diagnosis.control_flow import shard_map
 from mpjax.diagnosis.float8 import saturated, with_own_scales
 from mpjax.diagnosis.formats import FLOAT8, NARROW
 from mpjax.diagnosis.layers import LayerRecorder
 from mpjax.diagnosis.loss_path import only_in_derivative
 from mpjax.diagnosis.measurements import Marks
-from mpjax.diagnosis.over_devices import shard_map
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.diagnosis.readings import Recorder

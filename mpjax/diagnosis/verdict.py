@@ -28,8 +28,8 @@ from mpjax.diagnosis.indices import out_of_range
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Reading, Site
 from mpjax.diagnosis.scales import healthy_scale, lower_scale
+from mpjax.diagnosis.search import at_fault, culprit
 from mpjax.diagnosis.sums import lost_sum, noted_sum
-from mpjax.diagnosis.suspects import at_fault, culprit
 from mpjax.diagnosis.trace import Trace, run
 from mpjax.precision.dtypes import is_floating
 

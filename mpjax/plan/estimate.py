@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from mpjax.config.plan import GpuName
 from mpjax.errors import UsageError
 from mpjax.plan.communication import Communication, communication_of
-from mpjax.plan.compiled import Compiled, start, with_sources
+from mpjax.plan.compiled import Compiled, PlannedStep, start, with_sources
 from mpjax.plan.devices import GPUS
 from mpjax.plan.float8 import LayerSavings, layers_of
 from mpjax.plan.hlo import parse
@@ -17,7 +17,6 @@ from mpjax.plan.measure import Measured
 from mpjax.plan.memory import Fit, Memory, largest_batch, other_batch, verified_batch
 from mpjax.plan.receipt import Receipt, receipt_of
 from mpjax.plan.roofline import Roofline, bounds_of, expected_seconds
-from mpjax.plan.step import PlannedStep
 from mpjax.plan.target import mesh_of, target_of_gpu
 from mpjax.plan.timeline import events_of, overlap_of
 from mpjax.plan.traffic import Cost, Traffic, costliest, traffic_of

@@ -6,8 +6,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from mpjax.plan.compiled import PlannedStep
 from mpjax.plan.memory import Memory, largest_batch, memory_of
-from mpjax.plan.step import PlannedStep
 from mpjax.plan.system_memory import free_memory
 
 

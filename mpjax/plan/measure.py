@@ -11,8 +11,8 @@ import numpy as np
 
 from mpjax.data import Fields, Image, Length, Tokens, batch_shapes
 from mpjax.data.fields import Numbers
+from mpjax.plan.compiled import PlannedStep
 from mpjax.plan.devices import gpu_of
-from mpjax.plan.step import PlannedStep
 from mpjax.training.mesh import make_mesh, place
 from mpjax.training.setup import initial_state
 

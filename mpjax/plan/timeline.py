@@ -28,7 +28,7 @@ class Start:
       kind: "all-reduce", "all-gather", ...
       arrays: dtype and bytes of each whole array that is exchanged.
       moved: bytes that the collective reads and writes in the device's memory.
-      instruction: the instruction, which names the devices that take part; see `mpjax.plan.groups`.
+      instruction: the instruction, which names the devices that take part; see `mpjax.plan.communication`.
     """
 
     name: str

@@ -14,7 +14,7 @@ import jax
 
 from mpjax.precision.calls import has_call, unwrap, wrap, wrapper_of
 from mpjax.precision.float8.layers import default_product, is_linear, is_quantised, tags_of
-from mpjax.precision.float32_products import CONVOLUTION, DOT_GENERAL
+from mpjax.precision.layers import CONVOLUTION, DOT_GENERAL
 from mpjax.precision.module_tree import class_names, declared, with_lists
 from mpjax.precision.rules import HEAD, is_norm
 

@@ -12,7 +12,7 @@ from flax import nnx
 from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, outputs_of
 from mpjax.diagnosis.program import program_of_model
 from mpjax.diagnosis.readings import Site
-from mpjax.diagnosis.suspects import at_fault, culprit
+from mpjax.diagnosis.search import at_fault, culprit
 from mpjax.precision.presets import get_policy
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpjax.plan.groups import along, axes_of, groups_of
+from mpjax.plan.communication import along, axes_of, groups_of
 from mpjax.plan.hlo import Instruction
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from mpjax.plan.communication import Reach, duration_of, reach_of
+from mpjax.plan.communication import Reach, along, duration_of, reach_of
 from mpjax.plan.devices import GPUS
-from mpjax.plan.groups import along
 
 
 HOST = Reach(8, 8)

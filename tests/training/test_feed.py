@@ -18,10 +18,9 @@ from mpjax.data.orientation import Alternating
 from mpjax.data.stream import BatchesInMemory
 from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.training import create_state, make_train_step, take_apart
-from mpjax.training.feed import Resident, SelectedRows, Single, Stacked, feed_of
+from mpjax.training.feed import Resident, SelectedRows, Single, Stacked, feed_of, make_train_call
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
-from mpjax.training.train_call import make_train_call
 
 
 BATCHES = BatchesInMemory(

@@ -14,11 +14,11 @@ from safetensors.numpy import save_file
 
 from mpjax.errors import UsageError
 from mpjax.files import replacing
+from mpjax.models.pretrained.files import variables_of
 from mpjax.models.pretrained.layouts import layouts_of
 from mpjax.models.pretrained.layouts.entry import WeightMap
 from mpjax.models.pretrained.load import cast, losses, refusal
 from mpjax.models.pretrained.report import PretrainedReport, WeightRow
-from mpjax.models.pretrained.tensors import variables_of
 from mpjax.models.scan import one_by_one
 from mpjax.precision.dtypes import FLOAT32, as_dtype, is_floating, widest
 

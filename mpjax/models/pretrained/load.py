@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.errors import UsageError
-from mpjax.models.pretrained.files import find_files
+from mpjax.models.pretrained.files import Tensor, find_files, open_tensors, variables_of
 from mpjax.models.pretrained.layouts.entry import FileEntry
 from mpjax.models.pretrained.match import Match, match_arrays
 from mpjax.models.pretrained.report import PretrainedReport, WeightRow
-from mpjax.models.pretrained.tensors import Tensor, open_tensors, variables_of
 from mpjax.models.scan import Stacks, names_apart, one_by_one, stack_of, stacks_of
 from mpjax.precision.modules import stored_dtypes
 from mpjax.precision.policy import Policy

@@ -11,7 +11,6 @@ import jax
 
 from mpjax.precision.casting.gradient_sums import adding_to, is_half, with_sum
 from mpjax.precision.casting.jaxprs import manual_axes, open_shardings, opened, scan_counts
-from mpjax.precision.casting.quantised import note, noted
 from mpjax.precision.casting.values import (
     Origin,
     Value,
@@ -23,6 +22,7 @@ from mpjax.precision.casting.values import (
 )
 from mpjax.precision.casting.walk import called
 from mpjax.precision.dtypes import is_floating, widest
+from mpjax.precision.float8.operations import note, noted
 
 
 def jit(run, eqn, inputs, debug_info) -> list:

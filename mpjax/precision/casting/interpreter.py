@@ -18,14 +18,24 @@ from mpjax.precision.casting.gradient_sums import (
     rule_adds_in_half,
 )
 from mpjax.precision.casting.jaxprs import as_function, function_of, is_transposed, opened
-from mpjax.precision.casting.numbers import bounds, computed, holds, number_of
 from mpjax.precision.casting.operations import Operations
 from mpjax.precision.casting.primitives import ARRANGES, COMPARES, MATRIX_PRODUCTS, STRETCH
-from mpjax.precision.casting.quantised import IN_FLOAT8, TAKEN_OUT, note
-from mpjax.precision.casting.values import Origin, Value, avals_of, cast, cast_like, joined, values_of
+from mpjax.precision.casting.values import (
+    Origin,
+    Value,
+    avals_of,
+    bounds,
+    cast,
+    cast_like,
+    computed,
+    holds,
+    joined,
+    number_of,
+    values_of,
+)
 from mpjax.precision.casting.walk import called, evaluated
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, is_floating, widest
-from mpjax.precision.float8.operations import quantised_product, why_not_quantised
+from mpjax.precision.float8.operations import IN_FLOAT8, TAKEN_OUT, note, quantised_product, why_not_quantised
 from mpjax.precision.float8.recipes import Recipe
 
 

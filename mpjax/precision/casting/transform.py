@@ -13,15 +13,14 @@ from typing import Any
 import jax
 
 from mpjax.errors import PrecisionWarning, UsageError
-from mpjax.precision.casting.equinox_paths import equinox_scopes
 from mpjax.precision.casting.interpreter import FULL_PRECISION, Interpreter
-from mpjax.precision.casting.model_arguments import ModelArguments, take_models_apart
+from mpjax.precision.casting.model_arguments import ModelArguments, equinox_scopes, take_models_apart
 from mpjax.precision.casting.operations import OPERATIONS, Operations
 from mpjax.precision.casting.origins import origins_of
-from mpjax.precision.casting.quantised import IN_FLOAT8, TAKEN_OUT, noted, nothing_in_float8
 from mpjax.precision.casting.values import Origin, arrays_of, cast_like, split_arrays, values_of
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF
+from mpjax.precision.float8.operations import IN_FLOAT8, TAKEN_OUT, noted, nothing_in_float8
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import DEFAULTS, NORM, Rules, decide, scope_lineage, winner

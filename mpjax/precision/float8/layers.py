@@ -12,7 +12,7 @@ from mpjax.precision.calls import owner_of_call
 from mpjax.precision.float8.history import keep_history
 from mpjax.precision.float8.products import Float8Dot
 from mpjax.precision.float8.recipes import Recipe
-from mpjax.precision.float32_products import DOT_GENERAL
+from mpjax.precision.layers import DOT_GENERAL
 from mpjax.precision.module_tree import is_item, with_lists
 from mpjax.precision.rules import FIRST_OR_LAST, LINEAR, SMALL_PRODUCT
 

@@ -12,7 +12,7 @@ import mpjax
 from mpjax.errors import UsageError
 from mpjax.models.gpt2 import GPT2
 from mpjax.models.pretrained import export_safetensors
-from mpjax.models.pretrained.tensors import variables_of
+from mpjax.models.pretrained.files import variables_of
 from mpjax.models.resnet import Bottleneck, ImageNetStem, ResNet
 from mpjax.models.scan import one_by_one
 

@@ -10,7 +10,7 @@ import pytest
 import mpjax
 from mpjax.diagnosis import diagnose_function
 from mpjax.errors import UsageError
-from mpjax.precision.casting.equinox_paths import equinox_scopes
+from mpjax.precision.casting.model_arguments import equinox_scopes
 from mpjax.precision.casting.walk import equations
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from mpjax.models.attention import Attention
-from mpjax.models.pretrained.tensors import variables_of
+from mpjax.models.pretrained.files import variables_of
 
 
 Turn = Callable[[np.ndarray], np.ndarray]

@@ -5,9 +5,9 @@ import pytest
 from flax import nnx
 
 from mpjax.models.bert import BERT
+from mpjax.models.pretrained.files import Tensor, variables_of
 from mpjax.models.pretrained.layouts.bert import huggingface
 from mpjax.models.pretrained.match import foreign_shape, match_arrays
-from mpjax.models.pretrained.tensors import Tensor, variables_of
 
 
 @pytest.fixture(scope="module")

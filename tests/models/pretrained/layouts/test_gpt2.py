@@ -6,10 +6,10 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.models.gpt2 import GPT2
+from mpjax.models.pretrained.files import variables_of
 from mpjax.models.pretrained.layouts.gpt2 import huggingface
 from mpjax.models.pretrained.load import load_pretrained
 from mpjax.models.pretrained.match import foreign_shape
-from mpjax.models.pretrained.tensors import variables_of
 
 
 def make():

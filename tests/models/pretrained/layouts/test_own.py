@@ -7,7 +7,7 @@ from flax import nnx
 
 import mpjax
 from mpjax.models.pretrained import export_safetensors
-from mpjax.models.pretrained.tensors import variables_of
+from mpjax.models.pretrained.files import variables_of
 
 
 class Odd(nnx.Module):
