@@ -40,7 +40,6 @@ def test_it_is_the_only_writer_of_json():
     """But for digests, for names in quotes in a line to copy, and for a score that Orbax reads."""
     others = {
         "strict_json.py": 1,
-        "training/tuning/tune_products.py": 2,
         "loop/checksums.py": 1,
         "loop/checkpoint.py": 1,
     }

@@ -9,7 +9,6 @@ from typing import Any
 
 from mpjax import report
 from mpjax.commands.train import run
-from mpjax.commands.tune import tuned
 from mpjax.config import Config, from_toml, to_toml
 from mpjax.config.folders import check_run_folder, resume_command, run_folder, run_settings, seed_folder, seeds_in
 from mpjax.config.limits import check, is_auto, require_types
@@ -73,15 +72,12 @@ def sweep(config: Config) -> dict:
 
 
 def _settled(config: Config) -> Config:
-    """Resolves the settings that depend on memory or timings, once, so that all seeds share them."""
+    """Resolves the settings that depend on memory, once, so that all seeds share them."""
     if is_auto(config):
         from mpjax.commands.fit import fitted  # local, because few runs need the modules of the plan
 
         config, message = fitted(config)
         print(message)
-    config, tuning = tuned(config)
-    if tuning:
-        print(tuning)
     return config
 
 

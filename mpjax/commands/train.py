@@ -237,26 +237,17 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
 
 
 def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
-    """Settles `auto` sizes and tuned rules in the settings, and builds the run; also returns notes for the user.
+    """Settles `auto` sizes in the settings, and builds the run; also returns notes for the user.
 
     Raises:
       UsageError: as `build_run`; it lists what else the command lacks.
     """
-    if company.processes > 1 and config.precision.tune:
-        raise UsageError(
-            "--precision.tune times one process: run scripts/train.py alone with it (--distributed.processes 1 --steps "
-            "1), and give all processes the rules that it finds as --precision.rules"
-        )
-    fit, tuning = "", ""
+    fit = ""
     try:
         if is_auto(config):
             from mpjax.commands.fit import fitted
 
             config, fit = fitted(config, company.gather, print if company.first else lambda line: None)
-        if config.precision.tune:
-            from mpjax.commands.tune import tuned
-
-            config, tuning = tuned(config)
         run = build_run(config)
     except UsageError as error:
         from mpjax.commands.lacking import with_following
@@ -267,8 +258,8 @@ def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
         from mpjax.commands.own_parts import require_metric
 
         require_metric(config.loop.best, metrics_of(run.task, data.batch_fields(run.source, config.data)))
-    advised = *advice(run.plan, jax.devices()[0], tuned=bool(tuning)), *advice_on(config.optimizer)
-    return run, [fit, tuning, *run.source.notes, *advised]
+    advised = *advice(run.plan, jax.devices()[0]), *advice_on(config.optimizer)
+    return run, [fit, *run.source.notes, *advised]
 
 
 def _listeners(

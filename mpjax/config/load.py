@@ -12,7 +12,7 @@ from mpjax.config.arguments import parse, parse_with
 from mpjax.config.durations import Duration
 from mpjax.config.paths import expanded, names, settings_file, tell_data
 from mpjax.config.program import typed
-from mpjax.config.schema import Config
+from mpjax.config.schema import REMOVED, Config
 from mpjax.config.user_code import as_stored, is_stored, require_trust
 from mpjax.errors import UsageError
 
@@ -138,7 +138,7 @@ def read_flags(file: pathlib.Path) -> list[str]:
         content = file.read_bytes()
         if not content.strip():
             raise UsageError("the file is empty; wanted settings, as in the config.toml of a run")
-        table = tomllib.loads(content.decode())
+        table = _without_removed(tomllib.loads(content.decode()))
         unknown = list(_unknown(table, Config(), ""))
         if len(unknown) > _MOST_UNKNOWN:  # the parser is slow: it looks for a similar name for each
             first = ", ".join(unknown[:3])
@@ -176,6 +176,19 @@ def _checked_flags(file: pathlib.Path, prog: str) -> list[str]:
     except UsageError as error:
         raise UsageError(f"in {file}: {error}") from None
     return flags
+
+
+def _without_removed(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Leaves out the settings of earlier versions that have their defaults, which change nothing."""
+    return {
+        key: _without_removed(value, f"{prefix}{key}.") if isinstance(value, dict) else value
+        for key, value in table.items()
+        if not _is_removed(f"{prefix}{key}", value)
+    }
+
+
+def _is_removed(name: str, value: Any) -> bool:
+    return name in REMOVED and type(value) is type(REMOVED[name]) and value == REMOVED[name]
 
 
 _MOST_UNKNOWN = 20
@@ -255,7 +268,7 @@ def _other_kind(value: object, default: object) -> str | None:
     return None
 
 
-_OF_OTHER_PROGRAMS = {
+_INSTEAD = {
     **dict.fromkeys(("lr", "learning_rate"), "--optimizer.learning_rate VALUE"),
     **dict.fromkeys(("wd", "weight_decay"), "--optimizer.weight_decay VALUE"),
     **dict.fromkeys(("bs", "batch_size"), "--data.batch_size VALUE"),
@@ -264,8 +277,9 @@ _OF_OTHER_PROGRAMS = {
     "bf16": "--precision.policy mixed_bfloat16",
     **dict.fromkeys(("model", "arch"), "--model.name VALUE"),
     "dataset": "--data.name VALUE",
+    "precision.tune": "--precision.rules with the rules that examples/tune_products.py prints",
 }
-"""Names of flags in other programs, and the flags of mpjax for them."""
+"""Names of flags in other programs and in earlier versions, and the flags of mpjax for them."""
 
 
 def _parse(flags: list[str], prog: str) -> Config:
@@ -274,7 +288,7 @@ def _parse(flags: list[str], prog: str) -> Config:
     except UsageError as error:
         for flag, value in itertools.pairwise([*flags, ""]):
             name, _, joined = flag.removeprefix("--").partition("=")
-            here = _OF_OTHER_PROGRAMS.get(name.replace("-", "_"), "")
+            here = _INSTEAD.get(name.replace("-", "_"), "")
             if here and flag.startswith("--") and f"unrecognized options: {flag}" in str(error):
                 here = here.replace("VALUE", joined or ("VALUE" if value.startswith("--") else value) or "VALUE")
                 unknown = f"unrecognized options: {flag}; write {here} ({prog} --help lists all)"

@@ -218,9 +218,6 @@ class Precision:
     """Dynamic loss scale: consecutive overflows after which it halves."""
     tolerance: float = 0.0
     """Dynamic loss scale: share of steps since its last change that must overflow before it halves."""
-    tune: bool = False
-    """Before training, time the model's matrix products and convolutions in both dtypes on this device; add rules that
-    keep in float32 what is slower in half precision, if that makes the step faster. The result is cached."""
     strict: bool = False
     """Refuse to train if a product, a sum over devices or an update of the compiled step runs in another dtype than
     asked for, or if that cannot be told; `receipt.json` lists all. Half precision that a CPU computes in float32 is
@@ -481,3 +478,7 @@ class Config:
 
     def __post_init__(self):
         settle_durations(self, "steps")
+
+
+REMOVED = {"precision.tune": False}
+"""Settings that only earlier versions have, and their defaults as TOML values: their runs stored every setting."""

@@ -187,14 +187,6 @@ def one_by_one(model: Any) -> Any:
     return copied
 
 
-def with_first_blocks(model: Any) -> Any:
-    """Copies a model, with `all` of each stack replaced by its first block, which can be called alone."""
-    copied = nnx.merge(*nnx.split(model))
-    for stack in _stacks(copied).values():
-        stack.all = next(iter(stack))
-    return copied
-
-
 def _stacks(model: nnx.Module) -> dict[tuple, Stack]:
     return {path: module for path, module in nnx.iter_modules(model) if isinstance(module, Stack)}
 

@@ -91,13 +91,12 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
     return PrecisionPlan(policy, _mode(config, preset, policy), _loss_scale(config, preset, policy), kept)
 
 
-def advice(plan: PrecisionPlan, device, *, tuned: bool = False) -> list[str]:
+def advice(plan: PrecisionPlan, device) -> list[str]:
     """Collects advice on settings that are valid on `device` (a `jax.Device`) but seldom intended.
 
     Args:
       plan: the precision of the run.
       device: the device that runs it.
-      tuned: whether `--precision.tune` is set; then the advice does not mention it.
     """
     policy = plan.policy
     notes = []
@@ -118,8 +117,7 @@ def advice(plan: PrecisionPlan, device, *, tuned: bool = False) -> list[str]:
         )
     notes += [reason for recipe in policy.recipes if (reason := emulated_reason(recipe, device.platform))]
     if reason := slow_half_reason(policy.compute_dtype, device):
-        offer = "; --precision.tune finds layers that are faster in it"
-        notes.append(reason if tuned or device.platform != "cpu" else reason + offer)
+        notes.append(reason)
     return notes
 
 

@@ -2,9 +2,12 @@
 
 import dataclasses
 
+import pytest
+import tomli_w
+
 from mpjax.config import Config, to_toml
 from mpjax.config.save import changes, shared_settings
-from mpjax.config.schema import Distributed
+from mpjax.config.schema import REMOVED, Distributed
 
 
 def test_settings_that_make_another_run_are_named_with_both_values():
@@ -43,6 +46,13 @@ def test_a_setting_that_one_of_them_lacks_has_its_default():
     text = to_toml(Config())
     assert list(changes(text.replace("seed = 0\n", ""), text)) == []
     assert list(changes(text + '\n[later]\nsetting = "x"\n', text)) == [("later.setting", "x", "not set")]
+
+
+@pytest.mark.parametrize(("name", "default"), REMOVED.items())
+def test_a_removed_setting_at_its_default_is_no_change(name, default):
+    section, _, setting = name.rpartition(".")
+    text, line = to_toml(Config()), tomli_w.dumps({setting: default})
+    assert list(changes(text.replace(f"[{section}]\n", f"[{section}]\n{line}"), text)) == []
 
 
 def test_processes_share_all_settings_but_where_each_finds_its_files():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mpjax.config import Config, from_toml, load_config, to_toml
 from mpjax.config.durations import Duration
+from mpjax.config.schema import REMOVED
 from mpjax.errors import UsageError
 
 
@@ -89,6 +90,28 @@ def test_a_mistake_in_a_file_is_reported_under_its_name(file, text, says):
     assert "mistaken.toml" in message
     assert "good.toml" not in message
     assert says in message
+
+
+@pytest.mark.parametrize(("name", "default"), REMOVED.items())
+def test_a_file_may_have_a_setting_of_an_earlier_version_at_its_default(file, name, default):
+    section, _, setting = name.rpartition(".")
+    path = file(tomli_w.dumps({"seed": 3, section: {setting: default}}), "earlier.toml")
+    assert load_config(["--config", path]) == Config(seed=3)
+
+
+@pytest.mark.parametrize("value", ["true", "0", "''", "{}"])
+def test_a_setting_of_an_earlier_version_with_another_value_is_an_error(file, value):
+    with pytest.raises(UsageError, match=r"earlier\.toml: .*--precision\.tune"):
+        load_config(["--config", file(f"[precision]\ntune = {value}", "earlier.toml")])
+
+
+def test_a_flag_of_an_earlier_version_is_an_error_that_says_what_to_write():
+    with pytest.raises(UsageError) as caught:
+        load_config(["--precision.tune", "--seed", "3"], prog="train")
+    assert str(caught.value) == (
+        "unrecognized options: --precision.tune; write --precision.rules with the rules that "
+        "examples/tune_products.py prints (train --help lists all)"
+    )
 
 
 @pytest.mark.parametrize("head", ["", "[data]\n", "[nothing]\n"])
