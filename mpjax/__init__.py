@@ -8,49 +8,62 @@ import importlib
 from typing import Any
 
 
-_HOMES = {
-    "mpjax.errors": (
-        "CallbackError",
-        "CheckpointWarning",
-        "DataWarning",
-        "Diverged",
-        "DtypeError",
-        "Interrupted",
-        "LoggerWarning",
-        "PrecisionWarning",
-        "UsageError",
-    ),
-    "mpjax.precision": (
-        "LossScaleState",
-        "Policy",
-        "apply_policy",
-        "audit",
-        "autocast",
-        "check_dtypes",
-        "dynamic_loss_scaling",
-        "full_precision",
-        "get_policy",
-        "loss_scale_state",
-        "master_weights",
-        "no_loss_scaling",
-        "reduce_gradients",
-        "scale_loss",
-        "scaled_value_and_grad",
-        "static_loss_scaling",
-        "where_finite",
-    ),
-    "mpjax.config": ("Config", "Duration"),
-    "mpjax.extend": ("Callback", "RunInfo"),
-    "mpjax.training": ("Mean", "TrainState", "create_state", "make_eval_step", "make_train_step", "take_apart"),
-    "mpjax.diagnosis": ("Diagnosis", "diagnose", "diagnose_function"),
-    "mpjax.models.pretrained": ("load_pretrained",),
-    "mpjax.plan.receipt_of_function": ("receipt",),
-    "mpjax.plan.receipt": ("Receipt",),
-    "mpjax.commands.train": ("run",),
+_HOME = {
+    # What a user starts with.
+    "Policy": "mpjax.precision",
+    "get_policy": "mpjax.precision",
+    "apply_policy": "mpjax.precision",
+    "autocast": "mpjax.precision",
+    "full_precision": "mpjax.precision",
+    "dynamic_loss_scaling": "mpjax.precision",
+    "static_loss_scaling": "mpjax.precision",
+    "no_loss_scaling": "mpjax.precision",
+    "scaled_value_and_grad": "mpjax.precision",
+    "where_finite": "mpjax.precision",
+    "master_weights": "mpjax.precision",
+    "reduce_gradients": "mpjax.precision",
+    "diagnose": "mpjax.diagnosis",
+    "receipt": "mpjax.plan.receipt_of_function",
+    "run": "mpjax.commands.train",
+    "Config": "mpjax.config",
+    "Callback": "mpjax.extend",
+    "load_pretrained": "mpjax.models.pretrained",
+    "make_train_step": "mpjax.training",
+    "create_state": "mpjax.training",
+    "TrainState": "mpjax.training",
+    "UsageError": "mpjax.errors",
+    "Diverged": "mpjax.errors",
+    # Dtypes of a program.
+    "audit": "mpjax.precision",
+    "check_dtypes": "mpjax.precision",
+    # Loss scaling by hand.
+    "scale_loss": "mpjax.precision",
+    "loss_scale_state": "mpjax.precision",
+    "LossScaleState": "mpjax.precision",
+    # Runs and training steps.
+    "Duration": "mpjax.config",
+    "take_apart": "mpjax.training",
+    "make_eval_step": "mpjax.training",
+    "Mean": "mpjax.training",
+    # Results.
+    "diagnose_function": "mpjax.diagnosis",
+    "Diagnosis": "mpjax.diagnosis",
+    "Receipt": "mpjax.plan.receipt",
+    # What a callback is called with.
+    "RunInfo": "mpjax.extend",
+    # Errors and warnings.
+    "CallbackError": "mpjax.errors",
+    "DtypeError": "mpjax.errors",
+    "Interrupted": "mpjax.errors",
+    "CheckpointWarning": "mpjax.errors",
+    "DataWarning": "mpjax.errors",
+    "LoggerWarning": "mpjax.errors",
+    "PrecisionWarning": "mpjax.errors",
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+"""The module of each public name: first the names that a user starts with, then the others in the order of
+docs/reference."""
 
-__all__ = sorted(_HOME)  # noqa: PLE0605 (a list, computed)
+__all__ = list(_HOME)
 
 
 _PARTS = ("config", "data", "diagnosis", "loop", "models", "plan", "precision", "report", "training")

@@ -1,5 +1,64 @@
 """The public names as type checkers and editors see them; `__init__.py` imports each on first use."""
+# ruff: noqa: I001 (in the order of `__all__`)
 
+# What a user starts with.
+from mpjax.precision import Policy as Policy
+from mpjax.precision import get_policy as get_policy
+from mpjax.precision import apply_policy as apply_policy
+from mpjax.precision import autocast as autocast
+from mpjax.precision import full_precision as full_precision
+from mpjax.precision import dynamic_loss_scaling as dynamic_loss_scaling
+from mpjax.precision import static_loss_scaling as static_loss_scaling
+from mpjax.precision import no_loss_scaling as no_loss_scaling
+from mpjax.precision import scaled_value_and_grad as scaled_value_and_grad
+from mpjax.precision import where_finite as where_finite
+from mpjax.precision import master_weights as master_weights
+from mpjax.precision import reduce_gradients as reduce_gradients
+from mpjax.diagnosis import diagnose as diagnose
+from mpjax.plan.receipt_of_function import receipt as receipt
+from mpjax.commands.train import run as run
+from mpjax.config import Config as Config
+from mpjax.extend import Callback as Callback
+from mpjax.models.pretrained import load_pretrained as load_pretrained
+from mpjax.training import make_train_step as make_train_step
+from mpjax.training import create_state as create_state
+from mpjax.training import TrainState as TrainState
+from mpjax.errors import UsageError as UsageError
+from mpjax.errors import Diverged as Diverged
+
+# Dtypes of a program.
+from mpjax.precision import audit as audit
+from mpjax.precision import check_dtypes as check_dtypes
+
+# Loss scaling by hand.
+from mpjax.precision import scale_loss as scale_loss
+from mpjax.precision import loss_scale_state as loss_scale_state
+from mpjax.precision import LossScaleState as LossScaleState
+
+# Runs and training steps.
+from mpjax.config import Duration as Duration
+from mpjax.training import take_apart as take_apart
+from mpjax.training import make_eval_step as make_eval_step
+from mpjax.training import Mean as Mean
+
+# Results.
+from mpjax.diagnosis import diagnose_function as diagnose_function
+from mpjax.diagnosis import Diagnosis as Diagnosis
+from mpjax.plan.receipt import Receipt as Receipt
+
+# What a callback is called with.
+from mpjax.extend import RunInfo as RunInfo
+
+# Errors and warnings.
+from mpjax.errors import CallbackError as CallbackError
+from mpjax.errors import DtypeError as DtypeError
+from mpjax.errors import Interrupted as Interrupted
+from mpjax.errors import CheckpointWarning as CheckpointWarning
+from mpjax.errors import DataWarning as DataWarning
+from mpjax.errors import LoggerWarning as LoggerWarning
+from mpjax.errors import PrecisionWarning as PrecisionWarning
+
+# Submodules.
 from mpjax import config as config
 from mpjax import data as data
 from mpjax import diagnosis as diagnosis
@@ -9,48 +68,5 @@ from mpjax import plan as plan
 from mpjax import precision as precision
 from mpjax import report as report
 from mpjax import training as training
-from mpjax.commands.train import run as run
-from mpjax.config import Config as Config
-from mpjax.config import Duration as Duration
-from mpjax.diagnosis import Diagnosis as Diagnosis
-from mpjax.diagnosis import diagnose as diagnose
-from mpjax.diagnosis import diagnose_function as diagnose_function
-from mpjax.errors import CallbackError as CallbackError
-from mpjax.errors import CheckpointWarning as CheckpointWarning
-from mpjax.errors import DataWarning as DataWarning
-from mpjax.errors import Diverged as Diverged
-from mpjax.errors import DtypeError as DtypeError
-from mpjax.errors import Interrupted as Interrupted
-from mpjax.errors import LoggerWarning as LoggerWarning
-from mpjax.errors import PrecisionWarning as PrecisionWarning
-from mpjax.errors import UsageError as UsageError
-from mpjax.extend import Callback as Callback
-from mpjax.extend import RunInfo as RunInfo
-from mpjax.models.pretrained import load_pretrained as load_pretrained
-from mpjax.plan.receipt import Receipt as Receipt
-from mpjax.plan.receipt_of_function import receipt as receipt
-from mpjax.precision import LossScaleState as LossScaleState
-from mpjax.precision import Policy as Policy
-from mpjax.precision import apply_policy as apply_policy
-from mpjax.precision import audit as audit
-from mpjax.precision import autocast as autocast
-from mpjax.precision import check_dtypes as check_dtypes
-from mpjax.precision import dynamic_loss_scaling as dynamic_loss_scaling
-from mpjax.precision import full_precision as full_precision
-from mpjax.precision import get_policy as get_policy
-from mpjax.precision import loss_scale_state as loss_scale_state
-from mpjax.precision import master_weights as master_weights
-from mpjax.precision import no_loss_scaling as no_loss_scaling
-from mpjax.precision import reduce_gradients as reduce_gradients
-from mpjax.precision import scale_loss as scale_loss
-from mpjax.precision import scaled_value_and_grad as scaled_value_and_grad
-from mpjax.precision import static_loss_scaling as static_loss_scaling
-from mpjax.precision import where_finite as where_finite
-from mpjax.training import Mean as Mean
-from mpjax.training import TrainState as TrainState
-from mpjax.training import create_state as create_state
-from mpjax.training import make_eval_step as make_eval_step
-from mpjax.training import make_train_step as make_train_step
-from mpjax.training import take_apart as take_apart
 
 __version__: str

@@ -22,34 +22,6 @@ ORDER = ("precision", "config", "data", "models", "training", "loop", "diagnosis
 FOR_ALL = ("errors", "files", "strict_json", "notebook", "ctrl_c", "mesh_axes", "jax_internals", "extend")
 WIRING = ("cli",)
 
-PUBLIC = [
-    "Policy",
-    "get_policy",
-    "apply_policy",
-    "autocast",
-    "full_precision",
-    "dynamic_loss_scaling",
-    "static_loss_scaling",
-    "no_loss_scaling",
-    "LossScaleState",
-    "loss_scale_state",
-    "scale_loss",
-    "scaled_value_and_grad",
-    "where_finite",
-    "master_weights",
-    "reduce_gradients",
-    "receipt",
-    "check_dtypes",
-    "audit",
-    "diagnose",
-    "load_pretrained",
-    "TrainState",
-    "make_train_step",
-    "make_eval_step",
-    "Config",
-    "run",
-]
-
 
 def sources():
     """The code of the package: a wheel holds `configs/` too, whose files are of a user's kind."""
@@ -122,26 +94,6 @@ def test_an_import_brings_along_only_what_it_needs(statement, absent):
     assert not absent & modules_after(statement)
 
 
-def test_public_names_are_those_of_the_design_and_errors():
-    besides = {
-        "CallbackError",
-        "CheckpointWarning",
-        "DataWarning",
-        "Diverged",
-        "DtypeError",
-        "Interrupted",
-        "LoggerWarning",
-        "PrecisionWarning",
-        "UsageError",
-    }
-    besides |= {"Callback", "Mean", "RunInfo"}  # what a user's own parts are made of
-    besides |= {"Duration", "create_state", "take_apart", "Diagnosis", "diagnose_function"}  # what others take or give
-    besides |= {"Receipt"}
-    assert set(mpjax.__all__) - besides <= set(PUBLIC)
-    assert dir(mpjax) == mpjax.__all__
-    assert {"Policy", "apply_policy", "master_weights", "make_train_step", "Config", "run"} <= set(mpjax.__all__)
-
-
 @pytest.mark.slow
 def test_a_public_name_resolves_to_what_is_documented():
     """In a fresh interpreter: `mpjax.run` is the function, not the module of that name."""
@@ -157,13 +109,6 @@ def test_run_can_be_called_also_after_its_module_was_imported():
     code += "except mpjax.UsageError as error: print(error)"
     wanted = "--seed is -1: wanted 0 or more\n"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == wanted
-
-
-def test_what_is_defined_under_a_public_name_is_exported():
-    """Names of the design that some module defines are importable from mpjax."""
-    nodes = (node for tree in trees().values() for node in tree.body)
-    defined = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    assert defined & set(PUBLIC) == set(mpjax.__all__) & set(PUBLIC)
 
 
 def test_an_unknown_name_is_an_attribute_error_that_suggests_the_nearest():

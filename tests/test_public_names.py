@@ -5,6 +5,8 @@ import inspect
 import json
 import os
 import pathlib
+import re
+import shlex
 import subprocess
 import sys
 
@@ -14,19 +16,46 @@ import mpjax
 
 
 STUB = pathlib.Path(mpjax.__file__).with_suffix(".pyi")
+DOCS = pathlib.Path(__file__).parents[1] / "docs"
+
+FIRST = shlex.split("""
+Policy get_policy apply_policy autocast full_precision
+dynamic_loss_scaling static_loss_scaling no_loss_scaling scaled_value_and_grad where_finite
+master_weights reduce_gradients diagnose receipt
+run Config Callback load_pretrained make_train_step create_state TrainState
+UsageError Diverged
+""")
+OTHERS = shlex.split("""
+audit check_dtypes
+scale_loss loss_scale_state LossScaleState
+Duration take_apart make_eval_step Mean
+diagnose_function Diagnosis Receipt RunInfo
+CallbackError DtypeError Interrupted CheckpointWarning DataWarning LoggerWarning PrecisionWarning
+""")
 
 
 def stubbed():
-    """The homes of the names in the stub."""
+    """The names in the stub and their homes, in its order."""
     imports = [node for node in ast.parse(STUB.read_text()).body if isinstance(node, ast.ImportFrom)]
     for node in imports:
         assert all(alias.asname == alias.name for alias in node.names), "else a type checker takes it for private"
-    return {(node.module, alias.name) for node in imports for alias in node.names}
+    return [(alias.name, node.module) for node in imports for alias in node.names]
 
 
-def test_type_checkers_are_told_the_names_that_python_gives():
-    homes = {(home, name) for home, names in mpjax._HOMES.items() for name in names}
-    assert stubbed() == homes | {("mpjax", part) for part in mpjax._PARTS}
+def test_the_names_that_a_user_starts_with_come_first():
+    assert mpjax.__all__ == [*FIRST, *OTHERS]
+    assert dir(mpjax) == sorted([*FIRST, *OTHERS])
+
+
+def test_the_others_follow_in_the_order_of_the_reference():
+    pages = re.findall(r"^reference/\w+$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    text = "\n".join((DOCS / f"{page}.md").read_text() for page in pages)
+    names = re.findall(r"^\.\. auto\w+:: mpjax\.(\w+)(?:\(.*\))?$", text, re.MULTILINE)
+    assert [name for name in names if name not in FIRST] == OTHERS
+
+
+def test_type_checkers_are_told_the_names_that_python_gives_in_the_same_order():
+    assert stubbed() == [*mpjax._HOME.items(), *((part, "mpjax") for part in mpjax._PARTS)]
 
 
 def test_a_function_has_a_signature_of_named_parameters():
