@@ -114,7 +114,7 @@ def tune(config: mpjax.Config, clock: Clock) -> dict[str, str]:
       clock: times two functions without arguments.
 
     Returns:
-      All rules of the run, pattern to dtype: those of `config`, and those found; empty if none are found.
+      All rules to train with, pattern to dtype: those of `config`, then the new ones; empty if there are no new ones.
 
     Raises:
       UsageError: the settings are invalid, or there is nothing to time.
@@ -395,8 +395,8 @@ def _covers(pattern: str, path: str) -> bool:
 
 def _micro_batch(run: Run, batch: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes of one device's share of a micro-batch."""
-    parts = run.layout.shares * run.config.training.accumulate
-    return {name: jax.ShapeDtypeStruct((max(1, len(x) // parts), *x.shape[1:]), x.dtype) for name, x in batch.items()}
+    shares = run.layout.shares * run.config.training.accumulate
+    return {name: jax.ShapeDtypeStruct((max(1, len(x) // shares), *x.shape[1:]), x.dtype) for name, x in batch.items()}
 
 
 def _step_of(run: Run, batch: Mapping[str, np.ndarray]) -> Callable[[], Any]:

@@ -187,8 +187,8 @@ def report(*paths, **ruled):
 )
 def test_rules_cover_what_is_slower_in_half_precision_and_nothing_else(slow, fast, norms, rules):
     timed = [Timed(tuple(slow), SLOW), Timed(tuple(fast), FAST)]
-    found = example.rules_of(timed, report(*slow, *fast, **dict.fromkeys(norms, "type:norm")))
-    assert list(found.items()) == [(pattern, "float32") for pattern in rules]
+    chosen = example.rules_of(timed, report(*slow, *fast, **dict.fromkeys(norms, "type:norm")))
+    assert list(chosen.items()) == [(pattern, "float32") for pattern in rules]
 
 
 @pytest.mark.parametrize(("ratio", "slower"), [(1.05, False), (1.2, True)])
