@@ -32,10 +32,10 @@ def faults(
     sdist: Mapping[str, bytes], built: Mapping[str, bytes], direct: Mapping[str, bytes], tracked: Collection[str]
 ) -> Iterator[str]:
     """Yields what is wrong with the files of an sdist, of the wheel built from it and of the checkout's own wheel."""
-    tests = {name for name in tracked if name.startswith("tests/")}
+    beside = {name for name in tracked if name.startswith(("tests/", "examples/"))}
     configs = {name for name in tracked if name.startswith("configs/")}
     package = {name for name in tracked if name.startswith("mpjax/")}
-    for name in sorted({*NEEDED, *tests, *package, *configs} - sdist.keys()):
+    for name in sorted({*NEEDED, *beside, *package, *configs} - sdist.keys()):
         yield f"the sdist lacks {name}"
     for name in sorted(sdist.keys() - {*tracked, "PKG-INFO"}):
         yield f"the sdist has {name}, which git does not track"

@@ -1,4 +1,4 @@
-"""Alternating flips and test-time augmentation: configs/cifar10_airbench.toml on a part of CIFAR-10, for two CPU cores.
+"""Alternating flips and test-time augmentation: examples/airbench.toml on a part of CIFAR-10, for two CPU cores.
 
     python benchmarks/alternating_flips.py --data_dir FOLDER --output benchmarks/results/alternating_flips_cpu.json
 
@@ -26,7 +26,7 @@ from mpjax.config import load_config
 from mpjax.config.commands import Evaluation
 
 
-CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "cifar10_airbench.toml"
+CONFIG = pathlib.Path(__file__).parents[1] / "examples" / "airbench.toml"
 FLAGS = (
     "--data.train_split train[:10%] --data.test_split test[:20%] --data.batch_size 250 --data.eval_batch_size 250 "
     "--data.test_time_augmentation none --model.width 8 --steps 4_epochs --training.steps_per_call 1 "

@@ -28,7 +28,6 @@ def name_of(file):
 def test_the_shipped_files_are_these():
     tasks = [
         "cifar100_resnet50",
-        "cifar10_airbench",
         "cifar10_resnet18",
         "cifar10_wrn28_10",
         "digits",

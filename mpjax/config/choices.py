@@ -59,7 +59,7 @@ def parse_optimizer_name(text: str) -> str:
     if ":" in text or text.isidentifier():
         return text
     raise UsageError(
-        f"no optimizer {text!r}; wanted sgd, adamw, lamb, muon, a name of optax such as lion, or FILE.py:NAME or "
+        f"no optimizer {text!r}; wanted sgd, adamw, lamb, a name of optax such as lion, or FILE.py:NAME or "
         "package.module:NAME for your own"
     )
 
@@ -70,7 +70,6 @@ SETTINGS_OF_RULES: Mapping[str, tuple[str, ...]] = {
     "sgd": ("momentum", "nesterov"),
     "adamw": _ADAM,
     "lamb": _ADAM,
-    "muon": ("momentum", "nesterov", "rest_learning_rate", "rest_momentum"),
 }
 """The update rules of mpjax, and their settings in the `optimizer` section that not all rules share."""
 

@@ -100,8 +100,6 @@ def _mix(data: Data) -> Iterator[str]:
 
 def _others(config: Config) -> Iterator[str]:
     yield from _auto("training.accumulate", config.training.accumulate)
-    if config.optimizer.rest_learning_rate and not config.optimizer.learning_rate:
-        yield "--optimizer.learning_rate is 0: wanted a positive rate, of which rest_learning_rate is a multiple"
     yield from _own_parts(config)
     for pattern, factor in config.optimizer.rates.items():
         if not 0 < factor < math.inf:
@@ -109,8 +107,6 @@ def _others(config: Config) -> Iterator[str]:
                 f"--optimizer.rates {pattern} {factor}: wanted a positive factor; to leave parameters as they are, "
                 f"write --training.freeze {pattern}"
             )
-    if config.optimizer.normalise_filters and config.optimizer.name != "muon":
-        yield f"--optimizer.normalise_filters with --optimizer.name {config.optimizer.name}: wanted muon, or neither"
     if config.seeds and config.seed != Config().seed:
         shown = " ".join(map(str, config.seeds))
         yield f"--seed {config.seed} with --seeds {shown}: each run has its own; leave out --seed, or write --seed 0"

@@ -47,7 +47,7 @@ _ELSEWHERE = (*OF_ONE_COMMAND, "steps", "data.data_dir", "loop.", "report.")
 def changes(before: str, now: str, *, apart_from: tuple[str, ...] = _ELSEWHERE) -> Iterator[tuple[str, str, str]]:
     """Yields name, old value and new value, as text, of each setting in which two texts of `to_toml` differ.
 
-    A setting missing from one text has its default there.
+    A setting missing from one text, also one that a former version had, has its default there.
 
     Args:
       before: the old settings.

@@ -5,7 +5,7 @@ This file imports no JAX, so that `--help` and a mistyped flag answer at once.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from mpjax.config.choices import TaskName
@@ -231,10 +231,9 @@ class Optimizer:
     """Optimizer and learning rate."""
 
     name: OptimizerName = "sgd"
-    """Update rule: `sgd`, `adamw`, `lamb`, `muon` (orthogonalized momentum for the filters of convolutions, sgd for
-    everything else), an optimizer of optax or optax.contrib by its name there (`lion`, `adam`, `adafactor`), or your
-    function `(learning_rate, ...)` that returns an `optax.GradientTransformation`: `FILE.py:NAME` or
-    `package.module:NAME`."""
+    """Update rule: `sgd`, `adamw`, `lamb`, an optimizer of optax or optax.contrib by its name there (`lion`, `muon`,
+    `adafactor`), or your function `(learning_rate, ...)` that returns an `optax.GradientTransformation`:
+    `FILE.py:NAME` or `package.module:NAME`."""
     arguments: TextByName = dataclasses.field(default_factory=dict)
     """Arguments of an optimizer of optax or of your own, as Python literals: `--optimizer.arguments b2 0.99 nesterov
     True`."""
@@ -247,15 +246,9 @@ class Optimizer:
     warmup: Steps = epochs(2)
     """Linear warm-up from 0 to the peak (one_cycle: its rising part); at most a fifth of training."""
     momentum: BelowOne = 0.9
-    """sgd, muon: momentum coefficient."""
+    """sgd: momentum coefficient."""
     nesterov: bool = True
-    """sgd, muon: use Nesterov momentum."""
-    rest_learning_rate: NotNegative = 0.0
-    """muon: peak learning rate of everything but the filters of convolutions; 0: learning_rate."""
-    rest_momentum: BelowOne = 0.9
-    """muon: momentum coefficient of everything but the filters of convolutions."""
-    normalise_filters: bool = False
-    """muon: scale each filter to a norm of sqrt(outputs) before its update is added, instead of weight decay."""
+    """sgd: use Nesterov momentum."""
     b1: BelowOne = 0.9
     """adamw, lamb: decay rate of the first moment."""
     b2: BelowOne = 0.999
@@ -263,8 +256,8 @@ class Optimizer:
     eps: NotNegative = 1e-8
     """adamw, lamb: constant added to the root of the second moment."""
     weight_decay: NotNegative = 5e-4
-    """Weight decay of kernels, not of norms and biases. sgd: added to the gradient; adamw, lamb: decoupled; muon:
-    decoupled for filters, added for everything else; others: as they define it."""
+    """Weight decay of kernels, not of norms and biases. sgd: added to the gradient; adamw, lamb: decoupled; others:
+    as they define it."""
     clip_norm: NotNegative = 0.0
     """Clip the unscaled gradient to this global norm; 0: no clipping."""
     moments: Literal["float32", "bfloat16", "float8"] = "float32"
@@ -480,5 +473,11 @@ class Config:
         settle_durations(self, "steps")
 
 
-REMOVED = {"precision.tune": False}
+REMOVED = {
+    "data.test_time_augmentation": "none",
+    "optimizer.normalise_filters": False,
+    "optimizer.rest_learning_rate": 0.0,
+    "optimizer.rest_momentum": 0.9,
+    "precision.tune": False,
+}
 """Settings that only earlier versions have, and their defaults as TOML values: their runs stored every setting."""

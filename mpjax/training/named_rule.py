@@ -44,6 +44,11 @@ _MOVED: Mapping[str, str] = {
 }
 """States of optimizers that train other parameters than are evaluated, and the reason for the error."""
 
+_MUON = (
+    "muon orthogonalizes the updates of parameters of two axes; AdamW updates all others, such as filters of "
+    f"convolutions, and decays none of them unless you write {_FLAG} adam_weight_decay VALUE"
+)
+
 
 @functools.cache
 def optax_rules() -> dict[str, Callable]:
@@ -200,11 +205,10 @@ def find_rule(config: schema.Optimizer) -> NamedRule | None:
     """
     if config.name in OWN:
         if config.arguments:
-            setting = "momentum" if config.name in ("sgd", "muon") else "b2"
-            module = "optax.contrib" if config.name == "muon" else "optax"
+            setting = "momentum" if config.name == "sgd" else "b2"
             raise UsageError(
                 f"{_FLAG} {next(iter(config.arguments))}: {config.name} has settings of its own, such as "
-                f"--optimizer.{setting}; arguments are for optimizers of optax: --optimizer.name {module}:{config.name}"
+                f"--optimizer.{setting}; arguments are for optimizers of optax: --optimizer.name optax:{config.name}"
             )
         return None
     is_users = ":" in (code := str(config.name))
@@ -224,6 +228,7 @@ def find_rule(config: schema.Optimizer) -> NamedRule | None:
             raise UsageError(f"--optimizer.{field} {value} is for {', '.join(OWN)}; for {config.name} write {others}")
     arguments = read_arguments(_FLAG, config.arguments, function, code)
     decay, notes = _decay(config, names, arguments)
+    notes += [_MUON] if function is contrib.muon else []
     return NamedRule(name, function, is_users, decay | arguments, tuple(notes))
 
 

@@ -18,7 +18,6 @@ from mpjax.precision.half_weights import compensated_weights, stochastic_weights
 from mpjax.precision.loss_scale import dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
 from mpjax.precision.master import master_weights
 from mpjax.precision.moments import half_moments
-from mpjax.training.muon import muon_and_sgd
 from mpjax.training.named_rule import find_rule
 from mpjax.training.rates import scale_by_path
 
@@ -70,9 +69,7 @@ def update_rule(
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
     named_rule = find_rule(config)
     if named_rule is None:
-        rule = {"sgd": _sgd, "adamw": _adamw, "lamb": _lamb, "muon": _muon}[str(config.name)](
-            config, learning_rate, stacks
-        )
+        rule = {"sgd": _sgd, "adamw": _adamw, "lamb": _lamb}[str(config.name)](config, learning_rate, stacks)
     else:
         if stacks and config.name not in ELEMENTWISE:
             raise UsageError(
@@ -145,25 +142,6 @@ def _lamb(config: schema.Optimizer, learning_rate: optax.Schedule, stacks: Stack
         optax.add_decayed_weights(config.weight_decay, mask=_kernels(stacks)),
         _row_by_row(optax.scale_by_trust_ratio(), stacks),
         optax.scale_by_learning_rate(learning_rate),
-    )
-
-
-def _muon(config: schema.Optimizer, learning_rate: optax.Schedule, stacks: Stacks) -> optax.GradientTransformation:
-    if stacks:
-        raise UsageError(
-            "--optimizer.name muon: it is for filters of four axes, which stacks of blocks may have too; write "
-            "--model.no_scan_blocks, or another optimizer"
-        )
-    share = config.rest_learning_rate / config.learning_rate if config.rest_learning_rate else 1.0
-    return muon_and_sgd(
-        learning_rate,
-        lambda count: share * learning_rate(count),
-        momentum=config.momentum,
-        rest_momentum=config.rest_momentum,
-        nesterov=config.nesterov,
-        weight_decay=config.weight_decay,
-        mask=_kernels(stacks),
-        normalise=config.normalise_filters,
     )
 
 

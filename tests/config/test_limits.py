@@ -92,8 +92,8 @@ def test_label_smoothing_is_for_losses_that_have_it(flags, loss):
     ("rule", "flag", "said"),
     [
         ("sgd", "--optimizer.b2=0.99", "--optimizer.b2 0.99 is for adamw and lamb, not for --optimizer.name sgd"),
-        ("adamw", "--optimizer.momentum=0.5", "--optimizer.momentum 0.5 is for sgd and muon, not for"),
-        ("lamb", "--optimizer.rest_momentum=0.5", "--optimizer.rest_momentum 0.5 is for muon, not for"),
+        ("adamw", "--optimizer.momentum=0.5", "--optimizer.momentum 0.5 is for sgd, not for"),
+        ("lamb", "--optimizer.no_nesterov", "--optimizer.nesterov False is for sgd, not for"),
     ],
 )
 def test_a_setting_of_another_update_rule_is_not_ignored(rule, flag, said):
@@ -136,13 +136,10 @@ def test_reflected_edges_need_a_shift():
     check(load_config(["--data.crop_edges", "reflect"]))
 
 
-def test_alternating_flips_need_flips_and_normalised_filters_need_muon():
+def test_alternating_flips_need_flips():
     with pytest.raises(UsageError, match="--data.alternate_flips without --data.flip: no image is flipped"):
         check(load_config(["--data.alternate_flips"]))
     check(load_config(["--data.alternate_flips", "--data.flip"]))
-    with pytest.raises(UsageError, match="--optimizer.normalise_filters with --optimizer.name sgd: wanted muon"):
-        check(load_config(["--optimizer.normalise_filters"]))
-    check(load_config(["--optimizer.normalise_filters", "--optimizer.name", "muon"]))
 
 
 @pytest.mark.parametrize(

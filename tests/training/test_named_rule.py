@@ -248,10 +248,23 @@ def test_a_setting_that_does_not_apply_is_an_error(settings, message):
         find_rule(Optimizer(name="lion", **settings))
 
 
-@pytest.mark.parametrize(("name", "other"), [("sgd", "optax:sgd"), ("muon", "optax.contrib:muon")])
-def test_arguments_are_not_for_the_rules_with_settings(name, other):
-    with pytest.raises(UsageError, match=f"--optimizer.arguments x: .* --optimizer.name {other}"):
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_arguments_are_not_for_the_rules_with_settings(name):
+    with pytest.raises(UsageError, match=f"--optimizer.arguments x: .* --optimizer.name optax:{name}"):
         find_rule(Optimizer(name=name, arguments={"x": "1"}))
+
+
+@pytest.mark.parametrize("name", ["muon", "optax.contrib:muon"])
+def test_muon_is_optaxs_and_says_which_parameters_it_leaves_to_adamw(name):
+    params = {"conv": jnp.ones((3, 3, 2, 8)), "head": jnp.ones((8, 3)), "bias": jnp.ones(3)}
+    grads = {path: jax.random.normal(jax.random.key(0), p.shape) for path, p in params.items()}
+    tx = built(name, rate=0.1, weight_decay=0.0)
+    updates, _ = tx.update(grads, tx.init(params), params)
+    turned = np.linalg.svd(updates["head"], compute_uv=False)
+    assert np.all((turned > 0.07) & (turned < 0.12))  # the rate is 0.1; five iterations give 0.7 to 1.2 of it
+    np.testing.assert_allclose(updates["conv"], -0.147367 * np.sign(grads["conv"]), rtol=1e-3)  # NAdam's first step
+    (note,) = advice_on(Optimizer(name=name))
+    assert "AdamW updates all others, such as filters of convolutions, and decays none of them" in note
 
 
 @pytest.mark.parametrize("name", ["lion", "lars"])

@@ -238,6 +238,6 @@ def test_lamb_is_optaxs():
 
 
 def test_muon_refuses_stacks_of_blocks():
-    """A stack of projections has four axes, as a filter has."""
+    """A stack of vectors has two axes, as a matrix has."""
     with pytest.raises(UsageError, match=r"--model\.no_scan_blocks"):
         update_rule(Optimizer(name="muon"), lambda count: 0.1, {"blocks": 2})

@@ -1,5 +1,9 @@
-"""Muon: which parameters it is for, the size and the direction of its updates, and what SGD does with the rest."""
+"""examples/airbench.py.
 
+Its optimizer: which parameters Muon is for, the size and the direction of its updates, and what SGD does with the rest.
+"""
+
+import pathlib
 from typing import Any
 
 import jax
@@ -14,6 +18,9 @@ from mpjax.config.schema import Optimizer
 from mpjax.errors import UsageError
 from mpjax.training.optimizer import update_rule
 
+
+FOLDER = pathlib.Path(__file__).parents[2] / "examples"
+RULE = f"{FOLDER / 'airbench.py'}:muon_and_sgd"
 
 PARAMS = {"conv/kernel": jnp.zeros((3, 3, 2, 8)), "head/kernel": jnp.ones((8, 3)), "head/bias": jnp.zeros(3)}
 GRADS = {
@@ -30,9 +37,11 @@ def _standard_promotion():
         yield
 
 
-def step_of(params: Any = PARAMS, grads: Any = GRADS, **settings: Any) -> Any:
-    config = Optimizer(name="muon", **{"weight_decay": 0.0, "learning_rate": 0.1, **settings})
-    tx = update_rule(config, optax.constant_schedule(config.learning_rate))
+def step_of(params: Any = PARAMS, grads: Any = GRADS, weight_decay=0.0, moments: Any = "float32", **arguments) -> Any:
+    arguments = {"normalise": False, "rest_learning_rate": 0.1, **arguments}
+    texts = {name: str(value) for name, value in arguments.items()}
+    config = Optimizer(name=RULE, learning_rate=0.1, weight_decay=weight_decay, moments=moments, arguments=texts)
+    tx = update_rule(config, optax.constant_schedule(0.1), params=params)
     return tx.update(grads, tx.init(params), params)[0]
 
 
@@ -56,13 +65,15 @@ def test_a_filter_of_more_outputs_than_inputs_moves_further():
 
 
 def test_the_rest_is_trained_by_sgd_at_its_own_rate():
-    updates = step_of(rest_learning_rate=0.4, rest_momentum=0.5, nesterov=True)
+    updates = step_of(rest_learning_rate=0.4, rest_momentum=0.5)
     np.testing.assert_allclose(updates["head/kernel"], np.full((8, 3), -0.4 * 1.5 * 0.5), rtol=1e-6)
     np.testing.assert_allclose(updates["head/bias"], [0, -0.4 * 1.5, 0.4 * 1.5 * 2], rtol=1e-6)
 
 
-def test_without_a_rate_of_its_own_the_rest_has_the_filters_rate():
-    np.testing.assert_allclose(step_of(rest_momentum=0.0, nesterov=False)["head/bias"], [0, -0.1, 0.2], rtol=1e-6)
+def test_a_rate_of_zero_has_no_multiple():
+    config = Optimizer(name=RULE, learning_rate=0.0)
+    with pytest.raises(UsageError, match="--optimizer.learning_rate is 0: wanted a positive rate"):
+        update_rule(config, optax.constant_schedule(0.0), params=PARAMS)
 
 
 def test_decay_of_filters_is_not_orthogonalized_and_biases_are_spared():
@@ -79,7 +90,7 @@ def test_filters_are_scaled_to_the_norm_of_their_outputs_before_the_update_and_d
     # Of 144 values of 100: the sum of their squares overflows float16.
     params = jax.tree.map(lambda p: p.astype(dtype), {**PARAMS, "conv/kernel": jnp.full((3, 3, 2, 8), 100.0)})
     plain = step_of(params)
-    found = step_of(params, normalise_filters=True, weight_decay=0.5, rest_momentum=0.0)["conv/kernel"]
+    found = step_of(params, normalise=True, weight_decay=0.5, rest_momentum=0.0)["conv/kernel"]
     kernel = params["conv/kernel"].astype(jnp.float32) + (found - plain["conv/kernel"]).astype(jnp.float32)
     np.testing.assert_allclose(
         kernel, np.full((3, 3, 2, 8), (8 / 144) ** 0.5), atol=1e-5 if dtype == jnp.float32 else 0.07
@@ -87,14 +98,14 @@ def test_filters_are_scaled_to_the_norm_of_their_outputs_before_the_update_and_d
 
 
 def test_a_filter_of_zeros_has_no_norm_to_scale():
-    found, plain = step_of(normalise_filters=True), step_of()
+    found, plain = step_of(normalise=True), step_of()
     for name in PARAMS:
         np.testing.assert_array_equal(found[name], plain[name])
 
 
 def test_a_model_without_convolutions_is_an_error():
     params = {"head/kernel": jnp.ones((8, 3))}
-    with pytest.raises(UsageError, match="--optimizer.name muon: the model has no convolution.*write adamw or sgd"):
+    with pytest.raises(UsageError, match="muon_and_sgd: the model has no convolution.*write adamw or sgd"):
         step_of(params, params)
 
 
@@ -107,7 +118,7 @@ def test_with_bfloat16_moments_a_step_is_that_of_float32_within_a_percent():
 @pytest.mark.slow
 def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(tmp_path):
     common = "--task segmentation --data.name digits_canvas --model.name unet --model.width 4 --model.depth 1 "
-    common += "--optimizer.name muon --precision.policy bfloat16 --report.no_tensorboard "
+    common += f"--optimizer.name {RULE} --precision.policy bfloat16 --report.no_tensorboard "
     common += "--report.no_plot --optimizer.schedule constant --optimizer.warmup 0 --data.batch_size 32 --output_dir "
 
     def trained(folder, *arguments):
