@@ -48,7 +48,6 @@ MODELS = {
     "resnet50": f"{_IMAGES} --model.name resnet50 --model.width 8",
     "resnext50": f"{_IMAGES} --model.name resnext50 --model.width 8",
     "wrn16_4": f"{_IMAGES} --model.name wrn16_4 --model.width 4",
-    "airbench": f"{_IMAGES} --model.name airbench --model.width 8 --optimizer.name examples/airbench.py:muon_and_sgd",
     "xception": f"{_IMAGES} --model.name xception --model.width 8 --model.depth 1",
     "convnext_t": f"{_IMAGES} --model.name convnext_t --model.width 16 --model.patch 4",
     "unet": "--task segmentation --data.name digits_canvas --data.batch_size 8 --model.name unet --model.width 8 "

@@ -15,6 +15,8 @@ a class or function as its protocol below documents. docs/extending.md has an ex
 | `Schedule` | `--optimizer.schedule` | `schedule` |
 | `Callback` | `--loop.callbacks` | `callbacks` |
 | `OpenWriter` | `--report.writers` | `writers`, open ones |
+
+A module of your model may be `FromImages`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 
 if TYPE_CHECKING:
@@ -35,6 +37,19 @@ if TYPE_CHECKING:
     from mpjax.config import Config
     from mpjax.diagnosis.layers import Layer
     from mpjax.training.objective import Mean
+
+
+@runtime_checkable
+class FromImages(Protocol):
+    """A module with initial values that depend on the training images, such as a kernel that whitens patches."""
+
+    def from_images(self, images: np.ndarray) -> Mapping[str, np.ndarray]:
+        """Computes variables of the module, by attribute, before the first step. The module does not change.
+
+        Args:
+          images: up to 5,000 training images, normalised and not augmented, float32 [N, H, W, C].
+        """
+        ...
 
 
 class Objective(Protocol):

@@ -7,7 +7,7 @@ import runpy
 faults = runpy.run_path(str(pathlib.Path(__file__).parents[1] / ".ci/packages.py"))["faults"]
 
 TRACKED = ["README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "mpjax/a.py", "tests/test_a.py", "docs/a.md"]
-TRACKED += ["configs/a.toml"]
+TRACKED += ["configs/a.toml", "examples/a.py"]
 SDIST = dict.fromkeys([*TRACKED, "PKG-INFO"], b"")
 ABOUT = ["mpjax-1.dist-info/RECORD", "mpjax-1.dist-info/licenses/LICENSE"]
 WHEEL = dict.fromkeys(["mpjax/a.py", "mpjax/configs/a.toml", *ABOUT], b"")
@@ -28,6 +28,7 @@ def test_complete_packages_have_no_fault():
 
 def test_what_is_missing_is_named():
     assert found(sdist=without(SDIST, "tests/test_a.py")) == ["the sdist lacks tests/test_a.py"]
+    assert found(sdist=without(SDIST, "examples/a.py")) == ["the sdist lacks examples/a.py"]
     assert found(sdist=without(SDIST, "LICENSE")) == ["the sdist lacks LICENSE"]
     assert found(sdist=without(SDIST, "configs/a.toml")) == ["the sdist lacks configs/a.toml"]
     less = without(WHEEL, "mpjax/configs/a.toml")

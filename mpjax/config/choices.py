@@ -17,7 +17,6 @@ MODELS: Mapping[str, str] = {
     "resnext50": "ResNeXt-50 32x4d, grouped convolutions",
     "wrn16_4": "Wide-ResNet of 16 layers, 4 times as wide",
     "wrn28_10": "Wide-ResNet of 28 layers, 10 times as wide",
-    "airbench": "three blocks after whitened patches, for CIFAR-10 in seconds",
     "xception": "Xception, depthwise separable convolutions",
     "convnext_t": "ConvNeXt-T, 7x7 depthwise convolutions and LayerNorm",
     "vit_ti16": "Vision Transformer, width 192, patches of 16 pixels",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models import airbench, bert, convnext, gpt2, resnet, unet, vit, wide_resnet, xception
+from mpjax.models import bert, convnext, gpt2, resnet, unet, vit, wide_resnet, xception
 from mpjax.models.mlp import MLP
 from mpjax.precision.calls import name_scopes
 
@@ -156,7 +156,6 @@ ENTRIES = {
     "resnext50": NamedModel("classification", resnet.resnext50, _for_resnet, ("width",)),
     "wrn16_4": NamedModel("classification", wide_resnet.wrn16_4, _images, ("width", "dropout")),
     "wrn28_10": NamedModel("classification", wide_resnet.wrn28_10, _images, ("width", "dropout")),
-    "airbench": NamedModel("classification", airbench.Airbench, _images, ("width",)),
     "xception": NamedModel("classification", xception.xception, _for_xception, ("width", "depth")),
     "convnext_t": NamedModel("classification", convnext.convnext_t, _images, ("width", "patch")),
     "vit_ti16": NamedModel("classification", vit.vit_ti16, _sized_images, ("patch", *_TRANSFORMER)),

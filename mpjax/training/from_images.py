@@ -1,8 +1,5 @@
 """Computes initial values that depend on the training images, such as a kernel that whitens patches."""
 
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
-
 import jax
 import numpy as np
 
@@ -10,6 +7,7 @@ from mpjax.config.schema import Data
 from mpjax.data.example_reader import reader
 from mpjax.data.examples import Source
 from mpjax.errors import UsageError
+from mpjax.extend import FromImages
 from mpjax.precision.calls import modules_of
 from mpjax.training.setup import Task
 from mpjax.training.state import Arrays, take_apart
@@ -18,15 +16,6 @@ from mpjax.training.state import Arrays, take_apart
 MOST_IMAGES = 5000
 MOST_VALUES = 2**24
 """Most values (pixels times channels) to read: all of 5,000 images of 32x32x3, or 111 of 224x224x3."""
-
-
-@runtime_checkable
-class FromImages(Protocol):
-    """A module with initial values that depend on the training images."""
-
-    def from_images(self, images: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Computes variables of the module, by attribute, from normalised images, float32 [N, H, W, C]."""
-        ...
 
 
 def arrays_from_images(task: Task, source: Source, config: Data) -> Arrays:

@@ -72,7 +72,7 @@ FIELDS = {
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "mlp"])
 def test_the_parameters_are_those_of_the_model_as_settings_build_it(name):
     fields = FIELDS[TABLE[name][1]]
-    if name.startswith(("wrn", "airbench")):
+    if name.startswith("wrn"):
         fields = {**fields, "label": Label(10)}
     config = Model(name=name, stem="imagenet", pool="cls")
     model = nnx.eval_shape(lambda: build_model(config, fields=fields, rngs=nnx.Rngs(0)))

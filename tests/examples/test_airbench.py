@@ -1,8 +1,7 @@
-"""examples/airbench.py.
+"""examples/airbench.py: the frozen first layer and the initial filters of its network; its optimizer's updates."""
 
-Its optimizer: which parameters Muon is for, the size and the direction of its updates, and what SGD does with the rest.
-"""
-
+import functools
+import importlib.util
 import pathlib
 from typing import Any
 
@@ -11,16 +10,145 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
+from mpjax.commands.build import build_run, fresh_state
+from mpjax.commands.own_parts import with_parts
 from mpjax.commands.train import run
-from mpjax.config import load_config
+from mpjax.config import from_toml, load_config, to_toml
 from mpjax.config.schema import Optimizer
+from mpjax.data import labelled_images
 from mpjax.errors import UsageError
+from mpjax.loop.stored import read_checkpoint
+from mpjax.precision import apply_policy, audit, get_policy
 from mpjax.training.optimizer import update_rule
 
 
 FOLDER = pathlib.Path(__file__).parents[2] / "examples"
+_SPEC: Any = importlib.util.spec_from_file_location("airbench", FOLDER / "airbench.py")
+airbench = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(airbench)
 RULE = f"{FOLDER / 'airbench.py'}:muon_and_sgd"
+
+
+def small(*arguments):
+    """The settings of the example on 16 generated images, in float32, and its model with few channels."""
+    flags = "--data.name synthetic:12x12x3:5 --data.batch_size 8 --data.eval_batch_size 8 --training.steps_per_call 1 "
+    flags += "--steps 3 --loop.eval_every 3 --loop.save_every 3 --report.no_tensorboard --report.no_plot "
+    flags += "--precision.policy float32 --optimizer.arguments rest_learning_rate 1.0"
+    config = load_config(["--config", str(FOLDER / "airbench.toml"), *flags.split(), *arguments])
+    return config, {"model": functools.partial(airbench.Airbench, width=4), "optimizer": airbench.muon_and_sgd}
+
+
+def test_its_settings_name_its_parts_and_round_trip(tmp_path):
+    config = from_toml(FOLDER / "airbench.toml")
+    assert config.model.name == "examples/airbench.py:Airbench"
+    assert config.optimizer.name == "examples/airbench.py:muon_and_sgd"
+    assert callable(airbench.Airbench)
+    assert callable(airbench.muon_and_sgd)
+    (tmp_path / "again.toml").write_text(to_toml(config))
+    assert from_toml(tmp_path / "again.toml") == config
+
+
+def test_the_kernel_of_a_new_run_whitens_its_images(tmp_path):
+    config, parts = small("--output_dir", str(tmp_path / "run"))
+    built = build_run(with_parts(config, **parts))
+    kernel = np.asarray(fresh_state(built).stats["whitening/kernel"]).reshape(12, 24)[:, :12]
+    x = np.stack([example["image"] for example in built.source.train.__getitems__(range(16))]) / 255
+    x = (x - np.array(config.data.mean)) / np.array(config.data.std)
+    patches = np.concatenate([x[:, i : i + 2, j : j + 2].reshape(16, 12) for i in range(11) for j in range(11)])
+    variances = np.linalg.eigvalsh(patches.T @ patches / len(patches))
+    whitened = (patches @ kernel).T @ (patches @ kernel) / len(patches)
+    np.testing.assert_allclose(whitened, np.diag(variances / (variances + 5e-4)), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_it_trains_and_its_kernel_stays_as_it_was(tmp_path):
+    config, parts = small("--output_dir", str(tmp_path / "run"))
+    summary = run(config, **parts)
+    assert (summary["steps"], summary["parameters"]) == (3, 8672)
+    assert summary["train/loss"] == pytest.approx(1.5632, abs=0.01)
+    _, arrays, _ = read_checkpoint(tmp_path / "run" / "checkpoints")
+    (kernel,) = (value for name, value in arrays.items() if name.endswith("whitening/kernel"))
+    np.testing.assert_array_equal(kernel, fresh_state(build_run(with_parts(config, **parts))).stats["whitening/kernel"])
+
+
+@pytest.mark.parametrize("preset", ["mixed_float16", "bfloat16"])
+def test_its_products_are_in_half_precision_and_nothing_else_is_widened(preset):
+    policy = get_policy(preset)
+
+    def make():
+        model = airbench.Airbench(labelled_images(3, (9, 9, 1)), rngs=nnx.Rngs(0), width=4)
+        apply_policy(model, policy)
+        return model
+
+    def gradient(model, x):
+        return nnx.grad(lambda model: jnp.mean(model(x)))(model)
+
+    model, x = nnx.eval_shape(make), jax.ShapeDtypeStruct((4, 9, 9, 1), policy.compute_dtype)
+    backward = audit(gradient, model, x, policy=policy)
+    model.eval()
+    for report in (backward, audit(lambda model, x: model(x), model, x, policy=policy)):
+        report.assert_clean()
+        assert {row.dtype for row in report if row.kind == "low"} == {np.dtype(policy.compute_dtype)}
+
+
+def images(count=64):
+    """Neighbouring pixels are alike, as in photographs."""
+    noise = np.random.default_rng(0).standard_normal((count, 6, 6, 3)).astype(np.float32)
+    return noise.cumsum(1).cumsum(2)
+
+
+def whitened(x):
+    model = airbench.Whitening(3)
+    model.kernel[...] = jnp.asarray(model.from_images(x)["kernel"])
+    return np.asarray(model(jnp.asarray(x))).reshape(-1, 24)
+
+
+def test_patches_have_no_correlation_and_equal_size():
+    y = whitened(images())
+    assert y.shape == (64 * 5 * 5, 24)
+    np.testing.assert_allclose(y[:, :12].T @ y[:, :12] / len(y), np.eye(12), atol=0.02)
+    assert np.array_equal(y[:, 12:], -y[:, :12])
+
+
+def test_components_without_variance_stay_finite():
+    assert np.isfinite(whitened(np.full((2, 6, 6, 3), 0.5, np.float32))).all()
+
+
+def test_before_it_sees_images_it_copies_the_pixels_of_a_patch():
+    x = jnp.asarray(images(1)[:, :2, :2])
+    y = airbench.Whitening(3)(x).ravel()
+    assert np.array_equal(y, jnp.concatenate([x.ravel(), -x.ravel()]))
+
+
+def test_only_the_bias_of_the_first_layer_is_trained():
+    model = airbench.Whitening(3)
+    assert [leaf.shape for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))] == [(24,)]
+    assert [leaf.shape for leaf in jax.tree.leaves(nnx.state(model, nnx.BatchStat))] == [(2, 2, 3, 24)]
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(2, 3), (3, 2)])
+def test_a_filter_begins_by_passing_its_inputs_on(inputs, outputs):
+    kernel = airbench.dirac(nnx.initializers.ones)(jax.random.key(0), (3, 3, inputs, outputs))
+    copied = min(inputs, outputs)
+    assert np.array_equal(kernel[1, 1, :, :copied], np.eye(inputs, copied))
+    assert float(jnp.sum(kernel[..., :copied])) == copied
+    assert np.all(np.asarray(kernel[..., copied:]) == 1)
+
+
+def test_it_has_as_many_parameters_as_published():
+    model = nnx.eval_shape(lambda: airbench.Airbench(labelled_images(10, (32, 32, 3)), rngs=nnx.Rngs(0)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == 1_971_352
+
+
+def test_images_that_are_too_small_are_an_error():
+    model = nnx.eval_shape(lambda: airbench.Airbench(labelled_images(3, (8, 8, 1)), rngs=nnx.Rngs(0), width=4))
+    with pytest.raises(
+        UsageError, match="airbench needs images of 9x9 pixels or more, got 8x8; write --data.image_size"
+    ):
+        nnx.eval_shape(lambda model, x: model(x), model, jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32))
+
 
 PARAMS = {"conv/kernel": jnp.zeros((3, 3, 2, 8)), "head/kernel": jnp.ones((8, 3)), "head/bias": jnp.zeros(3)}
 GRADS = {

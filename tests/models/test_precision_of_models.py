@@ -11,7 +11,6 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.airbench import Airbench
 from mpjax.models.bert import BERT
 from mpjax.models.convnext import ConvNeXt
 from mpjax.models.gpt2 import GPT2
@@ -50,7 +49,6 @@ MODELS = {
     "resnet bottleneck": Case(functools.partial(ResNet, (1, 1), Bottleneck, ImageNetStem, width=8, **SETTINGS), IMAGES),
     "resnext": Case(functools.partial(ResNet, (1, 1), ResNeXtBottleneck, ImageNetStem, width=16, **SETTINGS), IMAGES),
     "wide_resnet": Case(functools.partial(WideResNet, 10, 1, width=8, dropout=0.1, **SETTINGS), IMAGES),
-    "airbench": Case(functools.partial(Airbench, width=4, **SETTINGS), (4, 9, 9, 1)),
     "xception": Case(functools.partial(Xception, SmallStem, width=4, depth=1, **SETTINGS), IMAGES),
     "unet": Case(functools.partial(unet, width=4, depth=2, **SETTINGS), (2, 7, 5, 1)),
     "convnext": Case(functools.partial(ConvNeXt, (1, 1), width=8, patch=2, drop=0.1, **SETTINGS), IMAGES),
