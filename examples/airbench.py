@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -122,7 +122,8 @@ class Block(nnx.Module):
 class Airbench(nnx.Module):
     """Whitened patches, three blocks, the maximum over 3x3 pixels, linear classifier with small logits.
 
-    The blocks leave 3x3 pixels of a 32x32 image. For larger images, the maxima are averaged.
+    The blocks leave 3x3 pixels of a 32x32 image. For larger images, the maxima are averaged. In evaluation, the logits
+    are the means over `views` of an image, which run as one batch.
 
     Args:
       fields: the fields of a batch, `image` and `label`.
@@ -132,6 +133,7 @@ class Airbench(nnx.Module):
 
     def __init__(self, fields: Mapping[str, Any], *, rngs: nnx.Rngs, width: int = 64):
         channels, num_classes = fields["image"].shape[2], fields["label"].num_classes
+        self.deterministic = False  # `model.eval()` sets it to True, as for dropout
         self.whitening = Whitening(channels)
         widths = [2 * PATCH**2 * channels, width, 4 * width, 4 * width]
         self.blocks = nnx.List([Block(*pair, rngs=rngs) for pair in itertools.pairwise(widths)])
@@ -149,6 +151,10 @@ class Airbench(nnx.Module):
                 f"airbench needs images of {SMALLEST}x{SMALLEST} pixels or more, got {x.shape[1]}x{x.shape[2]}; write "
                 f"--data.image_size {SMALLEST} or more"
             )
+        return mean_logits(self.logits, views(x)) if self.deterministic else self.logits(x)
+
+    def logits(self, x: Float[Array, "B H W C"]) -> Float[Array, "B K"]:
+        """Computes logits from the images as they are."""
         x = gelu(self.whitening(x))
         for block in self.blocks:
             x = block(x)
@@ -156,6 +162,30 @@ class Airbench(nnx.Module):
         window = min(3, *x.shape[1:3])
         x = max_pool(x, window, window)
         return self.head(jnp.mean(x, axis=(1, 2)) * LOGITS)
+
+
+Weighted = Sequence[tuple[float, jax.Array]]
+"""Views [B, H, W, C] of the same images, each with its weight; the weights add up to 1."""
+
+
+def views(images: Float[Array, "B H W C"]) -> Weighted:
+    """The images, and shifted by a pixel down to the right and up to the left; each also mirrored from left to right.
+
+    The border is padded by reflection. The shifted views together have the weight of the unshifted ones.
+    """
+    _, height, width, _ = images.shape
+    padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
+    shifted = padded[:, :height, :width], padded[:, 2:, 2:]
+    halves = [(0.25, images), *((0.125, view) for view in shifted)]
+    return [(weight, view) for weight, half in halves for view in (half, half[:, :, ::-1])]
+
+
+def mean_logits(model: Callable[[jax.Array], jax.Array], views: Weighted) -> Float[Array, "B K"]:
+    """Averages the logits of views by weight, in float32 or wider. The model runs once, on all views as one batch."""
+    logits = model(jnp.concatenate([view for _, view in views]))
+    wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    per_view = jnp.split(wide, len(views))
+    return jnp.sum(jnp.stack([weight * x for (weight, _), x in zip(views, per_view, strict=True)]), axis=0)
 
 
 FILTERS, REST = "filters", "rest"

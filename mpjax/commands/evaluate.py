@@ -47,9 +47,6 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     """
     folder = pathlib.Path(settings.run)
     config = stored_settings(settings)
-    if views := settings.test_time_augmentation:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, test_time_augmentation=views))
-
     plan, source, task = open_split(settings, config)
     tests = data.eval_batches(source, config.data)
 

@@ -27,7 +27,6 @@ from mpjax.training.precision_plan import PrecisionPlan
 from mpjax.training.predict_step import logits_for
 from mpjax.training.setup import Task
 from mpjax.training.state import Arrays
-from mpjax.training.views import predict_with
 
 
 def export_run(settings: Export) -> PretrainedReport | None:
@@ -99,8 +98,7 @@ def write_program(
             f"--what program: JAX cannot export products in {blocks[0]}: they call a kernel for one GPU, which is not "
             "among those that a stored program may call; write --policy mixed_float8 or mixed_bfloat16"
         )
-    predict = predict_with(config.data.test_time_augmentation, config.task)
-    logits_of = logits_for(config.task, task.objective.prepare, plan.module_policy, predict)
+    logits_of = logits_for(config.task, task.objective.prepare, plan.module_policy)
     _, of_batch = in_evaluation(task.structure, logits_of, cast=task.cast, layout=None)
     params, stats = jax.device_get((params, stats))  # on one device, whatever the mesh of this machine
 

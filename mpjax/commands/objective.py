@@ -15,7 +15,6 @@ from mpjax.training import objectives
 from mpjax.training.losses import cross_entropy_over
 from mpjax.training.objective import OUTPUTS, Prepare, RunObjective
 from mpjax.training.setup import Task
-from mpjax.training.views import predict_with
 
 
 def choose_objective(
@@ -53,10 +52,9 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
     """Builds the objective of the task.
 
     Raises:
-      UsageError: the number of class weights is not the number of classes, or the task has no views of images.
+      UsageError: the number of class weights is not the number of classes.
     """
     task, smoothing = config.task, config.training.label_smoothing
-    predict = predict_with(config.data.test_time_augmentation, task)
     compare, pixel_loss, complete = objectives.equally(smoothing), cross_entropy_over, dict
     weights, ignores = config.training.class_weights, bool(config.data.ignore_index)
     if weights or ignores:
@@ -75,7 +73,7 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
     elif task == "text_classification":
         function = objectives.text_classification(compare)
     else:
-        function = objectives.classification(policy, compare, predict=predict)
+        function = objectives.classification(policy, compare)
     return RunObjective(function, prepare, complete=complete)
 
 

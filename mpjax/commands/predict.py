@@ -27,7 +27,6 @@ from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh, place
 from mpjax.training.predict_step import make_predict_step, outputs_for
 from mpjax.training.setup import check_fit
-from mpjax.training.views import predict_with
 
 
 Record = dict[str, Any]
@@ -59,9 +58,8 @@ def predict_run(settings: Prediction) -> int:
     _, state, _ = trained_state(task, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
     params = state.ema if settings.ema else state.params
 
-    predict = predict_with(config.data.test_time_augmentation, config.task)
     prepare, policy = task.objective.prepare, plan.module_policy
-    outputs_of = outputs_for(config.task, prepare, policy, top=settings.top, predict=predict)
+    outputs_of = outputs_for(config.task, prepare, policy, top=settings.top)
     step = make_predict_step(task.structure, outputs_of, cast=task.cast, layout=layout)
     batch_size = settings.batch_size or config.data.eval_batch_size
     sharding = layout.evaluation(batch_size)

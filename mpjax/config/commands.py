@@ -62,9 +62,6 @@ class Evaluation(CommandSettings):
     """Split of the data set to evaluate on, such as `test` or `train[80%:]`; empty: the test split of the run."""
     ema: bool = False
     """Evaluate the exponential moving average of the parameters."""
-    test_time_augmentation: Literal["", "none", "mirror", "mirror_translate"] = ""
-    """Views of each image whose logits are averaged, as --data.test_time_augmentation of train.py; empty: as in the
-    run."""
     trust_code: bool = False
     """Allow execution of code outside mpjax that the run names: a model, or a function for its data."""
     json: bool = False

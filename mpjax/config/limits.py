@@ -137,8 +137,6 @@ def _own_parts(config: Config) -> Iterator[str]:
         loss = "--training.objective" if objective else "the loss of segmentation"
         yield f"--training.label_smoothing {smoothing}: {loss} has none; leave it out"
     yield from _classes(config)
-    if objective and (views := config.data.test_time_augmentation) != "none":
-        yield f"--data.test_time_augmentation {views}: is for the task's own objective, not for --training.objective"
     if config.training.chunked_loss and (objective or config.training.metrics):
         setting = "objective" if objective else "metrics"
         chunk = config.training.chunked_loss

@@ -25,7 +25,6 @@ from mpjax.training.losses import (
     soft_cross_entropy,
 )
 from mpjax.training.objective import OUTPUTS, Batch, Mean, Metrics, Values
-from mpjax.training.views import Predict, once
 
 
 if TYPE_CHECKING:  # the objectives are called, and this protocol says how
@@ -65,7 +64,7 @@ def evaluated(logits: jax.Array, labels: jax.Array) -> Metrics:
     return values | ({"top5": correct_in_top(5, logits, labels)} if logits.shape[-1] > 10 else {})
 
 
-def classification(policy: Policy, compare: Comparison | None = None, *, predict: Predict = once) -> "Objective":
+def classification(policy: Policy, compare: Comparison | None = None) -> "Objective":
     """Creates the objective of image classification.
 
     Batches are `{"image": float32 [B, H, W, C], "label": integer [B]}`; the model returns logits [B, num_classes].
@@ -73,13 +72,11 @@ def classification(policy: Policy, compare: Comparison | None = None, *, predict
     Args:
       policy: the policy whose compute dtype the images are cast to; no other code casts them.
       compare: the comparison of logits and labels, such as `class_weights.by_class`; None: `equally()`.
-      predict: `(model, images) -> logits` in evaluation, where the logits of several views may be averaged.
     """
     compare = compare or equally()
 
     def objective(model, batch: Batch, key: jax.Array | None) -> Values:
-        images = policy.cast_to_compute(batch["image"])
-        logits = predict(model, images) if key is None else model(images)
+        logits = model(policy.cast_to_compute(batch["image"]))
         return {**compare(logits, batch, key), OUTPUTS: logits}
 
     return objective

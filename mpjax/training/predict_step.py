@@ -12,7 +12,6 @@ from mpjax.training.eval_step import in_evaluation
 from mpjax.training.layout import Layout
 from mpjax.training.losses import cross_entropy
 from mpjax.training.state import Arrays, Structure, uncast
-from mpjax.training.views import Predict, once
 
 
 def make_predict_step(
@@ -37,7 +36,7 @@ def make_predict_step(
     return jax.jit(shares.rows(of_share))
 
 
-def logits_for(task: TaskName, prepare: Callable, policy: Policy, predict: Predict = once) -> Callable:
+def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
     """Builds the function `(model, batch) -> logits` of a task, in the output dtype of the policy.
 
     Logits are [B, classes] for classification, [B, H, W, classes] for segmentation and [B, T, vocabulary] for language
@@ -47,10 +46,10 @@ def logits_for(task: TaskName, prepare: Callable, policy: Policy, predict: Predi
         return lambda model, batch: model(batch["tokens"], batch["length"])
     if task == "language_modeling":
         return lambda model, batch: model(batch["tokens"])
-    return lambda model, batch: predict(model, policy.cast_to_compute(prepare(batch, None)["image"]))
+    return lambda model, batch: model(policy.cast_to_compute(prepare(batch, None)["image"]))
 
 
-def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, predict: Predict = once) -> Callable:
+def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) -> Callable:
     """Builds the function `(model, batch) -> outputs` of a task.
 
     Classification outputs `classes` and `probabilities`, [B, top], the most probable first. Segmentation outputs
@@ -64,10 +63,9 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
       prepare: as in `RunObjective`.
       policy: casts the images to its compute dtype.
       top: the number of classes to output, at most all.
-      predict: `(model, images) -> logits`, where the logits of several views may be averaged.
     """
 
-    logits_of = logits_for(task, prepare, policy, predict)
+    logits_of = logits_for(task, prepare, policy)
 
     def classes(logits: jax.Array) -> Arrays:
         probabilities = jax.nn.softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))

@@ -40,14 +40,6 @@ def test_the_moving_average_is_measured_if_asked_for(trained):
     assert set(evaluate_run(Evaluation(run=str(trained)))) == {"test/loss", "test/accuracy"}
 
 
-def test_views_of_each_image_are_averaged_if_asked_for(trained):
-    run, own = str(trained), recorded(trained, 60)
-    mirrored = evaluate_run(Evaluation(run=run, test_time_augmentation="mirror"))
-    # Digits do not look like their mirror images.
-    assert mirrored["test/loss"] > own["test/loss"]
-    assert evaluate_run(Evaluation(run=run, test_time_augmentation="none"))["test/loss"] == own["test/loss"]
-
-
 @pytest.mark.parametrize("policy", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_another_policy_measures_nearly_the_same(trained, policy):
     metrics = evaluate_run(Evaluation(run=str(trained), policy=policy, checkpoint="60"))

@@ -6,8 +6,6 @@ from jax.sharding import PartitionSpec
 
 from mpjax.commands.build import build_run, fresh_state
 from mpjax.commands.jax_settings import set_up_jax
-from mpjax.commands.learner import make_task
-from mpjax.commands.plan import fields_of
 from mpjax.config import load_config
 from mpjax.errors import UsageError
 from mpjax.training.mesh import make_mesh
@@ -83,10 +81,3 @@ def test_vectors_are_packed_for_optimizers_that_treat_numbers_one_by_one(optimiz
     state, one = fresh_state(built), make_mesh(jax.devices()[:1])
     assert len(built.learner.on(one).packing.pack(state).params) == arrays
     assert len(built.packing.pack(state).params) == 6  # on two devices
-
-
-def test_views_of_images_are_for_classification_only():
-    flags = "--task segmentation --data.name digits_canvas --model.name unet --data.test_time_augmentation mirror"
-    config = load_config(flags.split())
-    with pytest.raises(UsageError, match="--data.test_time_augmentation mirror averages the classes of whole images"):
-        make_task(config, plan_precision(config.precision), fields_of(config))

@@ -1,4 +1,4 @@
-"""examples/airbench.py: the frozen first layer and the initial filters of its network; its optimizer's updates."""
+"""examples/airbench.py: its first layer and initial filters, its views in evaluation, the updates of its optimizer."""
 
 import functools
 import importlib.util
@@ -148,6 +148,45 @@ def test_images_that_are_too_small_are_an_error():
         UsageError, match="airbench needs images of 9x9 pixels or more, got 8x8; write --data.image_size"
     ):
         nnx.eval_shape(lambda model, x: model(x), model, jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32))
+
+
+IMAGES = jnp.arange(12, dtype=jnp.float32).reshape(1, 3, 4, 1)
+MIRRORED = [[3, 2, 1, 0], [7, 6, 5, 4], [11, 10, 9, 8]]
+
+
+def test_shifted_views_count_half_and_have_reflected_edges():
+    found = [(weight, np.asarray(view)[0, :, :, 0].tolist()) for weight, view in airbench.views(IMAGES)]
+    assert [weight for weight, _ in found] == [0.25, 0.25, 0.125, 0.125, 0.125, 0.125]
+    assert found[:2] == [(0.25, np.arange(12).reshape(3, 4).tolist()), (0.25, MIRRORED)]
+    assert found[2][1] == [[5, 4, 5, 6], [1, 0, 1, 2], [5, 4, 5, 6]]  # down to the right
+    assert found[4][1] == [[5, 6, 7, 6], [9, 10, 11, 10], [5, 6, 7, 6]]  # up to the left
+    for first in (2, 4):
+        assert found[first + 1][1] == [row[::-1] for row in found[first][1]]
+
+
+def test_logits_of_views_are_averaged_by_weight():
+    def first_two(images):
+        return images[:, 0, :2, 0]
+
+    # Of the first row [0 1 2 3]: half of (0 + 3) / 2, a quarter of (5 + 6) / 2 and a quarter of (5 + 6) / 2.
+    expected = [0.5 * 1.5 + 0.25 * 5.5 + 0.25 * 5.5, 0.5 * 1.5 + 0.25 * 4.5 + 0.25 * 6.5]
+    np.testing.assert_allclose(airbench.mean_logits(first_two, airbench.views(IMAGES)), [expected], rtol=1e-6)
+
+
+def test_logits_in_half_precision_are_averaged_in_float32():
+    two = [(0.5, jnp.full((1, 1), value, jnp.float16)) for value in (2048, 2050)]
+    logits = airbench.mean_logits(lambda x: x, two)
+    assert (logits.dtype, logits.tolist()) == (jnp.float32, [[2049.0]])  # which float16 does not have
+
+
+def test_evaluation_averages_views_and_training_does_not():
+    model = airbench.Airbench(labelled_images(3, (9, 9, 1)), rngs=nnx.Rngs(0), width=4)
+    x = jax.random.normal(jax.random.key(0), (2, 9, 9, 1))
+    model.eval()
+    np.testing.assert_array_equal(model(x), airbench.mean_logits(model.logits, airbench.views(x)))
+    assert not np.allclose(model(x), model.logits(x), rtol=1e-3)
+    model.train()
+    np.testing.assert_array_equal(model(x), model.logits(x))
 
 
 PARAMS = {"conv/kernel": jnp.zeros((3, 3, 2, 8)), "head/kernel": jnp.ones((8, 3)), "head/bias": jnp.zeros(3)}
