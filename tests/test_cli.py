@@ -61,8 +61,8 @@ def flags_of(section, prefix=""):
     [
         ("train.py", Config()),
         ("evaluate.py", Evaluation(run="a")),
-        ("plan.py", Plan()),
-        ("train_ray.py", OnRay()),
+        pytest.param("plan.py", Plan(), marks=pytest.mark.slow),
+        pytest.param("train_ray.py", OnRay(), marks=pytest.mark.slow),
     ],
 )
 def test_help_lists_every_field_and_imports_no_jax(script, settings):
@@ -119,9 +119,10 @@ def test_the_program_tells_its_version():
             "evaluate",
             "error: missing from mpjax evaluate: --run STR Folder of the run. (required) (mpjax evaluate --help",
         ),
-        (
+        pytest.param(
             "evaluate --run nowhere",
             "error: no run in nowhere (no config.toml); wanted the folder that mpjax train printed",
+            marks=pytest.mark.slow,
         ),
         (
             "train --sed 3",
@@ -166,7 +167,11 @@ def test_help_tells_defaults_and_meanings(capsys):
         (["--precision.policy", "O1", "--precision.mode", "module"], "write O2 for the same dtypes set on modules"),
         (["--precision.policy", "O3", "--precision.mode", "autocast"], "contradicts --precision.policy O3"),
         (["--precision.stochastic_rounding"], "and this run has none: write float16 or bfloat16 as the policy"),
-        (["--precision.tolerance", "1"], "wanted tolerance from 0 up to, not including, 1, got 1.0"),
+        pytest.param(
+            ["--precision.tolerance", "1"],
+            "wanted tolerance from 0 up to, not including, 1, got 1.0",
+            marks=pytest.mark.slow,
+        ),
         (["--data.batch_size", "63"], "take a multiple of 2, such as 62"),
         (["--data.name", "mnst"], "data set 'mnst' is not prepared"),
         (["--data.train_split", "trian"], "split 'trian' of 'digits/1.0.0'"),

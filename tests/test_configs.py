@@ -47,7 +47,13 @@ def test_the_digits_file_says_what_the_defaults_are():
     assert from_toml(CONFIGS / "digits.toml") == Config()
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
+QUICK = ("digits_vit.toml", "gpt2_small.toml", "precision/mixed_float8.toml")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(file, id=name_of(file), marks=[] if name_of(file) in QUICK else pytest.mark.slow) for file in FILES],
+)
 def test_a_file_loads_and_round_trips(file, tmp_path):
     config = from_toml(file)
     (tmp_path / "again.toml").write_text(to_toml(config))
@@ -106,6 +112,7 @@ def test_a_task_file_has_a_step_at_full_size_with_a_model_of_so_many_parameters(
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), before)
 
 
+@pytest.mark.slow
 def test_gpt2_small_is_planned_without_its_data_and_has_124_million_parameters(tmp_path):
     config = from_toml(CONFIGS / "gpt2_small.toml")
     fields = planned_fields(config.task, config.data, tmp_path)

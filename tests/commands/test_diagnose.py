@@ -39,7 +39,7 @@ def built(healthy):
     return build_run(load_config(["--config", str(healthy / "config.toml")]))
 
 
-@pytest.mark.parametrize("position", [5, 10, 12])
+@pytest.mark.parametrize("position", [5, pytest.param(10, marks=pytest.mark.slow), 12])
 def test_a_replayed_state_is_that_of_the_run_bit_for_bit(healthy, built, position):
     state, batch = replay(built, built.train_call, healthy, position)
     state, _ = built.train_step(built.packing.pack(state), batch)

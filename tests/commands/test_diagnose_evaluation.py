@@ -41,6 +41,7 @@ def diagnosed(folder, factor):
     return diagnosed_evaluation(built, built.plan.policy, dataclasses.replace(state, params=params))
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_overflows_in_half_precision_only_names_the_layer_and_its_repair(healthy):
     found = diagnosed(healthy, 1e5)
     assert (found.verdict, found.path, found.direction) == ("overflow", "layers/0", "forward")

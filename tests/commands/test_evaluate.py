@@ -29,7 +29,10 @@ def recorded(folder, step):
     return {name: value for record in tested if record["step"] == step for name, value in record.items() if "/" in name}
 
 
-@pytest.mark.parametrize(("which", "step"), [("best", 60), ("latest", 62), ("60", 60)])
+@pytest.mark.parametrize(
+    ("which", "step"),
+    [("best", 60), ("latest", 62), pytest.param("60", 60, marks=pytest.mark.slow)],
+)
 def test_a_checkpoint_measures_as_it_did_in_the_run(trained, which, step):
     metrics = evaluate_run(Evaluation(run=str(trained), checkpoint=which, ema=True))
     assert metrics == recorded(trained, step)

@@ -69,6 +69,7 @@ def test_it_is_refused_unless_said_and_told(begun, capsys):
     assert complete_checkpoints(folder / "checkpoints")[-1] == 3
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_before_without_a_fingerprint_is_resumed(begun, capsys):
     folder, data = begun
     about = folder / "checkpoints" / "1" / "about" / "data.json"
@@ -82,6 +83,7 @@ def test_a_checkpoint_of_before_without_a_fingerprint_is_resumed(begun, capsys):
     assert "resumed from step 1" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_16_bits_are_told_in_the_log_of_the_run(tmp_path, capsys):
     start(tmp_path, np.full(18, 300, np.uint16))
     printed = " ".join(capsys.readouterr().out.split())

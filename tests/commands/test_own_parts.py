@@ -106,6 +106,7 @@ def test_a_step_is_diagnosed_with_its_objective(whole):
     assert found.verdict == "healthy"
 
 
+@pytest.mark.slow
 def test_the_plan_has_the_own_step(capsys):
     config = load_config(ALL)
     fields = fields_of(config, vocabulary=0)
@@ -356,6 +357,7 @@ def test_a_writer_that_fails_at_the_first_message_leaves_no_folder(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_failed_writer_does_not_hide_why_a_run_failed(tmp_path):
     def infinite(model, batch):
         return {"loss": mean_of_pixels(model, batch, None)["loss"] * jnp.inf}

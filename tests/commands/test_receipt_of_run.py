@@ -98,6 +98,7 @@ def test_without_strict_such_a_run_trains_and_points_to_the_file(quick, capsys):
     assert {row["path"] for row in read(quick)["rows"] if row["verdict"] == "wider"} == {"first", "last"}
 
 
+@pytest.mark.slow
 def test_a_program_that_cannot_be_read_ends_no_run_unless_it_is_strict(quick, monkeypatch, capsys):
     def unreadable(*_, **__):
         raise ValueError("no ENTRY computation")

@@ -60,7 +60,14 @@ def contents(folder):
 
 
 @pytest.mark.parametrize(
-    "flags", ["", "--steps 4", "--optimizer.learning_rate 3 --precision.policy bfloat16 --seed 4 --loop.best loss"]
+    "flags",
+    [
+        "",
+        pytest.param("--steps 4", marks=pytest.mark.slow),
+        pytest.param(
+            "--optimizer.learning_rate 3 --precision.policy bfloat16 --seed 4 --loop.best loss", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_a_resume_that_runs_no_step_changes_nothing(folder, flags):
     before = contents(folder)

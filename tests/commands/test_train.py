@@ -239,6 +239,7 @@ def test_a_run_of_several_steps_in_a_call_resumes_bit_identical(tmp_path):
     assert_same_arrays(folder, tmp_path / "whole", 20)
 
 
+@pytest.mark.slow
 def test_a_run_on_one_device_packs_its_state_and_resumes_bit_identical(tmp_path, monkeypatch):
     """Steps that overflow included; checkpoints have arrays by path."""
     one_device = functools.partial(make_mesh, jax.devices()[:1])
@@ -416,9 +417,8 @@ def test_the_best_and_the_newest_checkpoints_are_kept_over_a_resumption(tmp_path
     assert read_checkpoint(tmp_path / "a" / "checkpoints", "best")[0] == best
 
 
-@pytest.mark.parametrize(
-    ("number", "word"), [pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow), (signal.SIGTERM, 15)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, 2), (signal.SIGTERM, 15)])
 def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_ends_as_undisturbed(
     undisturbed, tmp_path, monkeypatch, number, word
 ):

@@ -135,7 +135,13 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("spec", [*(f"{prefix}evil.py:f" for prefix in PREFIXES), *ELSEWHERE])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(spec, marks=[] if spec in ("evil.py:f", "hf:evil.py:f", "os:system") else pytest.mark.slow)
+        for spec in (*(f"{prefix}evil.py:f" for prefix in PREFIXES), *ELSEWHERE)
+    ],
+)
 def test_no_setting_of_a_stored_run_loads_code_under_any_name(stored, spec):
     run = stored(naming_code(spec))
     config = from_toml(run / "config.toml")
@@ -164,7 +170,12 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize(("command", "form"), COMMANDS)
+EACH_WAY = {("evaluate", "--run"), ("train", "--resume --output_dir"), ("train", "--config")}
+
+
+@pytest.mark.parametrize(
+    ("command", "form"), [pytest.param(*case, marks=[] if case in EACH_WAY else pytest.mark.slow) for case in COMMANDS]
+)
 def test_no_command_executes_what_a_stored_run_names(stored, capsys, command, form):
     run = stored(naming_code("evil.py:f"))
     argument = run / "config.toml" if form == "--config" else run
@@ -177,7 +188,14 @@ def test_no_command_executes_what_a_stored_run_names(stored, capsys, command, fo
 LEFT = re.findall(r"`([^`/]+)/?`", " ".join(re.findall(r"^\| (`.*?) \|", (DOCS / "training.md").read_text(), re.M)[:8]))
 
 
-@pytest.mark.parametrize("beside", [*(name for name in LEFT if name[-4:] not in ("toml", ".png")), "seed_0"])
+@pytest.mark.parametrize(
+    "beside",
+    [
+        pytest.param(name, marks=[] if name in ("checkpoints", "metrics.jsonl") else pytest.mark.slow)
+        for name in (*LEFT, "seed_0")
+        if name[-4:] not in ("toml", ".png")
+    ],
+)
 def test_settings_beside_anything_that_a_run_leaves_are_those_of_a_run(tmp_path, monkeypatch, beside):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("config.toml").write_text(to_toml(with_setting(Config(), "model.name", "evil.py:f")))
@@ -246,7 +264,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 TEXTS = [name for name in text_settings() if name not in ("output_dir", "cache_dir")]
-QUICK = ("data.name", "precision.rules", "precision.policy", "model.pretrained")
+QUICK = ("data.name", "precision.rules")
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,7 @@ ARGUMENTS = st.lists(
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(ARGUMENTS)
 def test_whatever_the_arguments_they_are_settings_or_one_message(arguments):
     try:

@@ -20,9 +20,12 @@ WAYS = {
     "--resume": lambda run, *flags: load_config(["--resume", "--output_dir", str(run), *flags]),
     "--config": lambda run, *flags: load_config(["--config", str(run / "config.toml"), *flags]),
 }
+FIRST = WAYS["evaluate, predict, diagnose, export"]
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, id=name, marks=[] if way is FIRST else pytest.mark.slow) for name, way in WAYS.items()]
+)
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -53,7 +56,9 @@ def test_data_that_the_command_line_names_are_not_told(tmp_path, capsys, way):
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("name", GENERATED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "digits" else pytest.mark.slow) for name in GENERATED]
+)
 def test_nothing_is_written_to_the_data_folder_of_a_stored_run(tmp_path, monkeypatch, way, name):
     monkeypatch.setenv("MPJAX_CACHE", str(tmp_path / "cache"))
     run = stored_run(tmp_path, f'data.name = "{name}"\ndata.data_dir = "/home/you"\n')

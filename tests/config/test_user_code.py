@@ -107,7 +107,11 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize("again", [lambda x: x, lambda x: pickle.loads(pickle.dumps(x))], ids=["read", "sent"])
+@pytest.mark.parametrize(
+    "again",
+    [lambda x: x, pytest.param(lambda x: pickle.loads(pickle.dumps(x)), marks=pytest.mark.slow)],
+    ids=["read", "sent"],
+)
 @pytest.mark.parametrize("setting", CODE)
 def test_code_of_a_stored_run_is_refused_where_it_would_be_loaded(downloaded, setting, again):
     spec = f"{downloaded.parent / 'evil.py'}:Net"

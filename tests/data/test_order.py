@@ -60,7 +60,7 @@ def test_an_epoch_of_a_mixture_is_one_pass_through_the_first_set():
     batch_size=st.integers(1, 1500),
     seed=st.integers(0, 2**32 - 1),
 )
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=15)
 def test_the_examples_of_each_set_form_whole_epochs(sizes, weights, batch_size, seed):
     weights = weights[: len(sizes)]
     counts = counts_of([weight / sum(weights) for weight in weights[1:]])

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 
 from mpjax.config.schema import Data
@@ -45,8 +42,3 @@ def test_digits_on_a_canvas_are_written_on_first_use(tmp_path):
 def test_synthetic_misspelt(tmp_path, name):
     with pytest.raises(UsageError, match=f"got '{name}'; wanted synthetic:HEIGHTxWIDTHxCHANNELS:CLASSES"):
         open_source(Data(name=name), tmp_path)
-
-
-def test_importing_the_stage_imports_no_data_library():
-    code = "import sys, mpjax.data; print({'grain', 'tensorflow_datasets', 'sklearn'} & set(sys.modules))"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

@@ -52,7 +52,7 @@ def test_shapes_and_dtypes(config):
 
 
 @every_kind
-@pytest.mark.parametrize("position", [1, 3, 4, 9])
+@pytest.mark.parametrize("position", [1, pytest.param(3, marks=pytest.mark.slow), 4, 9])
 def test_a_batch_is_the_same_from_wherever_reading_starts(config, position):
     batches = train_batches(SOURCE, config, 0)
     assert_equal(take(batches, position, 6), take(batches, 0, position + 6)[position:])

@@ -84,7 +84,7 @@ FAULTS = {
     "a whole number of nine bits": (lambda x: (x + 257.0) - 256.0, 0.1 * X, "mixed_bfloat16", "rounding", None),
     "a difference of constants": (lambda x: x * (x * 0 + 2049.0 - 2048.0), X, "mixed_float16", "rounding", None),
 }
-FAST = ("a divisor that is infinite", "positions of few bits")
+FAST = ("positions of few bits",)
 
 
 @pytest.mark.parametrize("fault", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in FAULTS])
@@ -177,7 +177,7 @@ def _programs(function, *args):
     )
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(st.lists(st.floats(-1e9, 1e9).filter(lambda c: c != 0), min_size=1, max_size=4))
 def test_every_constant_has_the_value_that_it_has_in_float32(numbers):
     def function(x):

@@ -139,7 +139,6 @@ def _flow_program(function, dtype):
 
 QUICK_FLOWS = {
     "jit": "float16",
-    "polynomials": "float16",
     "scan": "float16",
     "cond": "bfloat16",
     "custom_vjp": "float16",

@@ -45,7 +45,13 @@ TO_ZERO = {
 }
 
 
-@pytest.mark.parametrize(("name", "loss"), list(zip(TO_ZERO, itertools.cycle(("square", "beside one")), strict=False)))
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        pytest.param(name, loss, marks=pytest.mark.slow if name == "root of the mean square" else [])
+        for name, loss in zip(TO_ZERO, itertools.cycle(("square", "beside one")), strict=False)
+    ],
+)
 def test_an_inf_that_becomes_zero_is_an_overflow_where_it_becomes_inf(name, loss):
     def loss_fn(model, x):
         y = model(x).astype(jnp.float32)

@@ -71,6 +71,7 @@ def test_a_policy_without_a_product_in_half_precision_is_none(networks, batch):
     assert str(found).startswith("fastest policy within 1e-05: only float32\n")
 
 
+@pytest.mark.slow
 def test_the_model_is_left_as_it_is(networks, batch):
     model = Peak(1.0)
     before = jax.tree.map(jnp.array, nnx.state(model))

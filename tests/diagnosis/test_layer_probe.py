@@ -175,7 +175,9 @@ def of_a_loop(x):
     return jax.lax.scan(lambda x, _: (x, 1.0), x, length=2)[0]
 
 
-@pytest.mark.parametrize("through", [moved, of_a_branch, of_a_call, of_a_loop])
+@pytest.mark.parametrize(
+    "through", [moved, of_a_call, *(pytest.param(f, marks=pytest.mark.slow) for f in (of_a_branch, of_a_loop))]
+)
 def test_literals_among_the_values_that_leave_are_not_read(through):
     def loss_fn(params, batch):
         with jax.named_scope("cell"):

@@ -66,7 +66,7 @@ def test_the_model_is_left_as_it_was(training, stored):
         np.testing.assert_array_equal(after[1][path], value)
 
 
-@pytest.mark.parametrize("bad", [jnp.inf, jnp.nan])
+@pytest.mark.parametrize("bad", [pytest.param(jnp.inf, marks=pytest.mark.slow), jnp.nan])
 def test_what_goes_in_and_is_not_finite_is_named(bad):
     batch = {"images": {"left": BATCH["x"], "right": BATCH["x"].at[1, 2].set(bad)}}
     model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
@@ -79,7 +79,7 @@ def test_what_goes_in_and_is_not_finite_is_named(bad):
     assert "an input is not finite: batch/images/right. No choice of dtypes" in found.evidence
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+@pytest.mark.parametrize("policy", [pytest.param("mixed_float16", marks=pytest.mark.slow), "float16"])
 def test_a_parameter_that_is_not_finite_is_named(policy):
     model = Noisy()
     model.linear.kernel[...] = model.linear.kernel[...].at[0, 0].set(jnp.nan)
@@ -226,6 +226,7 @@ def test_rules_that_are_there_already_are_no_obstacle(own):
     assert diagnose_function(*overflowing_linen(), policy=found.repaired_policy).verdict == "healthy"
 
 
+@pytest.mark.slow
 def test_a_scale_far_too_high_is_named_with_a_power_of_two_that_is_not():
     loss_fn, params, x = overflowing_linen()
     params["l2"]["kernel"] /= 1e6
@@ -269,6 +270,7 @@ def test_a_rule_for_a_name_that_a_policy_s_text_cannot_hold_has_a_pattern():
     assert again.verdict == "healthy"
 
 
+@pytest.mark.slow
 def test_a_module_without_a_dtype_is_repaired_where_its_input_comes_from():
     class ByItsSize(nnx.Module):
         def __init__(self):

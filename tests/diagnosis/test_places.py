@@ -123,9 +123,10 @@ class Fading(nnx.Module):
         return self.decay(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "steps",
-    [pytest.param(40, id="to subnormal numbers", marks=pytest.mark.slow), pytest.param(100, id="to zero")],
+    [pytest.param(40, id="to subnormal numbers"), pytest.param(100, id="to zero")],
 )
 def test_a_slow_underflow_through_a_loop_names_the_loop(steps):
     def loss_fn(model, x):

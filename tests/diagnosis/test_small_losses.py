@@ -98,7 +98,7 @@ HEALTHY = [
     *(ppo, critic, critic_in_half, fitted, fitted_l1, huber, log_cosh, distilled, centered, temporal_difference),
     *(identity_of_the_logistic, excess_entropy),
 ]
-FAST = (ppo, critic_in_half, fitted)
+FAST = (critic_in_half, fitted)
 
 
 @pytest.mark.parametrize(

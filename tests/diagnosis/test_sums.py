@@ -70,7 +70,7 @@ SUMS = {
     "a scan's constant": (read_in_every_step, "add_any", 3001),
     "used often": (used_often, "add_any", 300 if jax.__version_info__ >= (0, 12) else 301),  # before: and zeros
 }
-SLOW = ("a scan's constant", "used often", "take", "a graph's edges")
+SLOW = ("a scan's constant", "used often", "take", "a graph's edges", "copies", "one row")
 CASES = [
     pytest.param(name, policy, id=f"{name}-{policy}", marks=[pytest.mark.slow] if name in SLOW else [])
     # "used often" is within 1 % in float16.
@@ -103,7 +103,7 @@ def test_the_parameter_whose_cotangents_are_added_is_named():
     [
         lambda w, x: (x @ w)[jnp.arange(16)],  # as often as it is there
         lambda w, x: (x @ w)[jnp.arange(64) % 16],
-        lambda w, x: sum((x @ w) * (step / 64) for step in range(1, 24)),
+        pytest.param(lambda w, x: sum((x @ w) * (step / 64) for step in range(1, 24)), marks=pytest.mark.slow),
         lambda w, x: jnp.broadcast_to((x @ w)[:, None], (16, 8, 4)),
     ],
     ids=["once", "four times", "23 uses", "broadcast"],

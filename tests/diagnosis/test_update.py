@@ -47,8 +47,8 @@ def test_updates_that_move_half_stored_parameters_are_healthy(mlp):
     "tx",
     [
         mpjax.dynamic_loss_scaling(mpjax.master_weights(optax.sgd(1e-3))),
-        stochastic_weights(optax.sgd(1e-3)),
-        mpjax.dynamic_loss_scaling(compensated_weights(optax.sgd(1e-3))),
+        pytest.param(stochastic_weights(optax.sgd(1e-3)), marks=pytest.mark.slow),
+        pytest.param(mpjax.dynamic_loss_scaling(compensated_weights(optax.sgd(1e-3))), marks=pytest.mark.slow),
     ],
     ids=["scaled masters", "stochastic", "scaled compensated"],
 )
@@ -72,6 +72,7 @@ def test_an_adam_whose_state_is_float16_gives_no_number(mlp):
     assert row.non_finite > 0
 
 
+@pytest.mark.slow
 def test_the_loss_scale_is_the_optimizers_own(mlp):
     tx = mpjax.dynamic_loss_scaling(optax.sgd(10.0))
     one, other = (diagnose(*mlp, policy="mixed_float16", loss_scale=s, tx=tx) for s in (2.0**15, 2.0**8))
@@ -80,6 +81,7 @@ def test_the_loss_scale_is_the_optimizers_own(mlp):
     assert jnp.allclose(jnp.array(sizes[0]), jnp.array(sizes[1]), rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_state_in_the_middle_of_a_run_is_taken(mlp):
     params = nnx.state(mlp[0], nnx.Param)
     tx = optax.adam(1e-3)

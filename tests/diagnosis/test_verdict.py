@@ -115,7 +115,7 @@ CHOSEN = {
 }
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CHOSEN)
 def test_inf_that_only_half_precision_comes_to_is_rounding_where_a_probability_was_rounded_to_1(case, policy):
     diagnosis = found(CHOSEN[case][0], [0.0, 10.0], policy)

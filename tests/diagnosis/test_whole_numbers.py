@@ -19,7 +19,7 @@ def _index(x: jax.Array) -> jax.Array:
 
 ODD = jnp.arange(2051.0, 4096.0, 34.0)
 
-FAST = ("ids", "positions", "buckets", "ceil", "half")
+FAST = ("positions", "ceil")
 INDICES = {
     "ids": (_index, ODD),
     "positions": (lambda steps: _index(jnp.cumsum(steps)) - 1, jnp.full(1300, 3.0)),

@@ -33,9 +33,10 @@ def loss_fn(params, x):
 
 # Pages with a whole training run, and those that use a package of an extra.
 MARKS = {"docs/training.md": [pytest.mark.optimized], "docs/data.md": [pytest.mark.extra]}
-# They diagnose, train on several devices, or compile for many seconds.
+# They diagnose, train, or compile for many seconds.
 MARKS |= {page: [pytest.mark.slow] for page in ("docs/diagnosis.md", "docs/your_own_loop.md", "docs/devices.md")}
-MARKS |= {page: [pytest.mark.slow] for page in ("docs/questions.md", "docs/float8.md")}
+MARKS |= {page: [pytest.mark.slow] for page in ("docs/questions.md", "docs/float8.md", "docs/tutorial.md")}
+MARKS |= {page: [pytest.mark.slow] for page in ("docs/extending.md", "docs/coming_from.md", "docs/pretrained.md")}
 
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 

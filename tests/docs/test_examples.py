@@ -87,7 +87,7 @@ def bare(param_dtype="float32"):
     return module, step, parts
 
 
-LOOPS = [pytest.param(linen, marks=pytest.mark.slow), nnx_module, pytest.param(equinox, marks=pytest.mark.slow), bare]
+LOOPS = [nnx_module, *(pytest.param(loop, marks=pytest.mark.slow) for loop in (linen, equinox, bare))]
 
 
 def bits(tree):

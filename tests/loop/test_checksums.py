@@ -13,7 +13,9 @@ from mpjax.loop import checksums
 from mpjax.loop.checksums import checksums_of, damaged, digest_of
 
 
-DTYPES = ["float32", "bfloat16", "float16", "int32", "uint8", "bool", "float8_e4m3fn", "int8", "uint32"]
+# One of each width and kind, and more of them.
+DTYPES = ["float32", "bfloat16", "bool", "float8_e4m3fn"]
+DTYPES += [pytest.param(name, marks=pytest.mark.slow) for name in ("float16", "int32", "uint8", "int8", "uint32")]
 
 
 SHAPES = [(), (0,), (3,), (2, 5), (4096,), (3, 4099), (4093,), (4094,)]

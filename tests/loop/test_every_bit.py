@@ -155,7 +155,7 @@ def forms():
     return {form: zeros_of(*form) for form in FORMS}
 
 
-@pytest.mark.parametrize("on", ["host", "devices"])
+@pytest.mark.parametrize("on", ["host", pytest.param("devices", marks=pytest.mark.slow)])
 def test_minus_zero_stays_in_every_form_of_weights_that_a_run_goes_on_with(forms, on):
     """Of 121 pairs."""
     for written, into in itertools.product(FORMS, FORMS):

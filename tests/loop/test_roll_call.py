@@ -1,5 +1,6 @@
 """Who is there, and whether all are about to do the same."""
 
+import concurrent.futures
 import contextlib
 import json
 import socket
@@ -99,59 +100,58 @@ def test_a_process_0_that_cannot_be_reached_is_an_error_with_its_reason():
         call_roll(Seat(f"127.0.0.1:{free_port()}", 2, 1), {}, timeout=0.3)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\0\xff\n",
-        b"[" * 100_000 + b"\n",
-        b"[1]\n",
-        b"3\n",
-        b"null\n",
-        b'{"kind": ["mpjax"]}\n',
-        *(
-            json.dumps({"kind": "mpjax"} | besides).encode() + b"\n"
-            for besides in (
-                {},
-                {"process": 1},
-                {"process": "one", "processes": 2, "about": {}},
-                {"process": None, "processes": 2, "about": {}},
-                {"process": [1], "processes": 2, "about": {}},
-                {"process": True, "processes": 2, "about": {}},
-                {"process": 1.5, "processes": 2, "about": {}},
-                {"process": 7, "processes": 2, "about": {}},
-                {"process": -1, "processes": 2, "about": {}},
-                {"process": 0, "processes": 2, "about": {}},
-                {"process": 1, "processes": 2, "about": None},
-                {"process": 1, "processes": 2, "about": {"seed": [0]}},
-            )
-        ),
-    ],
-)
-def test_a_stranger_is_passed_over(words):
+STRANGERS = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\0\xff\n",
+    b"[" * 100_000 + b"\n",
+    b"[1]\n",
+    b"3\n",
+    b"null\n",
+    b'{"kind": ["mpjax"]}\n',
+    *(
+        json.dumps({"kind": "mpjax"} | besides).encode() + b"\n"
+        for besides in (
+            {},
+            {"process": 1},
+            {"process": "one", "processes": 2, "about": {}},
+            {"process": None, "processes": 2, "about": {}},
+            {"process": [1], "processes": 2, "about": {}},
+            {"process": True, "processes": 2, "about": {}},
+            {"process": 1.5, "processes": 2, "about": {}},
+            {"process": 7, "processes": 2, "about": {}},
+            {"process": -1, "processes": 2, "about": {}},
+            {"process": 0, "processes": 2, "about": {}},
+            {"process": 1, "processes": 2, "about": None},
+            {"process": 1, "processes": 2, "about": {"seed": [0]}},
+        )
+    ),
+]
+
+
+def answer_to(words, port):
+    """What process 0 says, once it listens; None if it listens no more."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        refused = contextlib.suppress(ConnectionRefusedError)
+        with refused, socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(words)
+            with contextlib.suppress(ConnectionResetError):
+                return connection.recv(10)
+            return b""
+    return None
+
+
+def test_strangers_are_passed_over():
     port = free_port()
-
-    answers = []
-
-    def knock():
-        while not answers:
-            refused = contextlib.suppress(ConnectionRefusedError)
-            with refused, socket.create_connection(("127.0.0.1", port)) as connection:
-                connection.sendall(words)
-                with contextlib.suppress(ConnectionResetError):
-                    answers.append(connection.recv(10))
-                    return
-                answers.append(b"")
-
-    stranger = threading.Thread(target=knock)
-    stranger.start()
-    found = call({0: {}, 1: {}}, port=port, delays={1: 0.3})
-    stranger.join(20)
-    assert answers == [b""]
-    assert {process: sorted(lines) for process, lines in found.items()} == {0: [1], 1: [0]}
-    for lines in found.values():
-        for line in lines.values():
-            line.close()
+    first, other = (Seat(f"127.0.0.1:{port}", 2, process) for process in range(2))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(call_roll, first, {}, timeout=30)
+        assert {words: answer_to(words, port) for words in STRANGERS} == dict.fromkeys(STRANGERS, b"")
+        lines = [call_roll(other, {}, timeout=5), waiting.result()]
+    assert [list(line) for line in lines] == [[0], [1]]
+    for line in lines:
+        for connection in line.values():
+            connection.close()
 
 
 def test_numbers_are_shortened():

@@ -176,7 +176,16 @@ def test_an_edited_description_is_refused(tmp_path):
         read_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["policy", "loss_scale", "config", "seed", "seconds", "compile_seconds", "checksums"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config", "seed", "checksums"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("policy", "loss_scale", "seconds", "compile_seconds")
+        ),
+    ],
+)
 def test_a_description_of_wrong_types_is_refused(tmp_path, name):
     """Also one whose digest fits."""
     about = {"policy": "p", "loss_scale": "none", "config": "", "seed": 0, "seconds": 1.5, "compile_seconds": 2}
@@ -203,7 +212,9 @@ def test_a_folder_that_is_no_checkpoint_is_passed_over_and_can_be_set_aside(tmp_
     assert (tmp_path / "99999.damaged").is_dir()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"score": null}', None])
+@pytest.mark.parametrize(
+    "content", [b"{", None, *(pytest.param(text, marks=pytest.mark.slow) for text in (b"", b"[1]", b'{"score": null}'))]
+)
 def test_a_damaged_score_of_an_old_checkpoint_blocks_nothing(tmp_path, content):
     saved(tmp_path, 1, 2, score=0.75)
     file = tmp_path / "1" / "metrics" / "metrics"

@@ -25,8 +25,8 @@ def build(**settings):
     ("name", "blocks", "block"),
     [
         ("resnet18", 8, resnet.BasicBlock),
-        ("resnet34", 16, resnet.BasicBlock),
-        ("resnet50", 16, resnet.Bottleneck),
+        pytest.param("resnet34", 16, resnet.BasicBlock, marks=pytest.mark.slow),
+        pytest.param("resnet50", 16, resnet.Bottleneck, marks=pytest.mark.slow),
     ],
 )
 def test_a_resnet_of_its_depth(name, blocks, block):
@@ -79,7 +79,7 @@ def test_every_name_of_the_settings_is_a_model_and_the_other_way_round():
     assert all(0 < len(line) < 70 for line in MODELS.values())
 
 
-LARGE = ("resnet50", "resnext50", "wrn28_10", "xception")
+LARGE = ("resnet34", "resnet50", "resnext50", "wrn28_10", "xception", "convnext_t")
 DEEPER = ("resnet101", "resnet152")  # a ResNet-50 with more blocks in a stage; test_resnet.py counts their parameters
 
 

@@ -47,7 +47,9 @@ def test_logits_are_products_with_the_embeddings_of_tokens(model):
     assert np.array_equal(after[..., :19], before[..., :19])
 
 
-@pytest.mark.parametrize(("policy", "output"), [("mixed_float16", jnp.float32), ("O3", jnp.float16)])
+@pytest.mark.parametrize(
+    ("policy", "output"), [("mixed_float16", jnp.float32), pytest.param("O3", jnp.float16, marks=pytest.mark.slow)]
+)
 def test_logits_are_products_in_half_precision_that_leave_in_the_output_dtype(model, policy, output):
     apply_policy(model, policy)
     with jax.numpy_dtype_promotion("standard"):  # O3's norm, which is Flax's, has a float32 epsilon

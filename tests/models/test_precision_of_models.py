@@ -81,12 +81,17 @@ FLOAT8_PRESETS = [preset for preset in PRESETS if preset.policy.products is not 
 OTHER_PRESETS = [preset for preset in PRESETS if preset not in FLOAT8_PRESETS]
 
 
+QUICK = {(name, "mixed_float16") for name in ("mlp", "resnet", "convnext", "vit", "gpt2")}
+QUICK |= {("vit", "mixed_bfloat16"), ("vit", "O1"), ("vit", "O3"), ("resnet", "O1")}
+
+
 def marks(name, preset):
-    """Every model by module, some by operation, one under all presets; or None: the rest differ in the dtype."""
-    if preset.name == "mixed_float16" or name == "vit" or (name, preset.name) in (("resnet", "O1"), ("gpt2", "O1")):
+    """Every model by module and by operation, two under all presets; or None: the rest differ in the dtype."""
+    if (name, preset.name) in QUICK:
         return []
     # Norms with statistics are treated by rules of their own, and casts go by the operations of each model.
-    return [pytest.mark.slow] if name == "resnet" or preset.name == "O1" else None
+    every = preset.name in ("mixed_float16", "O1") or name in ("vit", "resnet")
+    return [pytest.mark.slow] if every else None
 
 
 @pytest.mark.parametrize(
@@ -129,7 +134,12 @@ LARGE_ENOUGH = {
 @pytest.mark.parametrize(
     ("name", "preset"),
     [
-        pytest.param(name, preset, id=f"{name}-{preset.name}", marks=[] if name == "vit" else [pytest.mark.slow])
+        pytest.param(
+            name,
+            preset,
+            id=f"{name}-{preset.name}",
+            marks=[] if (name, preset.name) in {("vit", "mixed_float8"), ("vit", "mixed_mxfp8")} else pytest.mark.slow,
+        )
         for name in LARGE_ENOUGH
         for preset in FLOAT8_PRESETS
     ],

@@ -153,7 +153,11 @@ def _wrapped(model):
 
 
 @pytest.mark.parametrize(
-    "change", [_with_product, _with_promotion, _without_bias, _in_another_dtype, _of_a_subclass, _wrapped]
+    "change",
+    [
+        *(_without_bias, _in_another_dtype, _wrapped),
+        *(pytest.param(change, marks=pytest.mark.slow) for change in (_with_product, _with_promotion, _of_a_subclass)),
+    ],
 )
 def test_layers_of_the_users_own_are_called_as_they_are(change):
     model = module()
@@ -166,7 +170,11 @@ def test_layers_of_the_users_own_are_called_as_they_are(change):
 
 
 @pytest.mark.parametrize(
-    "rule", ["query=float32", "key=float32", "value=params=bfloat16,compute=bfloat16,output=float32"]
+    "rule",
+    [
+        "value=params=bfloat16,compute=bfloat16,output=float32",
+        *(pytest.param(f"{name}=float32", marks=pytest.mark.slow) for name in ("query", "key")),
+    ],
 )
 def test_a_rule_for_one_of_them_keeps_three_products(rule):
     ruled = module(f"params=float32,compute=bfloat16,output=bfloat16;{rule}")

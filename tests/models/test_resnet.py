@@ -21,7 +21,7 @@ def abstract(name, stem=resnet.ImageNetStem, **settings):
     ("name", "parameters"),
     [
         ("resnet18", 11_689_512),
-        ("resnet34", 21_797_672),
+        pytest.param("resnet34", 21_797_672, marks=pytest.mark.slow),
         ("resnet50", 25_557_032),
         pytest.param("resnet101", 44_549_160, marks=pytest.mark.slow),
         pytest.param("resnet152", 60_192_808, marks=pytest.mark.slow),
@@ -44,10 +44,12 @@ def test_a_bottleneck_strides_in_its_3x3_convolution():
 
 
 @pytest.mark.parametrize(
-    ("stem", "side", "sides"),
-    [(resnet.ImageNetStem, 224, [56, 56, 28, 14, 7]), (resnet.SmallStem, 32, [32, 32, 16, 8, 4])],
+    ("name", "ends", "channels", "stem", "side", "sides"),
+    [
+        ("resnet18", (2, 4, 6, 8), 1, resnet.SmallStem, 32, [32, 32, 16, 8, 4]),
+        ("resnet50", (3, 7, 13, 16), 4, resnet.ImageNetStem, 224, [56, 56, 28, 14, 7]),
+    ],
 )
-@pytest.mark.parametrize(("name", "ends", "channels"), [("resnet18", (2, 4, 6, 8), 1), ("resnet50", (3, 7, 13, 16), 4)])
 def test_every_stage_after_the_first_halves_the_image_and_doubles_the_channels(name, ends, channels, stem, side, sides):
     model = abstract(name, stem)
 

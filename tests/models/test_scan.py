@@ -91,7 +91,7 @@ def test_loss_and_gradients_are_those_of_single_blocks_to_float32_rounding(name)
     [
         # x, query, key, value, scores, weighted values, out, up; two sums in each norm; maximum and sum of the softmax.
         ("none", 7, 14),
-        ("dots", 5, 6),  # not the products of the attention
+        pytest.param("dots", 5, 6, marks=pytest.mark.slow),  # not the products of the attention
         ("full", 0, 1),  # x
     ],
 )
@@ -138,6 +138,7 @@ def test_blocks_drop_the_same_features_as_one_by_one():
     assert int(counts["blocks/2/dropout/rngs/count"]) == 2
 
 
+@pytest.mark.slow
 def test_random_streams_have_the_numbers_of_single_blocks_in_deep_models_too():
     numbers = []
     for scan in (False, True):

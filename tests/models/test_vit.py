@@ -16,7 +16,12 @@ def small(**options):
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"), [("vit_ti16", 5_717_416), ("vit_s16", 22_050_664), ("vit_b16", 86_567_656)]
+    ("name", "parameters"),
+    [
+        pytest.param("vit_ti16", 5_717_416, marks=pytest.mark.slow),
+        ("vit_s16", 22_050_664),
+        pytest.param("vit_b16", 86_567_656, marks=pytest.mark.slow),
+    ],
 )
 def test_parameter_count_at_1000_classes(name, parameters):
     make = getattr(vit, name)

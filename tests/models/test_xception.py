@@ -14,6 +14,7 @@ def abstract(**settings):
     return nnx.eval_shape(lambda: xception.xception(rngs=nnx.Rngs(0), **settings))
 
 
+@pytest.mark.slow
 def test_parameter_count_at_1000_classes():
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(abstract(), nnx.Param))) == 22_855_952
 

@@ -79,7 +79,7 @@ def test_every_product_that_the_rules_leave_in_float8_is_in_float8_forward_and_b
     ("policy", "gpu", "instead"),
     [
         ("mixed_float8", "a100", "mixed_bfloat16"),
-        ("mixed_mxfp8", "a100", "mixed_bfloat16"),
+        pytest.param("mixed_mxfp8", "a100", "mixed_bfloat16", marks=pytest.mark.slow),
         ("mixed_mxfp8", "h200", "mixed_float8"),
     ],
 )

@@ -26,6 +26,7 @@ def test_a_run_s_step_is_run_on_all_devices_and_the_median_of_its_times_counts(s
     assert (found.peak, found.device) == (None, "cpu")
 
 
+@pytest.mark.slow
 def test_a_peak_counts_where_no_program_before_took_more(small, monkeypatch):
     fields = fields_of(small)
     step = planned_step(small, fields)

@@ -445,9 +445,9 @@ def test_float8_that_nobody_asked_for_is_narrower_with_and_without_the_module():
     ("policy", "other"),
     [
         ("mixed_float8", "mixed_float8_delayed"),
-        ("mixed_float8_rowwise", "mixed_float8"),
-        ("mixed_float8_delayed", "mixed_mxfp8"),
         ("mixed_mxfp8", "mixed_float8_rowwise"),
+        pytest.param("mixed_float8_rowwise", "mixed_float8", marks=pytest.mark.slow),
+        pytest.param("mixed_float8_delayed", "mixed_mxfp8", marks=pytest.mark.slow),
     ],
 )
 def test_the_recipe_asked_for_is_as_asked_and_another_one_is_not(policy, other):

@@ -22,9 +22,11 @@ def step_of(flags: str):
 @pytest.mark.parametrize(
     "more",
     [
-        "--model.name mlp",
         "--model.name mlp --precision.policy bfloat16 --optimizer.name lamb --training.ema 0.9 --training.accumulate 3",
-        "--model.name mlp --precision.policy O1 --optimizer.clip_norm 1 --data.mixup 0.2",
+        pytest.param("--model.name mlp", marks=pytest.mark.slow),
+        pytest.param(
+            "--model.name mlp --precision.policy O1 --optimizer.clip_norm 1 --data.mixup 0.2", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_it_lowers_to_the_text_of_the_run_s_own_step(more):

@@ -378,16 +378,14 @@ in_float32 = functools.lru_cache(maxsize=1)(computed_as_the_library_expects)
 # --- What each must hold ---------------------------------------------------------------------------------------------
 
 
-COMPOSED = {"nnx.Bidirectional", "nnx.OptimizedLSTMCell", "nnx.GRUCell"}
-"""Two of nnx.RNN, and cells like nnx.LSTMCell and nnx.SimpleCell."""
-
 IN_BOTH = {"nnx.Linear", "nnx.Conv", "nnx.BatchNorm", "nnx.LayerNorm", "nnx.MultiHeadAttention", "nnx.RNN", "nnx.Embed"}
 """What apply_policy does with a layer is the same for both; these show that both are set."""
 
 
 def quick(name, half):
-    """Autocast sees the operations of all libraries alike; `apply_policy` knows the layers of one."""
-    return name.startswith("nnx.") and half == "float16" and name not in COMPOSED
+    """One layer of each kind: autocast sees the operations of all libraries alike, `apply_policy` the layers of one."""
+    kinds = IN_BOTH - {"nnx.RNN"} | {"nnx.LSTMCell", "nnx.ConvTranspose", "nnx.Einsum", "nnx.LoRALinear"}
+    return half == "float16" and name in kinds
 
 
 @pytest.fixture(

@@ -152,7 +152,7 @@ def test_a_skipped_step_leaves_every_bit_and_the_next_draws_are_the_same(name):
     assert bits(update(GRADS, skipped, PARAMS)[0]) == bits(update(GRADS, state, PARAMS)[0])
 
 
-@pytest.mark.parametrize("scale", [2.0, 2.0**15])
+@pytest.mark.parametrize("scale", [pytest.param(2.0, marks=pytest.mark.slow), 2.0**15])
 def test_the_loss_scale_makes_no_difference(scale):
     def run(tx, factor):
         state, params = tx.init(PARAMS), PARAMS
@@ -255,7 +255,9 @@ def stored(wrap, inner, kind, name):
 @pytest.mark.parametrize(
     "kind", [dataclass_of, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (named_tuple, module_of))]
 )
-@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "mu" else pytest.mark.slow) for name in MOMENTS]
+)
 @pytest.mark.parametrize("wrap", [half_moments, float8_moments])
 def test_names_of_parameters_make_no_difference(wrap, name, kind, inner):
     # As all of `MOMENTS`, "a" comes before "v" and "w" in a dict.

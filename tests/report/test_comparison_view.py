@@ -39,7 +39,7 @@ def test_the_table_fits_80_columns():
     ]
 
 
-@pytest.mark.parametrize("value", [0.5, math.nan])
+@pytest.mark.parametrize("value", [pytest.param(0.5, marks=pytest.mark.slow), math.nan])
 def test_a_plot_is_drawn_for_any_number_of_groups_and_values(value, tmp_path):
     found = [
         [compare([[1.0, 2.0]], [[1.0, value]], metric) for metric in ("train/loss", "train/loss_scale")]

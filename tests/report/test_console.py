@@ -137,7 +137,9 @@ def test_closing_gives_the_terminal_back(terminal):
     assert sys.stdout is stdout
 
 
-@pytest.mark.parametrize("ending", ["raise RuntimeError('lost')", "raise KeyboardInterrupt"])
+@pytest.mark.parametrize(
+    "ending", ["raise RuntimeError('lost')", pytest.param("raise KeyboardInterrupt", marks=pytest.mark.slow)]
+)
 def test_a_program_that_dies_without_closing_leaves_a_cursor(ending):
     pty = pytest.importorskip("pty")
     program = f"from mpjax.report.console import console_writer\nconsole_writer(9).write(3, {{}})\n{ending}"

@@ -129,7 +129,13 @@ def test_legends_stand_outside_the_data(drawn):
 
 @pytest.mark.parametrize(
     "records",
-    [[], [{"step": 1}], [train(1, math.nan, math.nan)], [train(1, scale=0.5), train(2, scale=2.0**24)], FLOAT16],
+    [
+        [],
+        [{"step": 1}],
+        [train(1, math.nan, math.nan)],
+        pytest.param([train(1, scale=0.5), train(2, scale=2.0**24)], marks=pytest.mark.slow),
+        pytest.param(FLOAT16, marks=pytest.mark.slow),
+    ],
     ids=["none", "no numbers", "only NaN", "wide scale", "all"],
 )
 def test_an_image_is_written_whatever_the_run(records, tmp_path):
@@ -139,6 +145,7 @@ def test_an_image_is_written_whatever_the_run(records, tmp_path):
     assert path.stat().st_size > 5_000
 
 
+@pytest.mark.slow
 def test_pyplot_is_left_alone(tmp_path):
     program = (
         "import sys; from mpjax.report import plot_curves; "

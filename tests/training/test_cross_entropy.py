@@ -17,7 +17,7 @@ LOGITS = [[2.0, 0.0, -1.0], [0.5, 0.5, 0.5]]
 LABELS = [0, 2]
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("smoothing", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_loss_and_gradient_are_those_of_automatic_differentiation(smoothing):
     logits = 5 * jax.random.normal(jax.random.key(0), (4, 7))
     labels = jnp.array([0, 6, 3, 3], jnp.uint8)

@@ -89,7 +89,7 @@ def gathers(layout, **settings):
     return collections.Counter((eqn.outvars[0].aval.shape, f"{eqn.outvars[0].aval.dtype}") for eqn in found)
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("remat", ["none", pytest.param("dots", marks=pytest.mark.slow), "full"])
 def test_blocks_gather_in_the_backward_pass_again(remat):
     assert gathers(layout_of(), policy="float32", remat=remat) == {((6, 4), "float32"): 1, ((4, 4), "float32"): 6}
 
@@ -103,7 +103,9 @@ def test_without_blocks_all_is_gathered_once_and_kept():
     assert gathers(layout_of(blocks=())) == {((6, 4), "float32"): 1, ((4, 4), "float32"): 3}
 
 
-@pytest.mark.parametrize(("policy", "remat"), [("float32", "none"), ("mixed_bfloat16", "full")])
+@pytest.mark.parametrize(
+    ("policy", "remat"), [pytest.param("float32", "none", marks=pytest.mark.slow), ("mixed_bfloat16", "full")]
+)
 def test_half_precision_travel_changes_no_bit(policy, remat):
     """Of parameters that layers cast to it in any case; in float32 nothing is to travel so.
 

@@ -160,7 +160,9 @@ def test_bfloat16_moments_are_inside_the_loss_scaling_and_the_masters(name, mome
     assert state.inner_state.masters["kernel"].dtype == jnp.float32
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("sgd", marks=pytest.mark.slow), "adamw", pytest.param("lamb", marks=pytest.mark.slow)]
+)
 def test_with_bfloat16_moments_twenty_steps_are_in_the_mean_those_of_float32(name):
     """Of 500 copies of each parameter, which are rounded apart: the mean within 0.3 %, each within 6 %."""
     params, grads = (jax.tree.map(lambda x: jnp.tile(x.ravel(), 500), tree) for tree in (PARAMS, GRADS))
@@ -192,7 +194,7 @@ SLOPES = {
 }
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+@pytest.mark.parametrize("name", [pytest.param("sgd", marks=pytest.mark.slow), "adamw", "lamb"])
 def test_an_update_of_a_stack_is_that_of_each_block(name):
     """With decay, which spares biases, also where a stack of them has two axes, and LAMB's ratio for each block."""
     stacks = {"blocks": 2}

@@ -101,10 +101,11 @@ RULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "half"),
     [
-        pytest.param("adamw", False, id="float32", marks=pytest.mark.slow),
+        pytest.param("adamw", False, id="float32"),
         pytest.param("sgd", True, id="bfloat16 with masters"),
     ],
 )

@@ -53,8 +53,17 @@ def test_a_factor_of_some_that_are_frozen_is_of_the_others():
     assert factors(flags) == {"head/kernel": 10}
 
 
-@pytest.mark.parametrize("pattern", ["blocks/*", "blocks/2/mlp", "blocks/?/mlp/up/*", "type:Linear"])
-@pytest.mark.parametrize("form", ["", "--model.scan_blocks"])
+QUICK = {("", "blocks/*"), ("--model.scan_blocks", "blocks/2/mlp")}
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        pytest.param(form, pattern, marks=[] if (form, pattern) in QUICK else pytest.mark.slow)
+        for form in ("", "--model.scan_blocks")
+        for pattern in ("blocks/*", "blocks/2/mlp", "blocks/?/mlp/up/*", "type:Linear")
+    ],
+)
 def test_a_factor_of_frozen_blocks_is_an_error(form, pattern):
     with pytest.raises(UsageError, match=r"all that it matches is frozen by --training.freeze, such as blocks/[02]/"):
         factors(f"{VIT} {form} --training.freeze blocks/* head/* --optimizer.rates {pattern} 0.1")

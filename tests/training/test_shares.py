@@ -91,7 +91,7 @@ def collectives(layout, kind, **settings):
     return sorted(f"{aval.dtype}" for aval in inputs if aval.shape)
 
 
-@pytest.mark.parametrize(("axis", "accumulate"), [("fsdp", 1), ("data", 2)])
+@pytest.mark.parametrize(("axis", "accumulate"), [pytest.param("fsdp", 1, marks=pytest.mark.slow), ("data", 2)])
 def test_two_devices_train_on_the_mean_of_the_whole_batch(axis, accumulate):
     """The weights of their shares differ, 2 and 14: the mean of their means would be another."""
     one, metrics = after(None, [batch_of()] * 2, accumulate=accumulate)
@@ -125,7 +125,7 @@ def test_the_parts_of_a_divided_parameter_are_on_different_devices(axis):
         }
 
 
-@pytest.mark.parametrize(("axis", "example"), [("data", 0), ("fsdp", 7)])
+@pytest.mark.parametrize(("axis", "example"), [pytest.param("data", 0, marks=pytest.mark.slow), ("fsdp", 7)])
 def test_an_overflow_on_one_device_skips_the_step_on_both(axis, example):
     bad = batch_of()
     bad["x"] = bad["x"].at[example, 0].set(jnp.inf)
@@ -235,15 +235,17 @@ def test_a_scalar_loss_is_taken_for_a_mean_over_as_many_examples_on_each_device(
     assert of_two["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("weights", [(0,) * 8, (0, 0, 0, 0, 1, 2, 3, 4)])
+@pytest.mark.parametrize("weights", [pytest.param((0,) * 8, marks=pytest.mark.slow), (0, 0, 0, 0, 1, 2, 3, 4)])
 def test_a_share_without_weight_adds_nothing(weights):
     (one, metrics), (two, of_two) = (after(on, [batch_of(weights)]) for on in (None, layout_on("data")))
     assert_near(one.params, two.params)
     assert (of_two["loss"], of_two["finite"]) == (pytest.approx(metrics["loss"], rel=1e-5), 1)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("on", [None, "data"])
+@pytest.mark.parametrize(
+    ("on", "accumulate"),
+    [(None, 1), ("data", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((None, 2), ("data", 1)))],
+)
 def test_a_weight_that_is_nan_shows_in_the_loss_and_skips_the_step(on, accumulate):
     def loss(model, batch, key):
         mean, _ = weighted(model, batch, key)

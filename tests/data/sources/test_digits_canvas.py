@@ -44,6 +44,7 @@ def test_there_are_11_classes_of_which_the_background_takes_five_sixths(split, s
     assert share[1:].max() < 0.025
 
 
+@pytest.mark.slow
 def test_the_mask_is_where_there_is_ink(splits):
     images, masks = splits["test"]
     np.testing.assert_array_equal(masks > 0, images[..., 0] >= 96)
@@ -75,11 +76,13 @@ def test_digits_of_the_test_split_are_on_no_canvas_of_training():
     assert (len(digits[False]), len(digits[True])) == (1437, 360)
 
 
+@pytest.mark.slow
 def test_every_machine_makes_the_same_masks(splits):
     digest = hashlib.sha256(splits["test"][1].tobytes()).hexdigest()
     assert digest[:16] == "eea98caa00c2ee7b"
 
 
+@pytest.mark.slow
 def test_opening_again_writes_nothing(folder, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("written again")
