@@ -174,7 +174,7 @@ def test_help_tells_defaults_and_meanings(capsys):
         ),
         (["--data.batch_size", "63"], "take a multiple of 2, such as 62"),
         (["--data.name", "mnst"], "data set 'mnst' is not prepared"),
-        (["--data.train_split", "trian"], "split 'trian' of 'digits/1.0.0'"),
+        pytest.param(["--data.train_split", "trian"], "split 'trian' of 'digits/1.0.0'", marks=pytest.mark.slow),
         (["--resume"], "--resume needs --output_dir"),
         (["--output_dir", str(ROOT)], "exists and holds no run to resume: write another --output_dir"),
         (["--data.name", "synthetic:8x8x1:10", "--cache_dir", f"{__file__}/x"], "cannot make folder"),

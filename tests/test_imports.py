@@ -70,9 +70,9 @@ def test_every_folder_has_its_place():
     assert {path.stem for path in PACKAGE.glob("*.py")} == {"__init__", *FOR_ALL, *WIRING}
 
 
-IMPORTS = {
-    "import mpjax": {"jax", "flax", "numpy", "grain", "tensorflow_datasets"},
-    "import mpjax.config": {"jax", "flax", "numpy", "grain", "tensorflow_datasets"},
+SETTINGS = {"import mpjax.config": {"jax", "flax", "numpy", "grain", "tensorflow_datasets"}}
+LIBRARY = {
+    "import mpjax": {"jax", "flax", "numpy", "grain", "tensorflow_datasets", "tyro"},
     "from mpjax import Policy, dynamic_loss_scaling": {"flax", "grain", "tensorflow_datasets", "tyro", "orbax"},
     "import mpjax.training.objectives": {"grain", "tensorflow_datasets", "orbax", "tyro", "mpjax.data", "jaxtyping"},
     "import mpjax.models": {"grain", "tensorflow_datasets", "orbax", "safetensors", "tyro"},
@@ -82,11 +82,12 @@ IMPORTS = {
 """Statements, and what is absent after each."""
 
 
-def test_an_import_brings_along_only_what_it_needs():
+@pytest.mark.parametrize("statements", [SETTINGS, LIBRARY], ids=["settings", "library"])
+def test_an_import_brings_along_only_what_it_needs(statements):
     """One after the other in one interpreter."""
-    code = "import sys\n" + "".join(f"{statement}\nprint(*sys.modules)\n" for statement in IMPORTS)
+    code = "import sys\n" + "".join(f"{statement}\nprint(*sys.modules)\n" for statement in statements)
     printed = subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()
-    lines = zip(IMPORTS.items(), printed, strict=True)
+    lines = zip(statements.items(), printed, strict=True)
     wrong = {statement: absent & set(line.split()) for (statement, absent), line in lines}
     assert not any(wrong.values()), wrong
 

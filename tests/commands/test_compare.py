@@ -1,6 +1,7 @@
 """The comparison of run folders, handwritten and made by the trainer, and its command."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -20,10 +21,15 @@ from mpjax.errors import UsageError
 ROOT = pathlib.Path(__file__).parents[2]
 
 
+@functools.cache
+def config_of(flags):
+    return load_config(flags.split())
+
+
 def make_run(folder, flags, losses):
     """A run's folder as the trainer leaves it: its settings, and a report of each tenth step."""
     folder.mkdir()
-    save_config(load_config(["--output_dir", str(folder), *flags.split()]), folder / "config.toml")
+    save_config(dataclasses.replace(config_of(flags), output_dir=str(folder)), folder / "config.toml")
     lines = [{"step": 10 * i, "time": 1.0, "train/loss": loss} for i, loss in enumerate(losses, start=1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(folder)
@@ -103,6 +109,7 @@ def test_the_table_says_groups_numbers_and_steps(runs, capsys, tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_plot_is_titled_by_what_the_runs_have_in_common(runs, monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr("mpjax.report.comparison_view.plot_comparison", lambda *args, **more: seen.append((args, more)))

@@ -112,6 +112,7 @@ def test_products_in_blocks_are_refused_with_the_policy_to_write():
         write_program(Export(run="a", output="b", what="program"), config, plan, given, given, {}, {})
 
 
+@pytest.mark.slow
 def test_a_program_that_computes_something_else_is_not_written(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(export_program, "_ROUNDING", -1.0)
     with pytest.raises(UsageError, match="on 8 test examples the program's logits differ from the model's by 0"):

@@ -209,6 +209,7 @@ def test_parts_on_a_mesh_do_what_they_do_on_one_device(tmp_path, axis):
             np.testing.assert_allclose(after[name], before[name], rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_good_enough_is_stopped_by_the_example(tmp_path, capsys):
     def sure(model, batch):
         return mean_of_pixels(model, batch, None) | {"accuracy": jnp.full(len(batch["x"]), 0.95)}
@@ -337,6 +338,7 @@ def test_a_failed_writer_is_named_and_leaves_a_checkpoint(tmp_path, at, error, s
     assert "write" in other.heard
 
 
+@pytest.mark.slow
 def test_a_writer_that_cannot_be_closed_is_an_error_after_a_complete_run(tmp_path, capsys):
     ended = []
 
@@ -435,6 +437,7 @@ def test_bad_parts_are_errors_before_the_first_step_and_leave_no_folder(tmp_path
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_whose_writer_is_wrong_keeps_its_settings_and_results(tmp_path):
     folder = tmp_path / "run"
     in_python(folder, "--steps", "2")

@@ -93,6 +93,7 @@ def test_the_lines_go_to_a_file_that_is_whole_or_not_there(trained, images, tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "out.jsonl"]
 
 
+@pytest.mark.slow
 def test_another_policy_computes_nearly_the_same(trained, capsys):
     own, other = (predicted(capsys, run=str(trained), split="test[:5]", policy=policy) for policy in ("", "bfloat16"))
     for one, two in zip(own, other, strict=True):
@@ -196,6 +197,7 @@ def test_the_losses_of_a_language_model_are_those_of_its_evaluation(folder_of, t
     assert long["perplexity"] == pytest.approx(np.exp(long["loss"]))
 
 
+@pytest.mark.slow
 def test_a_device_is_written_and_not_replaced(trained, images, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:

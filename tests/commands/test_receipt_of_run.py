@@ -53,6 +53,7 @@ def test_a_run_says_in_one_line_what_its_products_run_in_and_writes_the_rest(qui
     assert {row["operands"] for row in written["rows"] if row["kind"] == "update"} == {"float32"}
 
 
+@pytest.mark.slow
 def test_what_a_cpu_cannot_do_otherwise_is_accepted_and_said(quick, capsys):
     mpjax.run(strict(quick))
     assert "(wider); --precision.strict accepts that, as no program for this device could do otherwise" in (

@@ -59,15 +59,9 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "flags",
-    [
-        "",
-        pytest.param("--steps 4", marks=pytest.mark.slow),
-        pytest.param(
-            "--optimizer.learning_rate 3 --precision.policy bfloat16 --seed 4 --loop.best loss", marks=pytest.mark.slow
-        ),
-    ],
+    "flags", ["", "--steps 4", "--optimizer.learning_rate 3 --precision.policy bfloat16 --seed 4 --loop.best loss"]
 )
 def test_a_resume_that_runs_no_step_changes_nothing(folder, flags):
     before = contents(folder)

@@ -85,11 +85,17 @@ def test_rules_as_flags_replace_those_of_a_file(file):
 def test_a_mistake_in_a_file_is_reported_under_its_name(file, text, says):
     path = file(text, "mistaken.toml")
     with pytest.raises(UsageError) as raised:
-        load_config(["--config", file("seed = 1", "good.toml"), "--config", path])
+        load_config(["--config", path])
     message = " ".join(str(raised.value).split())
     assert "mistaken.toml" in message
-    assert "good.toml" not in message
     assert says in message
+
+
+def test_a_mistake_is_not_reported_of_a_file_without_one(file):
+    mistaken = file("[optimizer]\nlerning_rate = 0.1", "mistaken.toml")
+    with pytest.raises(UsageError, match="mistaken.toml") as raised:
+        load_config(["--config", file("seed = 1", "good.toml"), "--config", mistaken])
+    assert "good.toml" not in str(raised.value)
 
 
 @pytest.mark.parametrize(("name", "default"), REMOVED.items())
@@ -254,7 +260,7 @@ def test_whatever_one_setting_of_a_file_is_the_file_is_read_or_named(tmp_path_fa
             assert isinstance(from_toml(path), Config)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.binary(max_size=3), st.integers(0, 3000), st.integers(0, 3))
 def test_whatever_bytes_stand_in_a_file_it_is_read_or_named(tmp_path_factory, written, at, dropped):
     content = to_toml(Config()).encode()
@@ -311,13 +317,18 @@ def test_a_word_of_a_table_or_list_is_no_flag_either(file):
     [
         ("--lr 0.1", "--optimizer.learning_rate 0.1"),
         ("--learning-rate=0.1", "--optimizer.learning_rate 0.1"),
-        ("--batch-size 32", "--data.batch_size 32"),
         ("--epochs 3", "--steps '3 epochs'"),
-        ("--wd 0.1", "--optimizer.weight_decay 0.1"),
-        ("--fp16", "--precision.policy mixed_float16"),
         ("--bf16 --steps 3", "--precision.policy mixed_bfloat16"),
-        ("--arch vit_b16", "--model.name vit_b16"),
-        ("--dataset digits", "--data.name digits"),
+        *(
+            pytest.param(flags, instead, marks=pytest.mark.slow)
+            for flags, instead in (
+                ("--batch-size 32", "--data.batch_size 32"),
+                ("--wd 0.1", "--optimizer.weight_decay 0.1"),
+                ("--fp16", "--precision.policy mixed_float16"),
+                ("--arch vit_b16", "--model.name vit_b16"),
+                ("--dataset digits", "--data.name digits"),
+            )
+        ),
     ],
 )
 def test_a_flag_as_other_programs_call_it_is_named_as_here(flags, instead):

@@ -18,7 +18,11 @@ SOURCE = synthetic_source(3, (4, 4, 1), 23)
 MEMORY = Data(batch_size=5, eval_batch_size=10)
 STREAM = dataclasses.replace(MEMORY, in_memory_mb=0)
 UNTHREADED = dataclasses.replace(STREAM, workers=0)
-every_kind = pytest.mark.parametrize("config", [MEMORY, STREAM, UNTHREADED], ids=["memory", "stream", "unthreaded"])
+every_kind = pytest.mark.parametrize(
+    "config",
+    [MEMORY, STREAM, pytest.param(UNTHREADED, marks=pytest.mark.slow)],  # whose batches are those of STREAM: below
+    ids=["memory", "stream", "unthreaded"],
+)
 
 
 @pytest.fixture(scope="module")

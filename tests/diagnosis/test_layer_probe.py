@@ -105,9 +105,8 @@ def test_float32_is_read_too_and_rounds_nothing(networks):
     assert {(layer.overflow, layer.underflow) for layer in layers} == {(0.0, 0.0)}
 
 
-@pytest.mark.parametrize(
-    "family", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet", "transformer", "unet"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["mlp", "resnet", "transformer", "unet"])
 def test_gradients_are_those_of_the_step(networks, family):
     model, loss_fn, batch = networks.make(family)
     policy = "mixed_float16"

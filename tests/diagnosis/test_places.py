@@ -93,6 +93,7 @@ class Helped(nnx.Module):
         return self.head(hidden)
 
 
+@pytest.mark.slow
 def test_the_caller_of_a_shared_line_is_told():
     found = diagnose(Helped(), mean_square, X, policy="mixed_float16")
     assert found.source == _line_of("return jnp.square(x) * 1e-3")

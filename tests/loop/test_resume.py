@@ -338,6 +338,7 @@ def test_float8_moments_are_plain_ones_for_another_run_and_the_other_way_round(p
     np.testing.assert_allclose(ungrouped(back), MOMENT, rtol=0.13, atol=0.02)
 
 
+@pytest.mark.slow
 def test_divided_moments_are_converted_on_their_devices():
     mesh = make_mesh(fsdp=2, data=1)
     cut = NamedSharding(mesh, PartitionSpec(None, "fsdp"))

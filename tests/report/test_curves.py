@@ -121,6 +121,7 @@ def test_accuracy_is_not_drawn_beyond_100_percent(drawn):
     assert 1.0 < panel.get_ylim()[1] < 1.01
 
 
+@pytest.mark.slow
 def test_legends_stand_outside_the_data(drawn):
     figure = drawn(FLOAT16)
     for panel in figure.axes:
@@ -155,6 +156,7 @@ def test_pyplot_is_left_alone(tmp_path):
     assert "matplotlib" not in vars(curves)
 
 
+@pytest.mark.slow
 def test_the_steps_from_which_settings_changed_and_lost_metrics_are_marked(drawn):
     history = [
         {"step": 0, "policy": "a", "changed": {}},

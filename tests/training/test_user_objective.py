@@ -198,6 +198,7 @@ def test_a_loss_of_integers_is_an_error(tmp_path):
     refused(tmp_path, said, objective=lambda model, batch: {"loss": batch["label"]})
 
 
+@pytest.mark.slow
 def test_a_constant_gradient_is_one(tmp_path):
     """The sum of a layer's bias: its gradient depends on no value, and is not zero."""
     summary = run(
