@@ -128,7 +128,9 @@ def test_the_program_tells_its_version():
             "train --sed 3",
             "error: unrecognized options: --sed, 3; did you mean --seed, --seeds? (mpjax train --help lists all)",
         ),
-        ("compare a", "error: 1 run to compare, a: wanted the folders of two or more"),
+        pytest.param(
+            "compare a", "error: 1 run to compare, a: wanted the folders of two or more", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_first_line_says_what_is_wrong_and_names_the_program(arguments, message):

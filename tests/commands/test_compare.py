@@ -93,6 +93,7 @@ def test_seeds_choose_among_the_runs(runs):
         compare_runs(settings(*runs, seeds=(0, 7)))
 
 
+@pytest.mark.slow
 def test_a_third_group_is_compared_with_the_first(runs, tmp_path):
     third = make_run(tmp_path / "lr", "--precision.policy float32 --optimizer.learning_rate 0.5", [3.1, 2.1, 1.1, 1.1])
     result = compare_runs(settings(*runs, third))

@@ -43,7 +43,11 @@ def test_memory_that_was_freed_is_not_cleared_again():
 @GLIBC
 @pytest.mark.parametrize(
     "given",
-    [{"JAX_PLATFORMS": "cuda"}, {"MALLOC_ARENA_MAX": "2"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}],
+    [
+        {"JAX_PLATFORMS": "cuda"},
+        pytest.param({"MALLOC_ARENA_MAX": "2"}, marks=pytest.mark.slow),
+        pytest.param({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, marks=pytest.mark.slow),
+    ],
 )
 def test_an_accelerator_and_what_the_user_has_set_are_left_alone(given):
     kept, faults = pages(**{"JAX_PLATFORMS": "cpu"} | given)

@@ -463,6 +463,7 @@ def test_one_part_in_place_of_a_list_is_an_error():
         run(Config(data=Data(flip="no")))  # pyright: ignore
 
 
+@pytest.mark.slow
 def test_by_default_the_task_own_leaves_images_with_their_columns(tmp_path, capsys):
     """A target for each pixel: half of the images shifted by a pixel would be an error of about 0.3."""
     images = np.random.default_rng(0).integers(1, 256, (8, 4, 4, 1), np.uint8)

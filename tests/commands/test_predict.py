@@ -43,14 +43,16 @@ def images(trained, tmp_path_factory):
     return folder
 
 
-def test_a_split_is_predicted_with_exactly_the_accuracy_of_its_evaluation(trained, capsys):
-    for ema, name in ((False, "test/accuracy"), (True, "ema/accuracy")):
-        records = predicted(capsys, run=str(trained), split="test", ema=ema)
-        right = np.mean([record["class"] == record["label"] for record in records])
-        capsys.readouterr()
-        assert right == pytest.approx(evaluate_run(Evaluation(run=str(trained), ema=ema))[name], abs=1e-12)
-        assert len(records) == 360
-        assert records[7]["input"] == "test[7]"
+@pytest.mark.parametrize(
+    ("ema", "name"), [pytest.param(False, "test/accuracy", marks=pytest.mark.slow), (True, "ema/accuracy")]
+)
+def test_a_split_is_predicted_with_exactly_the_accuracy_of_its_evaluation(trained, capsys, ema, name):
+    records = predicted(capsys, run=str(trained), split="test", ema=ema)
+    right = np.mean([record["class"] == record["label"] for record in records])
+    capsys.readouterr()
+    assert right == pytest.approx(evaluate_run(Evaluation(run=str(trained), ema=ema))[name], abs=1e-12)
+    assert len(records) == 360
+    assert records[7]["input"] == "test[7]"
 
 
 @pytest.mark.slow

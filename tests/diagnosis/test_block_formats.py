@@ -57,7 +57,13 @@ def by_the_numbers(values: np.ndarray, format: BlockFormat) -> np.ndarray:
     return result.astype(np.float32).reshape(values.shape)
 
 
-@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param(values, id=name, marks=pytest.mark.slow if name in ("every bfloat16", "every float16") else [])
+        for name, values in VALUES.items()
+    ],
+)
 @pytest.mark.parametrize("format", [MXFP8, NVFP4], ids=str)
 @pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered in cast")
 def test_every_value_is_the_nearest_number_of_its_block(values, format):

@@ -45,6 +45,7 @@ def test_a_healthy_model_takes_half_precision_for_its_parameters_too(networks, b
     assert 1e-4 < found.tried[1].gradient_error < 2e-3
 
 
+@pytest.mark.slow
 def test_where_float16_overflows_bfloat16_is_taken(networks, batch):
     found = fastest_policy(Peak(3e4), networks.labels_loss, batch)
     assert found.best.flags == "--precision.policy bfloat16"

@@ -255,6 +255,7 @@ def test_a_learning_rate_too_high_is_not_precision(networks):
     assert diagnose(model, loss_fn, batch, policy="mixed_float16").verdict == "not_precision"
 
 
+@pytest.mark.slow
 def test_division_by_what_became_zero(networks):
     model, _, batch = networks.make("mlp")
 

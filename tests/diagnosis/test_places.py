@@ -45,6 +45,7 @@ class Net(nnx.Module):
 X = jax.random.normal(jax.random.key(0), (32, 64))
 
 
+@pytest.mark.slow
 def test_one_line_in_float32_is_told_beside_a_rule_for_most_of_the_flops():
     found = diagnose(Net(), mean_square, X, policy="mixed_float16")
     assert (found.verdict, found.rules, found.float32_flops > 0.9) == ("overflow", {"stem": "float32"}, True)

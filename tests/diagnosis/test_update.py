@@ -58,6 +58,7 @@ def test_under_what_keeps_small_updates_nothing_stalls(mlp, tx):
     assert not [row for row in found.table if row.direction == "update"]
 
 
+@pytest.mark.slow
 def test_float32_parameters_move_under_the_same_updates(mlp):
     assert diagnose(*mlp, policy="mixed_bfloat16", tx=optax.sgd(1e-3)).verdict == "healthy"
 

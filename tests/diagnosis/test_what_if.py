@@ -33,6 +33,7 @@ def test_products_in_float8_have_noise_in_blocks():
         assert noise["nvfp4"] == pytest.approx(20, abs=2)
 
 
+@pytest.mark.slow
 def test_a_product_in_a_loop_is_left_out():
     def loss(params, x):
         def layer(x, kernel):

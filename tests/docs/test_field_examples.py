@@ -86,6 +86,7 @@ class TestOwnModel:
 
 
 class TestAuditOfOwnModel:
+    @pytest.mark.slow
     def test_without_the_rule_the_gates_gradient_adds_up_in_float16(self):
         module = example("own_model")
         _, found = module.audit({})

@@ -24,6 +24,7 @@ def model():
 TOKENS = jax.random.randint(jax.random.key(0), (2, 6), 0, 20)
 
 
+@pytest.mark.slow
 def test_parameter_count_without_the_classifier():
     model = nnx.eval_shape(lambda: bert.bert_base(num_classes=2, rngs=nnx.Rngs(0)))
     del model.head

@@ -23,7 +23,9 @@ def test_parameter_count_at_1000_classes():
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(abstract(), nnx.Param))) == 28_589_128
 
 
-@pytest.mark.parametrize(("patch", "side", "sides"), [(4, 224, [56, 28, 14, 7]), (1, 32, [32, 16, 8, 4])])
+@pytest.mark.parametrize(
+    ("patch", "side", "sides"), [(4, 224, [56, 28, 14, 7]), pytest.param(1, 32, [32, 16, 8, 4], marks=pytest.mark.slow)]
+)
 def test_every_stage_after_the_first_halves_the_image_and_doubles_the_channels(patch, side, sides):
     def shapes(model, x):
         found = [x := model.stem(x)]

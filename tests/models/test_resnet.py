@@ -25,7 +25,7 @@ def abstract(name, stem=resnet.ImageNetStem, **settings):
         ("resnet50", 25_557_032),
         pytest.param("resnet101", 44_549_160, marks=pytest.mark.slow),
         pytest.param("resnet152", 60_192_808, marks=pytest.mark.slow),
-        ("resnext50", 25_028_904),
+        pytest.param("resnext50", 25_028_904, marks=pytest.mark.slow),
     ],
 )
 def test_parameter_count_at_1000_classes(name, parameters):

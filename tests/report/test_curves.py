@@ -65,6 +65,7 @@ def test_a_float16_run_has_three_panels_on_one_axis(drawn):
     assert accuracy.yaxis.get_major_formatter()(0.9, 0).endswith("%")
 
 
+@pytest.mark.slow
 def test_the_last_value_of_an_evaluation_stands_beside_its_point(drawn):
     loss, accuracy, _ = drawn(FLOAT16).axes
     assert [(text.get_text(), text.xy) for text in loss.texts] == [("1.5", (40, 1.5)), ("1.75", (40, 1.75))]
@@ -97,11 +98,13 @@ def test_values_that_are_not_finite_leave_a_gap_and_a_mark(drawn):
     assert lines["not finite"][0] == [40, 60]
 
 
+@pytest.mark.slow
 def test_a_single_point_shows(drawn):
     line = drawn([train(20)]).axes[0].get_lines()[0]
     assert line.get_marker() == "o"
 
 
+@pytest.mark.slow
 def test_marks_of_skipped_steps_stand_below_the_scale(drawn):
     panel = drawn([train(20, scale=2.0**24), train(40, scale=1.0, skipped=1)]).axes[2]
     panel.figure.canvas.draw()

@@ -19,7 +19,7 @@ def test_the_share_of_erased_images_is_the_probability():
     assert changed.mean() == pytest.approx(0.25, abs=0.02)
 
 
-@pytest.mark.parametrize(("probability", "share"), [(0.0, 0.0), (1.0, 1.0)])
+@pytest.mark.parametrize(("probability", "share"), [pytest.param(0.0, 0.0, marks=pytest.mark.slow), (1.0, 1.0)])
 def test_none_and_all(probability, share):
     assert np.asarray(erased(PLAIN, KEY, probability) != 100).any((1, 2, 3)).mean() == share
 

@@ -95,6 +95,7 @@ def test_magnitude_0_leaves_all_but_the_operations_without_a_strength(many):
     assert (np.asarray(out) == IMAGE).all((1, 2, 3)).mean() == pytest.approx(11 / 14, abs=0.03)
 
 
+@pytest.mark.slow
 def test_two_operations_change_more_than_one(many):
     images = jnp.tile(jnp.asarray(IMAGE)[None], (500, 1, 1, 1))
     out, _ = augmented(images, KEY)
