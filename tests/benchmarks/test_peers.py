@@ -20,11 +20,13 @@ from peers.speed import measure_one
 @pytest.mark.parametrize(
     ("sentence", "evidence"),
     [
-        ("A1", "scale 1024 -> 512"),
+        pytest.param("A1", "scale 1024 -> 512", marks=pytest.mark.slow),
         ("A2", "scales 1024, 1024, 2048, 2048, 1024, 1024, 1024, 2048; all gradients true"),
         ("A7", "overflow in 2nd: scales 1024, 1024, 1024, 512, no update"),
         ("A10", "losses 2.25, 2.23047, 4024, 2.21094, 2.19141, float32; programs: 1"),
-        ("A11", "1e-3 / 65536 becomes 1.526e-08; ten values of 300 have norm 948.7"),
+        pytest.param(
+            "A11", "1e-3 / 65536 becomes 1.526e-08; ten values of 300 have norm 948.7", marks=pytest.mark.slow
+        ),
         ("A20", "scale 1.0004 kept"),
         pytest.param("A3", "first bad layer: head (backward)", marks=pytest.mark.slow),
     ],
