@@ -281,7 +281,7 @@ _INSTEAD = {
         ("optimizer.normalise_filters", "optimizer.rest_learning_rate", "optimizer.rest_momentum"),
         "--optimizer.name examples/airbench.py:muon_and_sgd, which has it as an argument",
     ),
-    "data.test_time_augmentation": "a model that averages its views, as --model.name examples/airbench.py:Airbench does",
+    "data.test_time_augmentation": "a model of several views, such as --model.name examples/airbench.py:Airbench",
     "precision.tune": "--precision.rules with the rules that examples/tune_products.py prints",
 }
 """Names of flags in other programs and in earlier versions, and the flags of mpjax for them."""

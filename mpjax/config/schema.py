@@ -5,7 +5,7 @@ This file imports no JAX, so that `--help` and a mistyped flag answer at once.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from mpjax.config.choices import TaskName
