@@ -30,7 +30,7 @@ def second_names(modules: dict) -> dict[str, str]:
     first = {id(module): path for path, module in modules.items()}
     names = {}
     for path, module in modules.items():
-        for name, held in _attributes(module):
+        for name, held in attributes(module):
             other = f"{path}/{name}" if path else name
             if isinstance(held, nnx.Module) and first.get(id(held), other) != other:
                 names[other] = first[id(held)]
@@ -45,7 +45,7 @@ def declared(module: "nnx.Module") -> list[str]:
     return list(vars(module).get("_pytree__nodes", ()))
 
 
-def _attributes(module) -> Iterator[tuple[str, Any]]:
+def attributes(module) -> Iterator[tuple[str, Any]]:
     """Yields the attributes of a module with their names, and the items of attributes that are lists or dicts."""
     for name, held in vars(module).items():
         yield name, held

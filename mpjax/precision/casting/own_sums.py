@@ -14,6 +14,7 @@ from mpjax.precision.casting.model_arguments import take_models_apart
 from mpjax.precision.casting.operations import SUMS_ALONE
 from mpjax.precision.casting.values import arrays_of, cast_like, split_arrays, values_of
 from mpjax.precision.dtypes import BFLOAT16
+from mpjax.precision.module_tree import attributes
 
 
 def with_sums_in_float32(fn: Callable) -> Callable:
@@ -133,6 +134,18 @@ def _same(before: tuple, after: tuple) -> bool:
 
 
 def has_own_code(model: Any) -> bool:
-    """True if at least one module of a model has a `__call__` that is not from Flax or mpjax."""
-    owners = (owner_of_call(type(module)) for module in modules_of(model).values())
-    return any(owner is not None and owner.__module__.partition(".")[0] not in ("flax", "mpjax") for owner in owners)
+    """True if a module of a model has a `__call__`, or calls a function, that is not from JAX, Flax or mpjax.
+
+    A `functools.partial` counts too: Flax's pools, which add in half precision, are in a `Sequential` like that.
+    """
+    modules = modules_of(model).values()
+    owners = (owner_of_call(type(module)) for module in modules)
+    if any(owner is not None and not _is_known(owner) for owner in owners):
+        return True
+    held = (value for module in modules for _, value in attributes(module))
+    functions = (value for value in held if callable(value) and not isinstance(value, type) and not _is_object(value))
+    return any(isinstance(function, functools.partial) or not _is_known(function) for function in functions)
+
+
+def _is_known(code: Any) -> bool:
+    return (getattr(code, "__module__", None) or "").partition(".")[0] in ("jax", "flax", "mpjax")

@@ -1,5 +1,7 @@
 """A function that casts by itself keeps its dtypes and products, and gets sums in float32."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -162,6 +164,42 @@ def test_a_function_that_does_more_than_a_trace_says_is_called_as_it_is():
     assert (variable[...], outside[...]) == (1, 1)
 
 
-def test_code_of_the_users_is_told_from_that_of_flax():
-    layers = nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.relu)
-    assert (has_own_code(layers), has_own_code(Own(jnp.sin))) == (False, True)
+@jax.jit
+def doubled(x):
+    return 2 * x
+
+
+@pytest.mark.parametrize(
+    ("function", "is_own"),
+    [
+        (nnx.relu, False),
+        (jax.nn.gelu, False),
+        (jnp.tanh, False),
+        (nnx.Dropout(0.5), False),
+        (neighbours, True),
+        (doubled, True),
+        (lambda x: x[ROWS], True),
+        (functools.partial(nnx.avg_pool, window_shape=(64, 64)), True),
+        (Own(jnp.sin), True),
+    ],
+    ids=["relu", "gelu", "tanh", "dropout", "function", "compiled", "lambda", "pool", "module"],
+)
+@pytest.mark.parametrize("nested", [False, True], ids=["in the model", "in a part"])
+def test_code_of_the_users_is_told_from_that_of_flax(function, is_own, nested):
+    layers = nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), function)
+    assert has_own_code(nnx.Sequential(layers, nnx.relu) if nested else layers) is is_own
+    assert has_own_code(nnx.eval_shape(lambda: layers)) is is_own
+
+
+def test_layers_of_flax_hold_no_code_of_the_users():
+    rngs = nnx.Rngs(0)
+    for layer in (
+        nnx.BatchNorm(2, rngs=rngs),
+        nnx.Conv(2, 2, (3, 3), rngs=rngs),
+        nnx.Einsum("ab,bc->ac", (2, 2), rngs=rngs),
+        nnx.MultiHeadAttention(2, 4, rngs=rngs),
+        nnx.RNN(nnx.LSTMCell(2, 2, rngs=rngs)),
+        nnx.WeightNorm(nnx.Linear(2, 2, rngs=rngs), rngs=rngs),
+    ):
+        apply_policy(layer, "mixed_bfloat16")
+        assert not has_own_code(layer)
