@@ -6,8 +6,6 @@ In shapes, ... are the labelled positions, such as B, H, W or T, and K are the c
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -18,7 +16,7 @@ from mpjax.precision.dtypes import FLOAT32, widest
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Array, Bool, Float, Int, Num
+    from jaxtyping import Array, Bool, Float, Int
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -148,30 +146,3 @@ def _classes(logits: jax.Array) -> jax.Array:
 def widened(logits: jax.Array) -> jax.Array:
     """Casts logits to float32, or keeps a wider dtype."""
     return logits.astype(widest(logits.dtype, FLOAT32))
-
-
-def in_chunks(function: Callable, size: int, *arrays: Num[Array, "*S _"]) -> tuple[Float[Array, "*S"], ...]:
-    """Applies a function to `size` tokens at a time; the backward pass computes each chunk again.
-
-    With the product of features and a vocabulary in `function`, logits never exist for all tokens at once. Gradients of
-    the vocabulary add up chunk by chunk, in the dtype of the parameter. Zeros fill up the last chunk.
-
-    Args:
-      function: `(*chunks) -> results`, each [size], of chunks [size, ...] of the arrays.
-      size: the number of tokens in a chunk.
-      *arrays: [B, T, ...], aligned by token.
-
-    Returns:
-      The results for all tokens, each [B, T].
-    """
-    shape = arrays[0].shape[:2]
-    tokens = math.prod(shape)
-    chunks = -(-tokens // size)
-
-    def cut(x: jax.Array) -> jax.Array:
-        flat = x.reshape(tokens, *x.shape[2:])
-        padded = jnp.pad(flat, [(0, chunks * size - tokens), *[(0, 0)] * (flat.ndim - 1)])
-        return padded.reshape(chunks, size, *flat.shape[1:])
-
-    results = jax.lax.map(jax.checkpoint(lambda chunk: function(*chunk)), tuple(map(cut, arrays)))
-    return jax.tree.map(lambda x: x.reshape(-1)[:tokens].reshape(shape), results)

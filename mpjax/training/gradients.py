@@ -10,6 +10,7 @@ from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, widest
 from mpjax.precision.float8.history import add_gradient, is_history
 from mpjax.precision.scale_state import loss_scale_state
+from mpjax.training.chunked_loss import loss_cotangent
 from mpjax.training.objective import Mean, as_mean
 from mpjax.training.shares import Contribution, Shares
 from mpjax.training.state import Arrays, Assembly, TrainState
@@ -85,7 +86,8 @@ def _with_histories(loss_of: Callable, shares: Shares, frozen: Collection[str]) 
     def differentiated(scaling, params, stats, key, batch):
         histories = list(filter(is_history, stats))
         zeros = {_BESIDE + name: jnp.zeros_like(stats[name]) for name in histories}
-        (_, (stats, means)), grads = value_and_grad(scaling, params | zeros, stats, key, batch)
+        with loss_cotangent(shares.loss(loss_scale_state(scaling).scale)):
+            (_, (stats, means)), grads = value_and_grad(scaling, params | zeros, stats, key, batch)
         stats |= {name: add_gradient(stats[name], grads[_BESIDE + name]) for name in histories}
         return stats, Contribution(_parameters(grads), means)
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
-from mpjax.training.cross_entropy import in_chunks, with_labels
+from mpjax.training.chunked_loss import in_chunks, sums_in_chunks, token_cotangent
+from mpjax.training.cross_entropy import with_labels
 from mpjax.training.losses import (
     correct,
     correct_in_top,
@@ -100,6 +101,8 @@ def text_classification(compare: Comparison | None = None) -> "Objective":
 def language_modeling(*, label_smoothing: float = 0.0, chunk: int = 0) -> "Objective":
     """Creates the objective of language modeling, with values [B, T]: one for each token.
 
+    In training by chunks, the values are the `Mean` of all tokens, [1].
+
     Batches hold `tokens`, integer [B, T + 1]. The model takes the first T and returns logits [B, T, vocabulary].
 
     Args:
@@ -118,8 +121,16 @@ def language_modeling(*, label_smoothing: float = 0.0, chunk: int = 0) -> "Objec
 
         if chunk:
             features = model.features(tokens)
-            losses, hits = in_chunks(lambda x, labels: compare(model.logits(x), labels), chunk, features, labels)
-            return {"loss": losses, "accuracy": hits}
+
+            def of_chunk(features: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+                return compare(model.logits(features), labels)
+
+            if key is None:
+                losses, hits = in_chunks(of_chunk, chunk, features, labels)
+                return {"loss": losses, "accuracy": hits}
+            sums = sums_in_chunks(of_chunk, chunk, features, labels, unit=token_cotangent(labels.size))
+            loss, accuracy = (Mean(x[None], jnp.full((1,), labels.size, x.dtype)) for x in sums)
+            return {"loss": loss, "accuracy": accuracy}
         logits = model(tokens)
         losses, hits = compare(logits, labels)
         return {"loss": losses, "accuracy": hits, OUTPUTS: logits}

@@ -1,4 +1,4 @@
-"""The cross entropy with labels: exact, with a derivative of its own, and chunk by chunk."""
+"""The cross entropy with labels: exact, with a derivative of its own."""
 
 import re
 
@@ -8,8 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from mpjax.precision.casting.walk import equations
-from mpjax.training.cross_entropy import in_chunks, predicted, with_labels
+from mpjax.training.cross_entropy import predicted, with_labels
 from mpjax.training.losses import cross_entropy
 
 
@@ -66,51 +65,3 @@ def test_a_label_that_is_no_class_makes_loss_and_gradient_nan(label):
     losses, grads = jax.vmap(jax.value_and_grad(cross_entropy))(jnp.array(LOGITS), labels)
     assert np.isnan(losses).tolist() == [False, True]
     assert np.isnan(grads).tolist() == [[False] * 3, [True] * 3]
-
-
-# Chunks
-
-FEATURES, VOCABULARY = 4, 9
-
-
-def of_tokens(chunk, dtype=jnp.float32):
-    """The loss of 2 x 5 tokens as a function of features and a table, and its arguments."""
-    keys = jax.random.split(jax.random.key(0), 3)
-    x = jax.random.normal(keys[0], (2, 5, FEATURES), dtype)
-    table = jax.random.normal(keys[1], (FEATURES, VOCABULARY), jnp.float32)
-    labels = jax.random.randint(keys[2], (2, 5), 0, VOCABULARY)
-
-    def loss(x, table):
-        def of_logits(x, labels):
-            return (cross_entropy(x @ table.astype(x.dtype), labels, label_smoothing=0.1),)
-
-        (losses,) = in_chunks(of_logits, chunk, x, labels) if chunk else of_logits(x, labels)
-        assert losses.shape == (2, 5)
-        return jnp.mean(losses)
-
-    return jax.value_and_grad(loss, argnums=(0, 1)), (x, table)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk", [1, 3, 5, 10, 64])
-def test_loss_and_gradients_in_chunks_are_those_of_all_tokens(chunk):
-    whole, inputs = of_tokens(0)
-    parts, _ = of_tokens(chunk)
-    for one, other in zip(jax.tree.leaves(whole(*inputs)), jax.tree.leaves(parts(*inputs)), strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-7)
-
-
-def test_logits_of_all_tokens_never_exist():
-    def largest(chunk):
-        program, inputs = of_tokens(chunk)
-        jaxpr = jax.make_jaxpr(program)(*inputs)
-        shapes = [x.aval.shape for _, eqn in equations(jaxpr) for x in eqn.outvars]
-        return max(int(np.prod(shape[:-1])) for shape in shapes if shape[-1:] == (VOCABULARY,))
-
-    assert largest(0) == 10
-    assert largest(2) == 4  # the table's gradient, of which there are FEATURES rows
-
-
-def test_gradients_of_the_table_are_added_in_its_own_dtype():
-    grads = of_tokens(2, jnp.bfloat16)
-    assert [g.dtype for g in grads[0](*grads[1])[1]] == [jnp.bfloat16, jnp.float32]
