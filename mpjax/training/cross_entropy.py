@@ -50,10 +50,18 @@ def _with_labels_jvp(smoothing: float, primals: tuple, tangents: tuple) -> tuple
 
 def predicted(logits: Float[Array, "*S K"]) -> Int[Array, "*S"]:
     """The first class with the largest logit; K, which is no class, if that logit is infinite or any logit is NaN."""
-    logits, none = widened(logits), logits.shape[-1]
-    largest = jnp.max(logits, axis=-1)
-    first = jnp.min(jnp.where(logits == largest[..., None], _classes(logits), none), axis=-1)
+    # One reduction has no derivative, and a class needs none.
+    logits, none = jax.lax.stop_gradient(widened(logits)), logits.shape[-1]
+    operands = (logits, jnp.broadcast_to(_classes(logits), logits.shape))
+    initial = (jnp.asarray(-jnp.inf, logits.dtype), jnp.int32(none))
+    largest, first = jax.lax.reduce(operands, initial, _first_of_largest, (logits.ndim - 1,))
     return jnp.where(jnp.isfinite(largest), first, none)
+
+
+def _first_of_largest(left: tuple, right: tuple) -> tuple[jax.Array, jax.Array]:
+    """Chooses the larger of two logits with its class, of equal ones the smaller class; NaN if either logit is NaN."""
+    is_left = (left[0] > right[0]) | ((left[0] == right[0]) & (left[1] < right[1]))
+    return jnp.maximum(left[0], right[0]), jnp.where(is_left, left[1], right[1])
 
 
 class _Row(NamedTuple):
@@ -106,11 +114,10 @@ def _reduced(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, ...]:
 
 def _joined(left: tuple, right: tuple) -> tuple[jax.Array, ...]:
     """Combines the fields of a `_Row` for two disjoint sets of classes to those for their union."""
-    largest = jnp.maximum(left[0], right[0])
+    largest, first = _first_of_largest((left[0], left[4]), (right[0], right[4]))
     shift = _finite_or_zero(largest)
     total = left[1] * jnp.exp(left[0] - shift) + right[1] * jnp.exp(right[0] - shift)
-    is_left = (left[0] > right[0]) | ((left[0] == right[0]) & (left[4] < right[4]))
-    return largest, total, left[2] + right[2], left[3] + right[3], jnp.where(is_left, left[4], right[4])
+    return largest, total, left[2] + right[2], left[3] + right[3], first
 
 
 @_reduced.defjvp

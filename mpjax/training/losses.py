@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from mpjax.training.cross_entropy import widened, with_labels
+from mpjax.training.cross_entropy import predicted, widened, with_labels
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -125,9 +125,20 @@ def dice_loss(
 
 
 def correct(logits: Float[Array, "B K"], labels: Int[Array, " B"]) -> Float[Array, " B"]:
-    """float32 [B]: 1 where the label has the largest of the logits [B, num_classes], else 0."""
-    largest = jnp.argmax(logits, axis=-1)
-    return (largest == labels.astype(largest.dtype)).astype(jnp.float32)
+    """1 where the label's logit is the largest, else 0; among equal logits the first ranks higher.
+
+    >>> correct(jnp.array([[1.0, 3.0, 2.0], [1.0, jnp.nan, 3.0]]), jnp.array([1, 2]))
+    Array([1., 0.], dtype=float32)
+
+    Args:
+      logits: floating [B, num_classes].
+      labels: integer [B].
+
+    Returns:
+      float32 [B]; 0 where a logit is NaN or inf, or all are -inf, and where the label is outside [0, num_classes).
+    """
+    labels = labels.astype(jnp.int32)
+    return ((predicted(logits) == labels) & (labels < logits.shape[-1])).astype(jnp.float32)
 
 
 def correct_in_top(k: int, logits: Float[Array, "B K"], labels: Int[Array, " B"]) -> Float[Array, " B"]:
@@ -142,14 +153,17 @@ def correct_in_top(k: int, logits: Float[Array, "B K"], labels: Int[Array, " B"]
       labels: integer [B].
 
     Returns:
-      float32 [B]; 0 where the label's logit is NaN, or the label is outside [0, num_classes).
+      float32 [B]; 0 where a logit is NaN or inf, or the label's is -inf, and where the label is outside
+      [0, num_classes).
     """
     labels, classes = labels.astype(jnp.int32), logits.shape[-1]  # a uint8 cannot be compared with class 300
     # A count of the rank, unlike a sort, needs no communication when the batch is sharded.
     label_logit = jnp.take_along_axis(logits, labels[:, None], axis=-1)
     place = jnp.arange(classes, dtype=jnp.int32)[None, :]
     behind = (logits < label_logit) | ((logits == label_logit) & (place >= labels[:, None]))
-    in_top = jnp.sum(~behind, axis=-1) < k
+    # One inf or NaN, which is not below inf, counts as k logits ahead of the label's.
+    ahead = jnp.where(logits < jnp.inf, (~behind).astype(jnp.int32), k)
+    in_top = (jnp.sum(ahead, axis=-1) < k) & jnp.isfinite(label_logit[:, 0])
     return (in_top & (labels >= 0) & (labels < classes)).astype(jnp.float32)
 
 
@@ -162,7 +176,8 @@ def intersection_and_union(
     IoU averages over the classes that occur.
 
     Args:
-      logits: floating [B, ..., num_classes]; the largest is the prediction.
+      logits: floating [B, ..., num_classes]; the largest is the prediction, and there is none where a logit is NaN or
+        inf, or all are -inf.
       labels: integer [B, ...], in [0, num_classes) or `ignore`.
       ignore: the label of positions to leave out; None counts all positions.
 
@@ -171,9 +186,9 @@ def intersection_and_union(
     """
     counts = _counts(labels, ignore)[..., None]
     classes = jnp.arange(logits.shape[-1], dtype=jnp.int32).reshape((1,) * labels.ndim + (-1,))
-    predicted = (jnp.argmax(logits, axis=-1)[..., None] == classes) & counts
+    chosen = (predicted(logits)[..., None] == classes) & counts
     there = (labels.astype(jnp.int32)[..., None] == classes) & counts
-    return _count(predicted & there, keep=1).astype(jnp.float32), _count(predicted | there, keep=1).astype(jnp.float32)
+    return _count(chosen & there, keep=1).astype(jnp.float32), _count(chosen | there, keep=1).astype(jnp.float32)
 
 
 def _counts(labels: jax.Array, ignore: int | None) -> jax.Array:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mpjax.training.cross_entropy import with_labels
 from mpjax.training.losses import (
     correct,
     correct_in_top,
@@ -169,13 +170,48 @@ def test_top_k_by_hand():
     assert correct_in_top(2, logits, labels).dtype == jnp.float32
 
 
-def test_top_1_is_correct_also_among_equals_and_nans():
+def test_top_1_is_correct_also_among_equals():
     random = np.random.default_rng(0)
     logits = jnp.asarray(random.integers(0, 3, (500, 5)), jnp.float32)
     labels = jnp.asarray(random.integers(0, 5, 500), jnp.int32)
     np.testing.assert_array_equal(*jax.jit(lambda *given: (correct_in_top(1, *given), correct(*given)))(logits, labels))
-    broken = jnp.full((1, 5), jnp.nan)
-    assert [correct_in_top(k, broken, jnp.array([0])).tolist() for k in (1, 5)] == [[0], [0]]
+
+
+def scores_by_label(logits):
+    """Scores the logits [B, K] in every way, each with each of the labels -1 to K, as an array [ways, B, K + 2]."""
+    labels = jnp.broadcast_to(jnp.arange(-1, logits.shape[-1] + 1), (len(logits), logits.shape[-1] + 2))
+    logits = jnp.broadcast_to(logits[:, None], (*labels.shape, logits.shape[-1]))
+    flat, flat_labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+    tops = [correct_in_top(k, flat, flat_labels) for k in (1, 2, logits.shape[-1], 999)]
+    shared, _ = intersection_and_union(flat[:, None], flat_labels[:, None])
+    ways = [correct(flat, flat_labels), *tops, jnp.sum(shared, -1), with_labels(0.1, flat, flat_labels)[1]]
+    return np.stack([np.asarray(way, np.float32).reshape(labels.shape) for way in ways])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("bad", ["nan", "inf"])
+def test_logits_with_a_nan_or_an_inf_are_never_right(bad, dtype):
+    """A run that has diverged would report the share of class 0 as its accuracy."""
+    with_bad = [[float(bad) if place in places else place for place in range(3)] for places in ALL_PLACES]
+    assert not scores_by_label(jnp.array(with_bad, dtype)).any()
+    assert not scores_by_label(jnp.full((1, 3), -jnp.inf, dtype)).any()
+
+
+ALL_PLACES = [{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}]
+
+
+def test_classes_that_a_mask_excludes_by_minus_inf_leave_the_others_as_they_are():
+    accuracy, top_1, top_2, *_ = scores_by_label(jnp.array([[-jnp.inf, 1, 2, -jnp.inf]]))
+    assert accuracy.tolist() == top_1.tolist() == [[0, 0, 0, 1, 0, 0]]
+    assert top_2.tolist() == [[0, 0, 1, 1, 0, 0]]
+
+
+def test_a_score_has_no_gradient():
+    """A score is computed where the loss is differentiated, and one logit may be NaN."""
+    logits = jnp.array([LOGITS[0], [1.0, jnp.nan, 0.0]])
+    labels = jnp.array(LABELS)
+    grads = jax.jit(jax.grad(lambda x: jnp.sum(correct(x, labels)) + jnp.sum(x[:, 2])))(logits)
+    assert grads.tolist() == [[0, 0, 1]] * 2
 
 
 @pytest.mark.parametrize(
