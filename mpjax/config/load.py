@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import itertools
 import pathlib
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +9,8 @@ from typing import Any
 
 from mpjax.config.arguments import parse, parse_with
 from mpjax.config.durations import Duration
+from mpjax.config.limits import require_valid
+from mpjax.config.other_programs import DEVICES, corrections
 from mpjax.config.paths import expanded, names, settings_file, tell_data
 from mpjax.config.program import typed
 from mpjax.config.schema import REMOVED, Config
@@ -100,7 +101,8 @@ def _run_of(kind: Any, prog: str) -> Callable[[list[str]], Config]:
             name = word.partition("=")[0].removeprefix("--").replace("-", "_")
             if not word.startswith("--") or "." in name or name.removeprefix("no_") in runs:
                 continue
-            if near := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
+            same = [flag for flag in flags if {flag, name} <= DEVICES]
+            if near := same or difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
                 raise UsageError(f"unrecognized option {word}; did you mean --{near[0]}? ({prog} --help lists all)")
         return load_config(argv, prog=prog)
 
@@ -268,38 +270,18 @@ def _other_kind(value: object, default: object) -> str | None:
     return None
 
 
-_INSTEAD = {
-    **dict.fromkeys(("lr", "learning_rate"), "--optimizer.learning_rate VALUE"),
-    **dict.fromkeys(("wd", "weight_decay"), "--optimizer.weight_decay VALUE"),
-    **dict.fromkeys(("bs", "batch_size"), "--data.batch_size VALUE"),
-    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), "--steps 'VALUE epochs'"),
-    **dict.fromkeys(("fp16", "amp", "half"), "--precision.policy mixed_float16"),
-    "bf16": "--precision.policy mixed_bfloat16",
-    **dict.fromkeys(("model", "arch"), "--model.name VALUE"),
-    "dataset": "--data.name VALUE",
-    **dict.fromkeys(
-        ("optimizer.normalise_filters", "optimizer.rest_learning_rate", "optimizer.rest_momentum"),
-        "--optimizer.name examples/airbench.py:muon_and_sgd, which has it as an argument",
-    ),
-    "data.test_time_augmentation": "a model of several views, such as --model.name examples/airbench.py:Airbench",
-    "precision.tune": "--precision.rules with the rules that examples/tune_products.py prints",
-}
-"""Names of flags in other programs and in earlier versions, and the flags of mpjax for them."""
-
-
 def _parse(flags: list[str], prog: str) -> Config:
+    def parsed(argv: list[str]) -> Config:
+        return parse(Config, argv, prog=prog, description=DESCRIPTION)
+
     try:
-        return parse(Config, flags, prog=prog, description=DESCRIPTION)
+        return parsed(flags)
     except UsageError as error:
-        for flag, value in itertools.pairwise([*flags, ""]):
-            name, _, joined = flag.removeprefix("--").partition("=")
-            here = _INSTEAD.get(name.replace("-", "_"), "")
-            if here and flag.startswith("--") and f"unrecognized options: {flag}" in str(error):
-                here = here.replace("VALUE", joined or ("VALUE" if value.startswith("--") else value) or "VALUE")
-                unknown = f"unrecognized options: {flag}; write {here} ({prog} --help lists all)"
-                others = [line for line in str(error).splitlines() if not line.startswith(("unrecognized", " "))]
-                raise UsageError("\n".join([unknown, *others])) from None
-        raise
+        if not (better := list(corrections(flags, lambda words: require_valid(parsed(words))))):
+            raise
+        unknown = [f"unrecognized options: {flag}; {advice} ({prog} --help lists all)" for flag, advice in better]
+        others = [line for line in str(error).splitlines() if not line.startswith(("unrecognized", " "))]
+        raise UsageError("\n".join([*unknown, *others])) from None
 
 
 def from_toml(file: str | pathlib.Path) -> Config:

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from mpjax.config import Config, from_toml, load_config, to_toml
 from mpjax.config.durations import Duration
+from mpjax.config.load import load_settings
+from mpjax.config.plan import Plan
 from mpjax.config.schema import REMOVED
 from mpjax.errors import UsageError
 
@@ -317,18 +319,41 @@ def test_a_word_of_a_table_or_list_is_no_flag_either(file):
     [
         ("--lr 0.1", "--optimizer.learning_rate 0.1"),
         ("--learning-rate=0.1", "--optimizer.learning_rate 0.1"),
+        ("--batch-size 32", "--data.batch_size 32"),
         ("--epochs 3", "--steps '3 epochs'"),
+        ("--wd 0.1", "--optimizer.weight_decay 0.1"),
+        ("--fp16", "--precision.policy mixed_float16"),
         ("--bf16 --steps 3", "--precision.policy mixed_bfloat16"),
-        *(
-            pytest.param(flags, instead, marks=pytest.mark.slow)
-            for flags, instead in (
-                ("--batch-size 32", "--data.batch_size 32"),
-                ("--wd 0.1", "--optimizer.weight_decay 0.1"),
-                ("--fp16", "--precision.policy mixed_float16"),
-                ("--arch vit_b16", "--model.name vit_b16"),
-                ("--dataset digits", "--data.name digits"),
-            )
-        ),
+        ("--arch vit_b16", "--model.name vit_b16"),
+        ("--dataset digits", "--data.name digits"),
+        ("--data digits", "--data.name digits"),
+        ("--max-steps 7", "--steps 7"),
+        ("--max_steps=7", "--steps 7"),
+        ("--max_epochs 3", "--steps '3 epochs'"),
+        ("--scheduler linear", "--optimizer.schedule linear"),
+        ("--lr_scheduler=constant", "--optimizer.schedule constant"),
+        ("--lr-scheduler-type cosine", "--optimizer.schedule cosine"),
+        ("--lr_scheduler step", "--optimizer.schedule VALUE"),
+        ("--lr fast", "--optimizer.learning_rate VALUE"),
+        ("--lr -1", "--optimizer.learning_rate VALUE"),
+        ("--precision bf16", "--precision.policy bf16"),
+        ("--precision 16-mixed", "--precision.policy 16-mixed"),
+        ("--wandb", "--report.writers wandb"),
+        ("--report_to mlflow comet", "--report.writers mlflow comet"),
+        ("--output 'my run'", "--output_dir 'my run'"),
+        ("--log-dir x", "--output_dir x"),
+        ("--num_workers 4", "--data.workers 4"),
+        ("--weight_decay 0.1", "--optimizer.weight_decay 0.1"),
+        ("--momentum 0.5", "--optimizer.momentum 0.5"),
+        ("--optimizer adamw", "--optimizer.name adamw"),
+        ("--mean 0.5 0.4 0.3", "--data.mean 0.5 0.4 0.3"),
+        ("--flip", "--data.flip"),
+        ("--no-plot", "--report.no_plot"),
+        ("--dropout", "--model.dropout VALUE"),
+        ("--warmup_epochs 2", "--optimizer.warmup '2 epochs'"),
+        ("--gradient_accumulation_steps 2", "--training.accumulate 2"),
+        ("--max_grad_norm 1.0", "--optimizer.clip_norm 1.0"),
+        ("--random-seed 3", "--seed 3"),
     ],
 )
 def test_a_flag_as_other_programs_call_it_is_named_as_here(flags, instead):
@@ -338,4 +363,25 @@ def test_a_flag_as_other_programs_call_it_is_named_as_here(flags, instead):
     assert re.fullmatch(
         rf"unrecognized options: {flag}\S*; write {instead} \(train --help lists all\)", str(caught.value)
     )
-    load_config(shlex.split(instead))
+    if "VALUE" not in instead:
+        load_config(shlex.split(instead))
+
+
+@pytest.mark.parametrize("flag", ["--gpu", "--gpus=2", "--device cuda:0", "--devices 0,1", "--num-gpus 2", "--cuda"])
+def test_a_flag_for_devices_has_no_equal_but_the_environment(flag):
+    with pytest.raises(UsageError, match="leave it out.*CUDA_VISIBLE_DEVICES=0 before the command.*JAX_PLATFORMS=cpu"):
+        load_config(shlex.split(flag))
+
+
+def test_each_of_several_flags_of_other_programs_has_its_advice():
+    with pytest.raises(UsageError) as caught:
+        load_config(["--lr", "1", "--steps", "nine", "--epochs", "3"], prog="train")
+    first, second, third = str(caught.value).splitlines()
+    assert first.startswith("unrecognized options: --lr; write --optimizer.learning_rate 1 ")
+    assert second.startswith("unrecognized options: --epochs; write --steps '3 epochs' ")
+    assert "bad duration 'nine'" in third
+
+
+def test_a_command_with_a_flag_for_devices_names_its_own():
+    with pytest.raises(UsageError, match="unrecognized option --device; did you mean --gpu?"):
+        load_settings((Plan, Config), ["--device", "h100"], prog="plan")
