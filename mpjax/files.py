@@ -1,10 +1,14 @@
-"""Writes files: whole records, or whole files that replace regular files only; locks a folder. Errors name the file."""
+"""Writes files: whole records, or whole files that replace regular files only; locks a folder. Errors name the file.
+
+It also finds links in a folder, and other users who may write there.
+"""
 
 import contextlib
 import errno
 import io
 import os
 import secrets
+import shlex
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -113,6 +117,55 @@ def links_in(folder: Path) -> Iterator[Path]:
             path = Path(where, name)
             if path.is_symlink():
                 yield path
+
+
+def open_to_others(folder: Path, instead: str) -> str:
+    """Says which other user can change the files in a folder, and what to write; "" if none can.
+
+    Root and a group with the user's own name, which usually has no other member, are no others. In a parent with the
+    sticky bit, such as /tmp, others only add names. What is below a folder that no other can enter is safe. Systems
+    without owners of files have no others.
+
+    Args:
+      folder: an existing folder.
+      instead: what the user can write in place of the folder, such as "another --cache_dir".
+    """
+    if not hasattr(os, "geteuid"):
+        return ""
+    ways = dict.fromkeys((folder.resolve(), folder.absolute()))  # a link on the way can be replaced, too
+    return next(filter(None, (_open_on(way, instead) for way in ways)), "")
+
+
+def _open_on(path: Path, instead: str) -> str:
+    for place in (*reversed(path.parents), path):
+        state = place.stat()
+        if state.st_uid not in (os.geteuid(), 0):
+            return f"{place} belongs to user {_named(state.st_uid)}: write {instead}"
+        others = state.st_mode & (stat.S_IRWXO | (0 if _is_own_group(state.st_gid) else stat.S_IRWXG))
+        is_shared = place != path and state.st_mode & stat.S_ISVTX
+        if others & (stat.S_IWGRP | stat.S_IWOTH) and not is_shared:
+            return f"other users can write in {place}: write {shlex.join(['chmod', 'go-w', str(place)])}, or {instead}"
+        if not others & (stat.S_IXGRP | stat.S_IXOTH):
+            break
+    return ""
+
+
+def _named(user: int) -> str:
+    import pwd  # on Unix alone
+
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
+
+
+def _is_own_group(number: int) -> bool:
+    import grp  # on Unix alone
+
+    try:
+        return number == 0 or grp.getgrgid(number).gr_name == _named(os.geteuid())
+    except KeyError:
+        return False
 
 
 @contextlib.contextmanager

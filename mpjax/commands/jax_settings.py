@@ -3,7 +3,7 @@
 import jax
 
 from mpjax.config import Config
-from mpjax.config.folders import cache_folder
+from mpjax.config.folders import program_folder
 from mpjax.precision.float8.recipes import capability_of, require_units
 from mpjax.training.precision_plan import PrecisionPlan
 
@@ -11,10 +11,13 @@ from mpjax.training.precision_plan import PrecisionPlan
 def set_up_jax(config: Config, plan: PrecisionPlan) -> None:
     """Sets the cache folder of compiled programs, and enables x64 for a float64 policy; call it before creating arrays.
 
+    If other users can write in that folder, JAX's own setting stays, which names none by default.
+
     Raises:
       UsageError: the GPU has no units for the policy's float8 products.
     """
-    jax.config.update("jax_compilation_cache_dir", str(cache_folder(config) / "compiled"))
+    if (folder := program_folder(config)) is not None:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     if plan.float64:
         jax.config.update("jax_enable_x64", True)

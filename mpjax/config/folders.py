@@ -6,6 +6,7 @@ import errno
 import os
 import pathlib
 import secrets
+import sys
 
 from mpjax.config.choices import GENERATED
 from mpjax.config.load import CONFIG_FILE, settings_in
@@ -14,8 +15,8 @@ from mpjax.config.program import command_line, typed
 from mpjax.config.save import to_toml
 from mpjax.config.schema import Config, Distributed
 from mpjax.config.user_code import Stored, as_stored, code_of, is_of_a_run, is_passed_in_python, require_trust
-from mpjax.errors import UsageError
-from mpjax.files import links_in
+from mpjax.errors import UsageError, printable
+from mpjax.files import links_in, open_to_others
 
 
 def cache_folder(config: Config) -> pathlib.Path:
@@ -24,6 +25,19 @@ def cache_folder(config: Config) -> pathlib.Path:
     It is `cache_dir` if set, else `default_cache_folder()`.
     """
     return made(expanded(config.cache_dir) if config.cache_dir else default_cache_folder(), mode=0o700)
+
+
+def program_folder(config: Config) -> pathlib.Path | None:
+    """Creates the folder of compiled programs in the cache if absent, and returns it.
+
+    It is None, with a line on stderr, if another user can write there: compiled programs are code.
+    """
+    folder = made(cache_folder(config) / "compiled", mode=0o700)
+    instead = "another --cache_dir" if config.cache_dir else "another folder in $MPJAX_CACHE"
+    if danger := open_to_others(folder, instead):
+        print(printable(f"warning: compiled programs in {folder} are not used: {danger}"), file=sys.stderr)
+        return None
+    return folder
 
 
 def default_cache_folder() -> pathlib.Path:

@@ -15,9 +15,10 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from mpjax.config.folders import default_cache_folder
+from mpjax.config.folders import default_cache_folder, made
 from mpjax.config.program import command_line
 from mpjax.errors import UsageError
+from mpjax.files import open_to_others
 from mpjax.jax_internals import register_compiler
 
 
@@ -89,7 +90,7 @@ def install_compiler() -> pathlib.Path:
     folder = compiler_folder()
     if (folder / LIBRARY).is_file():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    made(folder.parent, mode=0o700)
     options = ["install", "--no-deps", "--disable-pip-version-check", "--only-binary", ":all:"]
     package = f"{PACKAGE}=={jaxlib_version()}"
     # Two plans may install at once, and one may be interrupted: only a complete folder gets its final name.
@@ -116,7 +117,8 @@ def load_compiler() -> None:
     JAX can then describe CUDA devices that are absent. The devices that it computes on do not change.
 
     Raises:
-      UsageError: as `require_compiler`, or the compiler is missing and cannot be downloaded.
+      UsageError: as `require_compiler`, or the compiler is missing and cannot be downloaded, or another user can
+        write in its folder.
     """
     if not has_compiler():
         print(f"downloading XLA's compiler for CUDA (175 MB) to {compiler_folder()}", file=sys.stderr)
@@ -124,6 +126,8 @@ def load_compiler() -> None:
     require_compiler()
     if any(_version(package) for pair in PACKAGES for package in pair):
         return  # JAX loads its own packages when it first looks for devices
+    if danger := open_to_others(compiler_folder(), "another folder in $MPJAX_CACHE"):
+        raise UsageError(f"the compiler in {compiler_folder()} is not loaded: {danger}")
     # JAX does not compute on platforms that are registered after it has chosen its devices.
     jax.devices()
     with without_noise():

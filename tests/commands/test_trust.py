@@ -9,16 +9,21 @@ import inspect
 import os
 import pathlib
 import re
+import tempfile
 
+import jax
 import pytest
 
 from mpjax import cli, strict_json
 from mpjax.commands.compare import compare_runs
+from mpjax.commands.jax_settings import set_up_jax
 from mpjax.config import Config, from_toml, load_config, schema, to_toml
 from mpjax.config.commands import Compare
-from mpjax.config.folders import cache_folder, check_run_folder, config_of_run
+from mpjax.config.folders import cache_folder, check_run_folder, config_of_run, program_folder
 from mpjax.config.user_code import CODE, load_function
 from mpjax.errors import UsageError
+from mpjax.plan import compiler
+from mpjax.training.precision_plan import plan_precision
 
 
 PACKAGE = pathlib.Path(cli.__file__).parent
@@ -220,6 +225,86 @@ def test_the_cache_is_private_whatever_the_umask(tmp_path):
     finally:
         os.umask(before)
     assert [each.stat().st_mode & 0o777 for each in (folder, folder.parent)] == [0o700, 0o700]
+
+
+@pytest.fixture
+def entered():
+    """A folder that others can enter, unlike pytest's."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield pathlib.Path(name)
+
+
+OTHERS = 54321  # no user and no group has this number
+SHARES = [  # mode, owner, group; can others change what the user has in the folder, and the folder itself?
+    (0o700, -1, -1, False, False),
+    (0o755, -1, -1, False, False),
+    (0o777, -1, -1, True, True),
+    (0o757, -1, -1, True, True),
+    (0o1777, -1, -1, False, True),
+    (0o775, -1, OTHERS, True, True),
+    (0o1775, -1, OTHERS, False, True),
+    (0o770, -1, OTHERS, True, True),
+    (0o750, -1, OTHERS, False, False),
+    (0o700, OTHERS, -1, True, True),
+    (0o1777, OTHERS, -1, True, True),
+]
+
+
+def share(folder, mode, owner, group):
+    if (owner, group) != (-1, -1) and os.geteuid() != 0:
+        pytest.skip("root alone gives folders away")
+    os.chown(folder, owner, group)
+    folder.chmod(mode)
+
+
+@pytest.mark.parametrize("path", ["shared", "shared/below/cache", "link"])
+@pytest.mark.parametrize(("mode", "owner", "group", "inside", "itself"), SHARES)
+def test_compiled_programs_are_in_no_folder_that_others_can_change(
+    entered, capsys, path, mode, owner, group, inside, itself
+):
+    shared = entered / "shared"
+    shared.mkdir()
+    (entered / "link").symlink_to(shared)
+    programs = entered / path / "compiled"
+    programs.mkdir(parents=True, mode=0o755)
+    for place, refused in ((programs, itself), (shared, inside)):
+        share(place, mode, owner, group)
+        folder = program_folder(Config(cache_dir=str(entered / path)))
+        advice = f"belongs to user {OTHERS}: write " if owner > 0 else f"write chmod go-w {place.resolve()}, or "
+        told = capsys.readouterr().err
+        assert folder == (None if refused else programs)
+        assert f"{advice}another --cache_dir" in told if refused else not told
+        share(place, 0o755, os.geteuid(), os.getegid())
+
+
+def test_a_folder_of_which_others_cannot_enter_a_parent_is_private(entered, capsys):
+    cache = entered / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    entered.chmod(0o700)
+    assert program_folder(Config(cache_dir=str(cache))) == cache / "compiled"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_leaves_alone_programs_that_others_can_change(entered):
+    """JAX's own variable can name such a folder all the same."""
+    entered.chmod(0o777)
+    before = jax.config.jax_compilation_cache_dir
+    set_up_jax(Config(cache_dir=str(entered)), plan_precision(Config().precision))
+    assert jax.config.jax_compilation_cache_dir == before
+
+
+def test_a_compiler_that_others_can_change_is_not_loaded(entered, monkeypatch):
+    monkeypatch.setenv("MPJAX_CACHE", str(entered))
+    monkeypatch.setattr(compiler, "require_compiler", lambda: None)
+    monkeypatch.setattr(compiler, "_version", lambda package: None)
+    library = compiler.compiler_folder() / compiler.LIBRARY
+    library.parent.mkdir(parents=True)
+    library.touch()
+    entered.chmod(0o777)
+    with pytest.raises(UsageError, match=f"is not loaded: other users can write in {entered}: write chmod go-w"):
+        compiler.load_compiler()
 
 
 # Links
