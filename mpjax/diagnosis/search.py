@@ -5,6 +5,8 @@ import operator
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+import numpy as np
+
 from mpjax.diagnosis.emulate import Emulator
 from mpjax.diagnosis.formats import NARROW
 from mpjax.diagnosis.health import Reference, is_repaired, outputs_of
@@ -211,8 +213,12 @@ def culprit(paths: Iterable[str], program: Program, scale: float, reference: Ref
     """
     tried: list[tuple[float, str]] = []
     for path in list(paths)[:SUSPECTS]:
-        kept = Emulator(rounds=lambda other, path=path: other != path, reference=False)
-        tried.append((reference.fault(outputs_of(kept, program, scale), scale), path))
+        tried.append((reference.fault(without_rounding_in(path, program, scale), scale), path))
         if tried[-1][0] <= reference.tolerance:
             return tried[-1]
     return min(tried, key=operator.itemgetter(0))
+
+
+def without_rounding_in(path: str, program: Program, scale: float) -> list[np.ndarray]:
+    """Emulates a step in which one module does not round; returns its scaled loss and its scaled gradients."""
+    return outputs_of(Emulator(rounds=lambda other: other != path, reference=False), program, scale)

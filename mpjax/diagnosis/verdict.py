@@ -28,7 +28,7 @@ from mpjax.diagnosis.indices import out_of_range
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Reading, Site
 from mpjax.diagnosis.scales import healthy_scale, lower_scale
-from mpjax.diagnosis.search import at_fault, culprit
+from mpjax.diagnosis.search import at_fault, culprit, without_rounding_in
 from mpjax.diagnosis.sums import lost_sum, noted_sum
 from mpjax.diagnosis.trace import Trace, run
 from mpjax.precision.dtypes import is_floating
@@ -328,8 +328,13 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
     left, path = culprit(paths, program, scale, reference)
     site, own_error = alone.sites[worst[path]], alone.readings[worst[path]].relative_error
     evidence = f"The loss has a relative error of {error:.2g}, although the step is finite and {_NO_UNDERFLOW}. "
+    if backward:
+        evidence = f"The step is finite and its loss has a relative error of {error:.2g}, but the"
+    elif lost:
+        evidence += "The"
     if lost:
-        evidence += f"The gradient of {program.parameter(int(np.argmax(gradients)))} has one of {max(gradients):.2g}. "
+        parameter = program.parameter(int(np.argmax(gradients)))
+        evidence += f" gradient of {parameter} has one of {max(gradients):.2g}. "
     evidence += (
         f"Most of the error comes from {named(site)}: with float32 inputs, its result has a relative error of "
         f"{own_error:.2g}. Without rounding in its module, "
@@ -337,8 +342,10 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
     if lost:
         evidence += "both are" if left <= tolerance else "not both are"
         evidence += f" within the tolerance: {tolerance:g} for the loss, and {limit:g} for a gradient."
+    elif all_finite(repaired := without_rounding_in(path, program, scale)):
+        evidence += f"the loss has a relative error of {loss_error(trace.wide[0], repaired[0]):.2g}."
     else:
-        evidence += f"the loss has a relative error of {left:.2g}."
+        evidence += "the step is not finite."
     return Finding("rounding", site, evidence, accepts=limit if lost else None)
 
 

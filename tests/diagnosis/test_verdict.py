@@ -1,5 +1,6 @@
 """What counts as wrong, and what is said of it: constants, ranges and bits that half precision has not."""
 
+import re
 import warnings
 
 import jax
@@ -260,6 +261,46 @@ def test_rounding_is_where_the_loss_hangs_on_it_and_not_where_the_error_is_large
     diagnosis = diagnose(Two(), loss_fn, jnp.full(3, 0.3))
     assert place(diagnosis) == ("rounding", "much", "forward", "sub")
     assert diagnosis.rules == {"much": "float32"}
+
+
+@jax.custom_vjp
+def rough(x):
+    """The same values, with a derivative of 0.25 for 0.28 in float16."""
+    return x
+
+
+rough.defvjp(lambda x: (x, None), lambda _, change: ((change + 64) - 64,))
+
+
+class WithRough(nnx.Module):
+    """A layer that makes the loss wrong, and a parameter whose gradient is wrong."""
+
+    def __init__(self):
+        self.much, self.weight = Layer(lambda x: (x + 256) - 256), nnx.Param(jnp.ones(()))
+        self.dtype = jnp.float32
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        exact = rough(self.weight[...].astype(self.dtype) * x.astype(self.dtype))
+        return jnp.square(self.much(x).astype(jnp.float32)) + jnp.float32(0.28) * exact.astype(jnp.float32)
+
+
+def test_the_error_of_a_loss_is_no_error_of_a_gradient():
+    """A gradient is 11 % off, which is tolerated, with a loss that is right without rounding in one module."""
+    diagnosis = diagnose(WithRough(), lambda model, x: jnp.sum(model(x)), jnp.full(2, 0.27))
+    assert place(diagnosis) == ("rounding", "much", "forward", "sub")
+    assert "The loss has a relative error of 0.07, although" in diagnosis.evidence
+    assert float(re.findall(r"the loss has a relative error of (\S+)\.", diagnosis.evidence)[0]) < 1e-3
+
+
+def test_a_wrong_gradient_below_a_right_loss_is_what_the_evidence_begins_with():
+    def loss_fn(model, x):
+        return 100.0 + jnp.sum(model(x))
+
+    diagnosis = diagnose(Model(lambda x: (x + 1024) - 1024), loss_fn, jnp.full(1, 0.3))
+    assert diagnosis.verdict == "rounding"
+    assert (
+        "its loss has a relative error of 0.003, but the gradient of layer/weight has one of 1." in diagnosis.evidence
+    )
 
 
 def test_the_error_of_a_loss_of_zero_is_none_where_it_is_zero():
