@@ -14,7 +14,7 @@ from mpjax.plan.verdicts import NARROWER, WIDER, compared, dtype_of_bits, togeth
 from mpjax.precision.casting.flops import product_flops, stands_in
 from mpjax.precision.casting.interpreter import FULL_PRECISION
 from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened, scan_counts
-from mpjax.precision.casting.primitives import ARRANGES, CALLS, CASTS, CHOOSES, MATRIX_PRODUCTS, SCALES, TAKES
+from mpjax.precision.casting.primitives import ARRANGES, CALLS, CASTS, CHOOSES, MATRIX_PRODUCTS, REPEATS, SCALES, TAKES
 from mpjax.precision.casting.walk import Body, equations, evaluated, held_by, holds_bodies
 from mpjax.precision.dtypes import is_floating
 
@@ -23,7 +23,7 @@ _ATTENTION = {"dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wr
 _SUMS = {"psum", "psum2", "psum_invariant", "reduce_scatter", "psum_scatter"}
 _KEEPS = ARRANGES | SCALES | {"clamp", "convert_element_type", "neg", "pad", "slice"}
 """Primitives that only cast, scale or arrange an operand."""
-_MOVES = CASTS | ARRANGES | TAKES | CHOOSES | {"abs", "neg"}
+_MOVES = CASTS | ARRANGES | REPEATS | TAKES | CHOOSES | {"abs", "neg"}
 """Primitives whose results consist of values of their operands: rounded values stay rounded."""
 
 

@@ -109,6 +109,32 @@ def test_sums_are_those_over_several_devices(size, count):
     assert asked(jax.jit(total), X).sums == ("bfloat16",) * count
 
 
+MOVES = {
+    "none": lambda x: x,
+    "broadcast": lambda x: jnp.broadcast_to(x, (2, *x.shape)),
+    "gather": lambda x: x[jnp.array([1, 0, 1])],
+    "tile": lambda x: jnp.tile(x, (2, 1)),
+    "all_gather": lambda x: jax.lax.all_gather(x, "data"),
+    "all_to_all": lambda x: jax.lax.all_to_all(x, "data", 0, 0, tiled=True),
+    "ppermute": lambda x: jax.lax.ppermute(x, "data", [(0, 1), (1, 0)]),
+    "cummax": jax.lax.cummax,
+    "pool": lambda x: jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (2, 1), (1, 1), "VALID"),
+    "scatter": lambda x: x.at[0].max(x[1]),
+}
+
+
+@pytest.mark.parametrize(("spec", "move"), [(P(), "none"), (P(), "tile"), *((P("data"), move) for move in MOVES)])
+def test_a_value_that_was_cast_before_a_sum_over_devices_stays_so_by_moves(spec, move):
+    """Replicated inputs are made varying (`pvary`) between the cast and the sum."""
+
+    def total(x):
+        return jax.lax.psum(MOVES[move](x.astype(jnp.bfloat16).astype(jnp.float32)), "data")
+
+    mesh = Mesh(np.asarray(jax.devices()[:2]), ("data",))
+    summed = jax.shard_map(total, mesh=mesh, in_specs=spec, out_specs=P())
+    assert asked(jax.jit(summed), jax.ShapeDtypeStruct((8, 4), jnp.float32)).cast == ("bfloat16",)
+
+
 def test_gradients_among_the_outputs_are_told_from_updated_parameters():
     def step(w, x):
         gradient = jax.grad(lambda w: jnp.sum(x @ w))(w)

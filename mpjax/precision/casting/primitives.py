@@ -37,8 +37,9 @@ TAKES = frozenset({"dynamic_slice", "gather", "slice", "split"})
 
 CHOOSES = frozenset(
     {
-        *("all_gather", "clamp", "concatenate", "dynamic_update_slice", "max", "min", "pad", "ppermute"),
-        *("reduce_max", "reduce_min", "scatter", "select_n", "sort"),
+        *("all_gather", "all_gather_invariant", "all_to_all", "clamp", "concatenate", "cummax", "cummin"),
+        *("dynamic_update_slice", "max", "min", "pad", "pmax", "pmin", "ppermute", "reduce_max", "reduce_min"),
+        *("reduce_window_max", "reduce_window_min", "scatter", "scatter-max", "scatter-min", "select_n", "sort"),
     }
 )
 """Primitives whose results are elements of several operands, or of several positions of one operand."""
