@@ -110,13 +110,15 @@ def _require_regular(path: Path) -> None:
             raise OSError(errno.EINVAL, "is a link, a folder or a device: wanted a regular file or none", str(path))
 
 
-def links_in(folder: Path) -> Iterator[Path]:
-    """Yields the symbolic links at any depth below a folder, without following them."""
+def irregular_in(folder: Path) -> Iterator[Path]:
+    """Yields all links, pipes and devices at any depth below a folder, without following links."""
     for where, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(where, name)
-            if path.is_symlink():
-                yield path
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it meanwhile
+                mode = path.lstat().st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    yield path
 
 
 def open_to_others(folder: Path, instead: str) -> str:

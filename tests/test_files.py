@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpjax.files import AppendFile, links_in, naming, write_atomically
+from mpjax.files import AppendFile, irregular_in, naming, write_atomically
 
 
 FULL = Path("/dev/full")
@@ -78,7 +78,7 @@ def test_only_a_regular_file_is_replaced(tmp_path):
         AppendFile(link, new=False)
     assert (tmp_path / "precious").read_text() == "mine"
     assert link.is_symlink()
-    assert sorted(links_in(tmp_path)) == [link]
+    assert sorted(irregular_in(tmp_path)) == [link, tmp_path / "pipe"]
 
 
 def test_no_link_in_the_place_of_a_temporary_file_is_followed(tmp_path, monkeypatch):

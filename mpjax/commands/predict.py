@@ -4,6 +4,7 @@ import collections
 import contextlib
 import io
 import math
+import os
 import pathlib
 import sys
 import warnings
@@ -193,12 +194,15 @@ def _values(source: data.Source) -> np.ndarray:
 def _lines(output: str | None) -> Iterator[TextIO]:
     """Context that opens the file of the lines, or yields stdout if `output` is empty.
 
-    The file gets its name when it is complete.
+    The file gets its name when it is complete. A path such as /dev/stdout is the stream itself, also in a redirection.
     """
     if not output:
         yield sys.stdout
         return
     path = expanded(output)
+    if stream := next((stream for stream in (sys.stdout, sys.stderr) if _is_open(path, stream)), None):
+        yield stream
+        return
     if not path.parent.is_dir():
         raise UsageError(f"--output {output}: there is no folder {path.parent}")
     is_device = path.exists() and not path.is_file()
@@ -208,6 +212,12 @@ def _lines(output: str | None) -> Iterator[TextIO]:
             yield lines
         finally:
             lines.detach()  # flushes the rest, and leaves the file open
+
+
+def _is_open(path: pathlib.Path, stream: TextIO) -> bool:
+    with contextlib.suppress(OSError, ValueError):  # no such file; a stream that is closed or no file
+        return os.path.samestat(path.stat(), os.fstat(stream.fileno()))
+    return False
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from mpjax.config.save import to_toml
 from mpjax.config.schema import Config, Distributed
 from mpjax.config.user_code import Stored, as_stored, code_of, is_of_a_run, is_passed_in_python, require_trust
 from mpjax.errors import UsageError, printable
-from mpjax.files import links_in, open_to_others
+from mpjax.files import irregular_in, open_to_others
 
 
 def cache_folder(config: Config) -> pathlib.Path:
@@ -132,14 +132,16 @@ _OTHERS = ("wandb",)
 
 
 def require_no_links(folder: pathlib.Path) -> None:
-    """Raises UsageError if a run's folder holds a symbolic link, through which a file elsewhere may be read or written.
+    """Raises UsageError if a run's folder holds a symbolic link, or a pipe or device, which may never end.
 
-    Links that other programs make in their own folders, such as `wandb`, are accepted.
+    Through a link, a file elsewhere may be read or written. Links that other programs make in their own folders, such
+    as `wandb`, are accepted.
     """
-    for link in links_in(folder):
-        first, *below = link.relative_to(folder).parts
+    for path in irregular_in(folder):
+        first, *below = path.relative_to(folder).parts
         if not (below and first in _OTHERS):
-            raise UsageError(f"{link} is a link to {os.readlink(link)}: wanted the file itself, or a folder, in a run")
+            kind = f"a link to {os.readlink(path)}" if path.is_symlink() else "a pipe, a socket or a device"
+            raise UsageError(f"{path} is {kind}: wanted the file itself, or a folder, in a run")
 
 
 def resume_command(config: Config, folder: pathlib.Path) -> str:

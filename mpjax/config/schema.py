@@ -131,9 +131,6 @@ class Data:
     augment: Named = ""
     """Augmentation: your function of a batch and a key, in the compiled step after all others: `FILE.py:NAME` or
     `package.module:NAME`."""
-    test_time_augmentation: Literal["none", "mirror", "mirror_translate"] = "none"
-    """Evaluation of classifiers: average the logits of an image and its mirror image (mirror, 2 views), and of both
-    shifted by a pixel in two directions (mirror_translate, 6 views)."""
 
     def __post_init__(self) -> None:
         settle_auto(self, "batch_size")

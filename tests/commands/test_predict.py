@@ -69,6 +69,15 @@ def test_files_are_predicted_as_the_examples_that_they_hold(trained, images, cap
     assert (first["class"], first["probability"], len(first["top"])) == (*first["top"][0], 3)
 
 
+def test_the_lines_can_go_to_stdout_by_its_name_without_replacing_the_file_behind_it(trained, images, capfd):
+    capfd.readouterr()
+    print("before")
+    predict_run(Prediction(run=str(trained), inputs=(f"{images}/0.png",), output="/dev/stdout"))
+    print("after")
+    before, line, after = capfd.readouterr().out.splitlines()
+    assert (before, json.loads(line)["input"], after) == ("before", f"{images}/0.png", "after")
+
+
 def test_one_bad_file_is_an_error_or_is_reported(trained, images, tmp_path, capsys):
     (tmp_path / "bad.png").write_bytes(b"no image")
     (tmp_path / "good.png").write_bytes((images / "0.png").read_bytes())

@@ -310,9 +310,9 @@ def test_a_compiler_that_others_can_change_is_not_loaded(entered, monkeypatch):
 # Links
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "nowhere"])
+@pytest.mark.parametrize("kind", ["file", "folder", "nowhere", "pipe"])
 @pytest.mark.parametrize("name", [*LEFT, "wandb", "wandb_id", "mlflow_id", "tensorboard/events", "checkpoints/3/d/0"])
-def test_a_link_in_a_run_is_refused_before_anything_is_read_or_written(stored, name, kind):
+def test_a_link_or_pipe_in_a_run_is_refused_before_anything_is_read_or_written(stored, name, kind):
     run, other = stored(Config()), stored(Config(), "other")
     for each in (run, other):
         (each / "metrics.jsonl").touch()
@@ -321,14 +321,14 @@ def test_a_link_in_a_run_is_refused_before_anything_is_read_or_written(stored, n
     place = run / name
     place.parent.mkdir(exist_ok=True, parents=True)
     place.rmdir() if place.is_dir() else place.unlink(missing_ok=True)
-    place.symlink_to(pathlib.Path(kind).absolute())
+    os.mkfifo(place) if kind == "pipe" else place.symlink_to(pathlib.Path(kind).absolute())
     for read in (
         lambda: config_of_run(run, trust_code=True),
         lambda: check_run_folder(Config(output_dir=str(run), resume=True)),
         lambda: compare_runs(Compare(runs=(str(run), str(other)))),
     ):
-        # A link to nowhere, or to a folder, in place of a file that is needed is no file.
-        with pytest.raises(UsageError, match=rf"{place} is a link to .*: wanted the file itself|no run in run \("):
+        # A link to nowhere, or to a folder, in place of a file that is needed is no file; nor is a pipe.
+        with pytest.raises(UsageError, match=rf"{place} is a (link|pipe).*: wanted the file itself|no run in run \("):
             read()
     assert list(pathlib.Path("folder").iterdir()) == []
     assert pathlib.Path("file").read_text() == to_toml(Config())

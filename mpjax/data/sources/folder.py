@@ -20,7 +20,10 @@ from mpjax.errors import UsageError
 
 
 NAME = "folder"
-_ENDINGS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+_ENDINGS = (
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pfm"),
+)
 _LITTER = {"thumbs.db", "desktop.ini"}
 _WHOLE = "train"  # the only split of a folder without split folders
 

@@ -54,6 +54,14 @@ def test_classes_are_the_sorted_names_of_their_folders(pets):
     assert [batch["label"].tolist() for batch in eval_batches(source, config)] == [[1]]
 
 
+def test_images_of_floats_may_be_pfm(tmp_path):
+    for place in ("train/a", "train/b", "test/a"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.fromarray(np.full((4, 5), 0.25, np.float32)).save(tmp_path / place / "0.pfm")
+    (batch,) = eval_batches(opened(tmp_path), Data(batch_size=1, eval_batch_size=1, workers=0))
+    assert (batch["image"] == np.full((1, 4, 5, 1), 0.25, np.float32)).all()
+
+
 def test_images_stay_encoded(pets):
     assert opened(pets).train[0]["image"].startswith(b"\x89PNG")
 
