@@ -315,7 +315,8 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
     # If the float32 program has other operations, a module's own error does not cover all that it does differently.
     # Different random numbers are not a fault.
     differs = reference.program is not program and not program.is_random
-    if own_error <= tolerance and error <= 0.5 and not differs and max(gradients, default=0.0) <= LOST:
+    small = error <= 0.5 and max(gradients, default=0.0) <= LOST
+    if small and not differs and own_error <= tolerance:
         evidence = (
             f"The step is finite and {_NO_UNDERFLOW}. The loss has a relative error of {error:.2g}, which is rounding "
             f"noise from all modules: with float32 inputs, no module has a relative error above {own_error:.2g}."
@@ -327,6 +328,14 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
     paths = sorted(worst, key=lambda path: _blame(alone, worst[path], backward), reverse=True)
     left, path = culprit(paths, program, scale, reference)
     site, own_error = alone.sites[worst[path]], alone.readings[worst[path]].relative_error
+    if small and own_error <= tolerance < left and _is_right_without_rounding(program, scale, reference):
+        gradient = f", a gradient one of {max(gradients):.2g}" if lost else ""
+        evidence = (
+            f"The step is finite and {_NO_UNDERFLOW}. The loss has a relative error of {error:.2g}{gradient}. This is "
+            "rounding noise from several modules: none of them repairs the step alone, and the worst has, with float32 "
+            f"inputs, a relative error of {own_error:.2g}."
+        )
+        return Finding("healthy", None, evidence)
     evidence = f"The loss has a relative error of {error:.2g}, although the step is finite and {_NO_UNDERFLOW}. "
     if backward:
         evidence = f"The step is finite and its loss has a relative error of {error:.2g}, but the"
@@ -347,6 +356,12 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
     else:
         evidence += "the step is not finite."
     return Finding("rounding", site, evidence, accepts=limit if lost else None)
+
+
+def _is_right_without_rounding(program: Program, scale: float, reference: Reference) -> bool:
+    """True if the half-precision program has no fault but rounding: in its operations, its constants, its range."""
+    exact = Emulator(rounds=lambda path: False, reference=False)
+    return reference.fault(outputs_of(exact, program, scale), scale) <= reference.tolerance
 
 
 def _blame(alone: Trace, index: int, backward: bool) -> tuple[bool, float]:

@@ -117,8 +117,10 @@ def test_a_weight_from_the_left_is_multiplied_as_one_from_the_right():
     def right(params, x):
         return jnp.sum(jnp.sin((x @ params[0].T) @ params[1].T))
 
+    rounds_as_asked = {"xla_allow_excess_precision": False}  # else XLA 0.10 leaves roundings out of one of the two
     for policy in ("mixed_float8", "mixed_float8_rowwise", "mixed_mxfp8"):
-        one, other = (jax.jit(jax.grad(mpjax.autocast(fn, policy), (0, 1)))(list(w), x) for fn in (left, right))
+        gradients = (jax.grad(mpjax.autocast(fn, policy), (0, 1)) for fn in (left, right))
+        one, other = (jax.jit(fn, compiler_options=rounds_as_asked)(list(w), x) for fn in gradients)
         for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
