@@ -69,10 +69,10 @@ def put_records(records: Records, run: Run, folder: pathlib.Path, beginning: Beg
       beginning: where its next steps begin.
 
     Warns:
-      CheckpointWarning: metrics.jsonl has lost the lines of steps before the checkpoint.
+      CheckpointWarning: metrics.jsonl has lost lines of steps before the checkpoint.
     """
-    if lost := report.missing_steps(beginning.metrics, beginning.step):
-        lines = "lacks the lines of steps {:,} to {:,}, which the run wrote before its checkpoint".format(*lost)
+    if lost := report.missing_steps(beginning.metrics, beginning.step, beginning.before.get("metrics_lines", 0)):
+        lines = "lacks lines of steps {:,} to {:,}, which the run wrote before its checkpoint".format(*lost)
         text = f"{folder / 'metrics.jsonl'} {lines}: summary and plots are of the other steps"
         warnings.warn(text, CheckpointWarning, stacklevel=2)
     environment = report.environment([str(device.device_kind) for device in jax.devices()], run.compiler_options)

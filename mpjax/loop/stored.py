@@ -202,6 +202,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "seed": int,
     "seconds": (int, float),
     "compile_seconds": (int, float),
+    "metrics_lines": int,
     "score": (int, float),
     "checksums": dict,
 }

@@ -4,7 +4,7 @@ from mpjax.extend import Writer
 from mpjax.report.curves import plot_curves, plot_seeds
 from mpjax.report.figure import image_files
 from mpjax.report.history import continued, entries_of, lines_of, other_versions, policies_of
-from mpjax.report.jsonl import missing_steps, read_metrics
+from mpjax.report.jsonl import missing_steps, read_metrics, written_lines
 from mpjax.report.results import (
     as_file,
     environment,
@@ -43,4 +43,5 @@ __all__ = [
     "throughput",
     "title_of",
     "write_summary",
+    "written_lines",
 ]

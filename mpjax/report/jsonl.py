@@ -68,17 +68,32 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return [record for _, record in _lines(Path(path))]
 
 
-def missing_steps(records: Records, step: int) -> tuple[int, int] | None:
-    """The first and the last step up to checkpoint `step` whose lines a metrics.jsonl has lost, or None.
+def written_lines(path: Path) -> int:
+    """The number of lines of a metrics.jsonl; 0 without the file."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def missing_steps(records: Records, step: int, written: int = 0) -> tuple[int, int] | None:
+    """The first and the last step up to checkpoint `step` among whose lines a metrics.jsonl has lost some, or None.
 
     Before it writes a checkpoint, a run writes the metrics of all steps up to it.
 
+    Args:
+      records: the lines that are left.
+      step: the step of the checkpoint.
+      written: the number of lines up to the checkpoint; 0 if it is unknown.
+
     >>> missing_steps([{"step": 10, "train/loss": 0.5}], 20)
     (11, 20)
+    >>> missing_steps([{"step": 20, "train/loss": 0.5}], 20, written=2)
+    (1, 20)
     """
-    trained = [record["step"] for record in records if any(name.startswith("train/") for name in record)]
-    last = max((position for position in trained if position <= step), default=0)
-    return (last + 1, step) if last < step else None
+    kept = [record for record in records if record["step"] <= step]
+    trained = [record["step"] for record in kept if any(name.startswith("train/") for name in record)]
+    last = max(trained, default=0)
+    if last < step:
+        return last + 1, step
+    return (1, step) if len(kept) < written else None
 
 
 def _rewind(path: Path, step: int) -> float:

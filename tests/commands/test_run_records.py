@@ -188,6 +188,11 @@ def without_lines(file, kept):
     file.write_text("".join(line for line in lines if kept(json.loads(line)["step"])))
 
 
+def without_tests(file):
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if "test/" not in line))
+
+
 def torn(file):
     """Ends the file inside of the line of step 6 that has the metrics of training."""
     before, line, _ = file.read_text().partition('{"step": 6, ')
@@ -203,12 +208,14 @@ def torn(file):
         (lambda file: file.write_text(""), "1 to 6"),
         (lambda file: file.unlink(), "1 to 6"),
         (torn, "5 to 6"),
+        (lambda file: without_lines(file, lambda step: step > 2), "1 to 6"),
+        (without_tests, "1 to 6"),
     ],
-    ids=["two", "one", "empty", "deleted", "torn"],
+    ids=["two", "one", "empty", "deleted", "torn", "head", "tests"],
 )
 def test_lost_metrics_are_told_when_the_run_goes_on_and_stay_told(folder, damage, gap, capsys):
     damage(folder / "metrics.jsonl")
-    with pytest.warns(CheckpointWarning, match=rf"metrics\.jsonl lacks the lines of steps {gap}, which the run wrote"):
+    with pytest.warns(CheckpointWarning, match=rf"metrics\.jsonl lacks lines of steps {gap}, which the run wrote"):
         resume(folder, "--steps", "7")
     summary = resume(folder, "--steps", "8")
     assert summary["metrics_missing"] == [gap]
