@@ -54,7 +54,7 @@ _ADDS = ARRANGES | {"add", "add_any", "reduce_sum", "neg", "div", "convert_eleme
 
 
 _ADDS_UP = MATRIX_PRODUCTS | SUMS
-_MOVES = (ARRANGES - REPEATS) | {"convert_element_type", "neg"}
+_MOVES = ARRANGES.difference(REPEATS) | {"convert_element_type", "neg"}
 
 
 @dataclasses.dataclass(frozen=True)

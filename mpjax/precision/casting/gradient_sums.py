@@ -9,7 +9,15 @@ from jax.extend import core
 
 from mpjax.precision.casting.equations import bind
 from mpjax.precision.casting.jaxprs import as_function, opened, scan_counts
-from mpjax.precision.casting.primitives import ADDING, DERIVED, PICKS, REPEATS, SCATTERED_SUMS, STRETCH
+from mpjax.precision.casting.primitives import (
+    ADDING,
+    DERIVED,
+    PICKS,
+    REPEATS,
+    SCATTERED_PICKS,
+    SCATTERED_SUMS,
+    STRETCH,
+)
 from mpjax.precision.casting.values import Value
 from mpjax.precision.casting.walk import bodies, called, held_by
 from mpjax.precision.dtypes import FLOAT32, HALF, is_floating
@@ -119,7 +127,13 @@ def _adds_now(body) -> bool:
 
 def _body_adds(body) -> bool:
     reads = _reads(body)
-    return any(count >= MANY and _is_half(var) for var, count in reads.items()) or any(map(_adds, body.eqns))
+    casts = (eqn for eqn in body.eqns if eqn.primitive.name == "convert_element_type")
+    of_integers = {eqn.outvars[0] for eqn in casts if not is_floating(eqn.invars[0].aval)}
+    # `jnp.pad` casts its default, an integer, which has no gradient.
+    adding = (
+        eqn for eqn in body.eqns if _adds(eqn) and not (eqn.primitive.name == "pad" and eqn.invars[1] in of_integers)
+    )
+    return any(count >= MANY and _is_half(var) for var, count in reads.items()) or any(adding)
 
 
 _ADDS_NOW = ADDING | {"reduce_sum", "scan"}
@@ -137,7 +151,8 @@ def _adds(eqn) -> bool:
     size = math.prod(eqn.outvars[0].aval.shape) if eqn.outvars else 0
     if name == "gather":
         return _is_half(operands[0]) and size >= MANY * math.prod(params["slice_sizes"])
-    if name in REPEATS | STRETCH:
+    if name in REPEATS or name in STRETCH:
+        operands = [operands[REPEATS[name]]] if name in REPEATS else operands
         return any(_is_half(operand) and size >= MANY * math.prod(operand.aval.shape) > 0 for operand in operands)
     return False
 
@@ -148,7 +163,7 @@ def adds_between_casts(eqn) -> bool:
     The casts before and after the equation change no value that it moves or picks.
     """
     name, params = eqn.primitive.name, eqn.params
-    if name in SCATTERED_SUMS:  # all updates may go to one element
+    if name in SCATTERED_SUMS | SCATTERED_PICKS:  # all updates may go to one element
         return math.prod(eqn.invars[1].aval.shape[:-1]) >= MANY
     if name in PICKS and "window_dimensions" in params:
         return math.prod(params["window_dimensions"]) >= MANY * math.prod(params["window_strides"])

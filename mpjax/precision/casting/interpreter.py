@@ -19,7 +19,7 @@ from mpjax.precision.casting.gradient_sums import (
 )
 from mpjax.precision.casting.jaxprs import as_function, function_of, is_transposed, opened
 from mpjax.precision.casting.operations import Operations
-from mpjax.precision.casting.primitives import ARRANGES, COMPARES, MATRIX_PRODUCTS, STRETCH
+from mpjax.precision.casting.primitives import ARRANGES, COMPARES, MATRIX_PRODUCTS, REPEATS, STRETCH
 from mpjax.precision.casting.values import (
     Origin,
     Value,
@@ -138,11 +138,13 @@ class Interpreter(NamedTuple):
             full = "full" in (rule, self.operations.rule(part_of)) or compute_dtype == FLOAT32
             dtype = FLOAT32 if full else _widest(inputs, name)
         arrays = [once.cast(value.array, dtype) for value in inputs]
-        within = dtype in HALF and adds_between_casts(eqn)
+        repeats_a_number = name in REPEATS and inputs[REPEATS[name]].number is not None  # it has no gradient
+        within = dtype in HALF and adds_between_casts(eqn) and not repeats_a_number
         if within:
             arrays = [once.cast(array, FLOAT32) for array in arrays]
         elif name in STRETCH and dtype in HALF:
-            arrays = [_stretched(array, eqn.outvars[0].aval.shape, once) for array in arrays]
+            shape, known = eqn.outvars[0].aval.shape, [value.number is not None for value in inputs]
+            arrays = [x if number else _stretched(x, shape, once) for x, number in zip(arrays, known, strict=True)]
         params = _product(eqn, dtype) if name in MATRIX_PRODUCTS else eqn.params
         outputs = _quantised(recipe, name, inputs, arrays, params) if rule == "low" else None
         if name == "all_gather" and dtype in HALF and gathers_from_many(eqn):
@@ -162,11 +164,11 @@ class Interpreter(NamedTuple):
 def _stretched(array, shape: tuple[int, ...], once: "_CastOnce"):
     """Broadcasts a half-precision operand to `shape` and keeps its dtype; its gradients are added in float32.
 
-    Arrays of that shape or of another rank stay unchanged.
+    Arrays of that shape stay unchanged, and so do Python numbers.
     """
-    if np.ndim(array) != len(shape) or array.shape == shape:
+    if np.shape(array) == shape or not is_half(array):
         return array
-    return cast(jax.lax.broadcast_in_dim(once.cast(array, FLOAT32), shape, range(len(shape))), array.dtype)
+    return cast(jax.lax.broadcast_in_dim(once.cast(array, FLOAT32), shape, range(array.ndim)), array.dtype)
 
 
 class _CastOnce:

@@ -53,7 +53,7 @@ def _uses(jaxpr: core.Jaxpr, var: Any, *, once: bool = False) -> list[np.dtype |
 
 def _followed(jaxpr: core.Jaxpr, var: Any, once: bool) -> tuple[list[np.dtype | None], list[int]]:
     """The uses of `var` inside a jaxpr, and the positions of the outputs with its values."""
-    moves, calls = (_MOVES - REPEATS, _PROGRAMS - DERIVED - {"scan"}) if once else (_MOVES, _PROGRAMS)
+    moves, calls = (_MOVES.difference(REPEATS), _PROGRAMS - DERIVED - {"scan"}) if once else (_MOVES, _PROGRAMS)
     casts: list[np.dtype | None] = []
     outputs = [place for place, out in enumerate(jaxpr.outvars) if out is var]
     for eqn in jaxpr.eqns:

@@ -56,16 +56,29 @@ FUNCTIONS = frozenset(
 )
 """Functions of single elements that are more than one multiplication or addition."""
 
-REPEATS = frozenset({"broadcast_in_dim", "gather", "tile", "pvary", "pcast"})
-"""Primitives that may use a value of their first operand several times, on other devices too: their derivatives add."""
+REPEATS: Mapping[str, int] = {
+    **dict.fromkeys(("broadcast_in_dim", "gather", "tile", "pvary", "pcast"), 0),
+    "pad": 1,
+}
+"""The position of the operand whose values a primitive may use several times, on other devices too.
 
-PICKS = frozenset({"reduce_max", "reduce_min", "reduce_window_max", "reduce_window_min"})
-"""Primitives that pick values of their operand: their derivatives count equal values, or add where windows overlap."""
+The derivative adds.
+"""
 
-STRETCH = frozenset({"add", "sub", "mul", "div", "rem", "max", "min", "atan2", "nextafter"})
-"""Primitives that repeat an operand along its axes of size 1: their derivatives add."""
+STRETCH = frozenset(
+    {
+        *("add", "sub", "mul", "div", "rem", "max", "min", "pow", "atan2", "nextafter", "polynomial"),
+        *("igamma", "igammac", "polygamma", "zeta", "regularized_incomplete_beta"),
+    }
+)
+"""Primitives that repeat any operand that is a scalar, or along its axes of size 1: their derivatives add."""
 
 SCATTERED_SUMS = frozenset({"scatter-add", "scatter-sub"})
+
+SCATTERED_PICKS = frozenset({"scatter-max", "scatter-min"})
+
+PICKS = SCATTERED_PICKS | {"reduce_max", "reduce_min", "reduce_window_max", "reduce_window_min"}
+"""Primitives that pick values of their operands: their derivatives count equal values, or add where windows overlap."""
 
 ADDING = SCATTERED_SUMS | {"reduce_window_sum", "cumsum", "cumlogsumexp", "psum", "psum_invariant", "reduce_scatter"}
 """Primitives that add in the dtype of their operand. `reduce_sum` is not among them: `jnp.sum` widens before it."""

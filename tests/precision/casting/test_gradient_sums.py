@@ -28,6 +28,10 @@ def half(x):
     return x @ KERNEL
 
 
+def rows(x):
+    return jnp.tile(half(x), (TERMS // 16, 1))
+
+
 def in_every_step(x):
     array = half(x)
     step = lambda total, weight: (total + jnp.sum(array * weight[0]).astype(jnp.float32), None)  # noqa: E731
@@ -99,6 +103,16 @@ PROGRAMS = {
     ),
     "ties": lambda x: jnp.sum(jnp.max(jnp.tile(half(x)[0], (TERMS, 1)), 0) * TERMS),
     "ties with a number": lambda x: jnp.sum(jnp.maximum(half(x)[:1], half(x)[:1] * jnp.ones_like(WEIGHTS)) * WEIGHTS),
+    "scattered ties": lambda x: jnp.sum((half(x) * 0).at[ROWS].max(half(x)[ROWS]) * TERMS),
+    "scattered minima": lambda x: jnp.sum((half(x) * 2).at[ROWS].min(half(x)[ROWS]) * TERMS),
+    "pad with an element": lambda x: jnp.sum(
+        lax.pad(half(x), half(x)[1, 1], ((0, TERMS - 16, 0), (0, 0, 0))) * WEIGHTS
+    ),
+    "pad with an element of NumPy's": lambda x: jnp.sum(
+        jnp.pad(half(x), ((0, TERMS - 16), (0, 0)), constant_values=half(x)[1, 1]) * WEIGHTS
+    ),
+    "bound of a clip": lambda x: jnp.sum(jnp.clip(rows(x) * 0, half(x)[0, 0], None) * WEIGHTS),
+    "scalar": lambda x: jnp.sum((rows(x) * half(x)[0, 0] + half(x)[1, 1]) * WEIGHTS),
     "sort": lambda x: jnp.sum(jnp.sort(jnp.tile(half(x)[0], (TERMS, 1)) * WEIGHTS, axis=0)),
     "distances": distances,
     "differences": lambda x: jnp.sum(jnp.exp(-jnp.sum((half(x)[:, None] - POINTS[None]) ** 2, -1) / 40)),

@@ -69,6 +69,13 @@ def neighbours(h):
     return jax.ops.segment_sum(h[ROWS], SEGMENTS, 5) / 800
 
 
+def slope(rows):
+    """Zeros with the derivative of a sum of rows; their weights differ, and half precision loses the small ones."""
+    weights = jnp.abs(jnp.sin(jnp.arange(float(TERMS))))[:, None]
+    total = jnp.sum(rows.astype(jnp.float32) * weights, 0) / 100
+    return total - jax.lax.stop_gradient(total)
+
+
 def window(h):
     return nnx.avg_pool(jnp.tile(40 * h, (256, 1))[None], (4096,))[0]
 
@@ -107,6 +114,12 @@ CODE = {
     "repeat": lambda h: jnp.mean(jnp.repeat(h, 250, axis=0), 0),
     "resize": lambda h: jnp.mean(jax.image.resize(h, (TERMS, 8), "nearest"), 0),
     "cumsum": lambda h: jnp.cumsum(jnp.tile(h, (64, 1)), 0)[-1] / 1024,
+    "scattered ties": lambda h: jax.ops.segment_max(h[ROWS], ROWS, 3),
+    "scattered minima": lambda h: jax.ops.segment_min(h[ROWS], ROWS, 3),
+    "pad with an element": lambda h: slope(jnp.pad(h, ((0, TERMS - 16), (0, 0)), constant_values=h[1, 1])),
+    "bound of a clip": lambda h: slope(jnp.clip(jnp.full((TERMS, 8), -9, h.dtype), h[0, 0], None)),
+    "scalar": lambda h: slope(jnp.zeros((TERMS, 8), h.dtype) + h[0, 0]),
+    "power": lambda h: slope(jnp.full((TERMS, 8), 2, h.dtype) ** h[0, 0]),
     "many reads": lambda h: sum(jnp.tanh(h * (1 + i / 64)) / 64 for i in range(64)),
 }
 
