@@ -163,10 +163,10 @@ def adds_between_casts(eqn) -> bool:
     The casts before and after the equation change no value that it moves or picks.
     """
     name, params = eqn.primitive.name, eqn.params
+    if name in PICKS | SCATTERED_SUMS and "window_dimensions" in params:
+        return math.prod(params["window_dimensions"]) >= MANY * math.prod(params["window_strides"])
     if name in SCATTERED_SUMS | SCATTERED_PICKS:  # all updates may go to one element
         return math.prod(eqn.invars[1].aval.shape[:-1]) >= MANY
-    if name in PICKS and "window_dimensions" in params:
-        return math.prod(params["window_dimensions"]) >= MANY * math.prod(params["window_strides"])
     if name in PICKS or name == "reduce_sum":
         return math.prod(eqn.invars[0].aval.shape) >= MANY * math.prod(eqn.outvars[0].aval.shape) > 0
     return name in REPEATS

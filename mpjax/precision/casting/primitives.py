@@ -73,7 +73,7 @@ STRETCH = frozenset(
 )
 """Primitives that repeat any operand that is a scalar, or along its axes of size 1: their derivatives add."""
 
-SCATTERED_SUMS = frozenset({"scatter-add", "scatter-sub"})
+SCATTERED_SUMS = frozenset({"scatter-add", "scatter-sub", "select_and_scatter_add"})
 
 SCATTERED_PICKS = frozenset({"scatter-max", "scatter-min"})
 

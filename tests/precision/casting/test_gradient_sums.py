@@ -7,11 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import primitives
 from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import mpjax
+from mpjax.precision.casting import with_sums_in_float32
 from mpjax.precision.casting.gradient_sums import adding_to
+from mpjax.precision.casting.operations import AS_TRACED, LOW
+from mpjax.precision.casting.primitives import COMPARES, ENTERED
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import HALF
 
@@ -167,6 +171,115 @@ def terms(eqn, shape) -> float:
         case "psum" | "psum_invariant":
             return math.inf
     return 0
+
+
+ONE_ROW = jnp.zeros(16, int)
+
+# Programs of a half-precision array of shape (16, 16), one for each primitive that needs parameters.
+FORMS = {
+    "broadcast_in_dim": lambda h: lax.broadcast(h, (8,)),
+    "concatenate": lambda h: lax.concatenate([h, h], 0),
+    "convert_element_type": lambda h: h.astype(jnp.float32),
+    "cumlogsumexp": lax.cumlogsumexp,
+    "cummax": lax.cummax,
+    "cummin": lax.cummin,
+    "cumprod": lax.cumprod,
+    "cumsum": lax.cumsum,
+    "dynamic_slice": lambda h: lax.dynamic_slice(h, (ROWS[1], 0), (8, 16)),
+    "dynamic_update_slice": lambda h: lax.dynamic_update_slice(h, h[:8], (ROWS[1], 0)),
+    "gather": lambda h: h[ROWS],
+    "integer_pow": lambda h: lax.integer_pow(h, 3),
+    "mul": lambda h: lax.mul(h, h[0, 0]) + lax.mul(h[1, 1], h),
+    "pad": lambda h: lax.pad(h, h[0, 0], ((0, 8, 0), (0, 0, 0))),
+    "reduce_max": lambda h: lax.reduce_max(h, (0,)),
+    "reduce_min": lambda h: lax.reduce_min(h, (0,)),
+    "reduce_precision": lambda h: lax.reduce_precision(h, 5, 5),
+    "reduce_prod": lambda h: lax.reduce_prod(h, (0,)),
+    "reduce_sum": lambda h: lax.reduce_sum(h, (0,)),
+    "reduce_window_max": lambda h: lax.reduce_window(h, -jnp.inf, lax.max, (8, 8), (1, 1), "SAME"),
+    "reduce_window_min": lambda h: lax.reduce_window(h, jnp.inf, lax.min, (8, 8), (1, 1), "SAME"),
+    "reduce_window_sum": lambda h: lax.reduce_window(h, 0.0, lax.add, (8, 8), (1, 1), "SAME"),
+    "reshape": lambda h: lax.reshape(h, (8, 32)),
+    "rev": lambda h: lax.rev(h, (0,)),
+    "scatter": lambda h: h.at[ONE_ROW[:4]].set(h[:4]),
+    "scatter-add": lambda h: h.at[ONE_ROW].add(h),
+    "scatter-max": lambda h: h.at[ONE_ROW].max(h),
+    "scatter-min": lambda h: h.at[ONE_ROW].min(h),
+    "scatter-mul": lambda h: h.at[jnp.arange(16)].multiply(h, unique_indices=True),
+    "scatter-sub": lambda h: h.at[ONE_ROW].subtract(h),
+    "select_and_scatter_add": lambda h: jax.vjp(FORMS["reduce_window_max"], h)[1](h)[0],
+    "select_n": lambda h: lax.select_n(h > 0, h, h[::-1]),
+    "slice": lambda h: lax.slice(h, (0, 0), (8, 16)),
+    "split": lambda h: lax.split(h, (8, 8))[0],
+    "squeeze": lambda h: lax.squeeze(h[None], (0,)),
+    "tile": lambda h: jnp.tile(h, (8, 1)),
+    "transpose": lambda h: lax.transpose(h, (1, 0)),
+}
+
+# Primitives whose derivatives add nothing: of integers, keys and comparisons, and moves without repetition.
+NO_SUMS = frozenset(
+    {
+        *(
+            "after_all",
+            "and",
+            "argmax",
+            "argmin",
+            "axis_index",
+            "clz",
+            "create_token",
+            "empty2",
+            "eq_to",
+            "iota",
+            "le_to",
+        ),
+        *("lt_to", "not", "or", "population_count", "reduce_and", "reduce_or", "reduce_xor", "shift_left", "xor"),
+        *("shift_right_arithmetic", "shift_right_logical", "random_bits", "random_fold_in", "random_seed"),
+        *("random_split", "rng_bit_generator", "rng_uniform", "threefry2x32", "conj", "imag", "real"),
+        *("add_any", "approx_top_k", "custom_lin", "device_put", "name", "sharding_constraint", "sort", "top_k"),
+    }
+)
+
+# Primitives of several devices; the cotangents of eight of them are tried below.
+OF_DEVICES = frozenset({"all_gather", "all_to_all", "pmax", "pmin", "ppermute", "psum", "ragged_all_to_all"})
+
+PRIMITIVES = {value.name: value for name, value in vars(primitives).items() if name.endswith("_p")}
+SKIPPED = NO_SUMS | OF_DEVICES | ENTERED | COMPARES | AS_TRACED | LOW
+
+
+def forms(name):
+    """Programs of a primitive and a half-precision array: one for each of its operands, which is a scalar."""
+    if name in FORMS:
+        return [FORMS[name]]
+    bind = getattr(lax, name, PRIMITIVES[name].bind)
+
+    def form(place, count):
+        return lambda h: bind(*(h[1, 1] if place == i else lax.stop_gradient(h) for i in range(count)))
+
+    candidates = [bind, *(form(place, count) for count in (2, 3) for place in range(count))]
+    return [candidate for candidate in candidates if is_differentiable(candidate)]
+
+
+def total(form):
+    return lambda h: jnp.sum(form(h).astype(jnp.float32))
+
+
+def is_differentiable(form):
+    try:
+        jax.make_jaxpr(jax.grad(total(form)))(X.astype(jnp.bfloat16))
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", sorted((PRIMITIVES.keys() | FORMS) - SKIPPED))
+def test_no_derivative_of_a_primitive_adds_in_half_precision(name):
+    tried = forms(name)
+    assert tried or name in ("clamp", "nextafter", "zeta"), f"write a program of {name} in FORMS, or name it in NO_SUMS"
+    for form in tried:
+        by_policy = mpjax.autocast(lambda x, form=form: total(form)(half(x)), "mixed_bfloat16")
+        by_itself = with_sums_in_float32(lambda x, form=form: total(form)(x.astype(jnp.bfloat16)))
+        for fn in (by_policy, by_itself):
+            assert half_sums(jax.make_jaxpr(jax.grad(fn))(X)) == []
 
 
 @pytest.mark.parametrize(
