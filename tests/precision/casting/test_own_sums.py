@@ -39,6 +39,22 @@ def test_products_exponentials_and_squares_stay_as_they_are():
         np.testing.assert_array_equal(found, own)
 
 
+def test_maxima_pads_and_operations_with_scalars_stay_as_they_are():
+    def fn(x):
+        highest = jax.ops.segment_max(x, jnp.arange(512) % 3, 3)
+        return highest, jnp.pad(x, 9, constant_values=x[3, 1]), x * x[5, 2] + x[7, 3], jnp.clip(x, x[2, 0], None)
+
+    x = jax.random.normal(jax.random.key(0), (512, 4), jnp.bfloat16)
+    for found, own in zip(with_sums_in_float32(fn)(x), fn(x), strict=True):
+        np.testing.assert_array_equal(found, own)
+
+
+def test_a_pad_with_zeros_has_no_such_sum():
+    calls = []
+    with_sums_in_float32(lambda x: calls.append(x) or jnp.pad(x, 9))(X)
+    assert calls[1] is X
+
+
 def test_a_function_without_such_sums_is_called_as_it_is():
     calls = []
     assert with_sums_in_float32(lambda x: calls.append(x) or x)(X) is X
