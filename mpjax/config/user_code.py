@@ -183,7 +183,11 @@ def load_function(spec: Code, *, flag: str) -> Callable:
     where, colon, name = spec.rpartition(":")
     if not (colon and where and name):
         raise UsageError(f"{flag} {spec}: wanted FILE.py:NAME or package.module:NAME")
-    module = _module(where, flag, spec)
+    # Often the first use of a setting is inside a trace. Arrays of the module outlive it, so they must not belong to it.
+    from jax.core import eval_context  # local, because only code needs it
+
+    with eval_context():
+        module = _module(where, flag, spec)
     function = getattr(module, name, None)
     if function is not None and not callable(function):
         raise UsageError(f"{flag} {spec} is not callable: {described(function)}")
