@@ -1,5 +1,6 @@
 """Builds the learner of a run: the model under its policy, its objective, its optimizer, and its step on a mesh."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Collection
@@ -15,6 +16,7 @@ from mpjax.commands.jax_settings import set_up_jax
 from mpjax.commands.objective import choose_objective
 from mpjax.config import Config
 from mpjax.config.folders import data_folder
+from mpjax.config.user_code import has_colon
 from mpjax.data.augment.preparation import preparation_of
 from mpjax.data.orientation import MIRRORED
 from mpjax.errors import UsageError
@@ -75,7 +77,10 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
         set_precision(model := build(key))
         return model
 
-    abstract: Any = nnx.eval_shape(build, jax.random.key(0))
+    # A module of the user may keep arrays besides its variables, such as `self.offsets = jnp.arange(8)`. The trace of
+    # `build` ends here, but these arrays are constants of every later program.
+    with jax.ensure_compile_time_eval() if has_colon(config.model.name) else contextlib.nullcontext():
+        abstract: Any = nnx.eval_shape(build, jax.random.key(0))
     require_alike(abstract, plan.policy.rules, "--precision.rules")
     frozen = freezing.frozen_paths(abstract, config.training.freeze) if config.training.freeze else frozenset()
     report = set_precision(abstract)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 from flax import nnx
 
 from mpjax.errors import UsageError
@@ -86,7 +87,19 @@ def _own(name: Code, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     model = make(fields, rngs=rngs)
     if not isinstance(model, nnx.Module):
         raise UsageError(f"--model.name {name} returned {type(model).__name__}; wanted a flax.nnx.Module")
+    _hold_arrays(model)
     return model
+
+
+def _hold_arrays(model: nnx.Module) -> None:
+    """Makes attributes such as `self.offsets = jnp.arange(8)` part of the model's state, as they are outside a trace.
+
+    Within a trace, Flax takes them for settings, which would outlive the trace.
+    """
+    for _, module in nnx.iter_modules(model):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, jax.Array):
+                setattr(module, name, nnx.data(value))
 
 
 def _signature(make: Callable) -> inspect.Signature:

@@ -134,7 +134,12 @@ def _part(state) -> StatePart:
 def named(state) -> Arrays:
     """The arrays of an NNX state by path."""
     # In the order of the state's leaves, on which StatePart.wrap relies.
-    return {"/".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(state)}
+    return {"/".join(map(str, path)): _array_of(leaf) for path, leaf in nnx.to_flat_state(state)}
+
+
+def _array_of(leaf: Any) -> jax.Array:
+    """The array of a variable, or of an attribute that is a plain array: `self.offsets = jnp.arange(8)`."""
+    return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
 
 
 @jax.tree_util.register_dataclass
