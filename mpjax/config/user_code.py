@@ -183,7 +183,7 @@ def load_function(spec: Code, *, flag: str) -> Callable:
     where, colon, name = spec.rpartition(":")
     if not (colon and where and name):
         raise UsageError(f"{flag} {spec}: wanted FILE.py:NAME or package.module:NAME")
-    # Often the first use of a setting is inside a trace. Arrays of the module outlive it, so they must not belong to it.
+    # A setting is often read inside a trace. The module's arrays outlive the trace, so they must not belong to it.
     from jax.core import eval_context  # local, because only code needs it
 
     with eval_context():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from mpjax.errors import UsageError
@@ -87,19 +88,28 @@ def _own(name: Code, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     model = make(fields, rngs=rngs)
     if not isinstance(model, nnx.Module):
         raise UsageError(f"--model.name {name} returned {type(model).__name__}; wanted a flax.nnx.Module")
-    _hold_arrays(model)
+    _hold_arrays(model, f"--model.name {name}")
     return model
 
 
-def _hold_arrays(model: nnx.Module) -> None:
+def _hold_arrays(model: nnx.Module, flag: str) -> None:
     """Makes attributes such as `self.offsets = jnp.arange(8)` part of the model's state, as they are outside a trace.
 
     Within a trace, Flax takes them for settings, which would outlive the trace.
+
+    Raises:
+      UsageError: an attribute is a random key, which a checkpoint cannot hold.
     """
-    for _, module in nnx.iter_modules(model):
+    for path, module in nnx.iter_modules(model):
         for name, value in list(vars(module).items()):
-            if isinstance(value, jax.Array):
-                setattr(module, name, nnx.data(value))
+            if not isinstance(value, jax.Array):
+                continue
+            if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+                raise UsageError(
+                    f"{flag} keeps a random key, {'/'.join(map(str, (*path, name)))}, which a checkpoint cannot hold; "
+                    "write jax.random.key(SEED) where it is used, or keep nnx.Rngs(SEED), whose keys change each step"
+                )
+            setattr(module, name, nnx.data(value))
 
 
 def _signature(make: Callable) -> inspect.Signature:

@@ -21,6 +21,7 @@ from mpjax.precision.calls import modules_of
 from mpjax.precision.casting.flops import flops_of
 from mpjax.precision.float8.recipes import require_units
 from mpjax.training import TrainState
+from mpjax.training.escaped import trace
 from mpjax.training.mesh import compiler_options
 from mpjax.training.precision_plan import PrecisionPlan
 from mpjax.training.setup import Placed, Task
@@ -135,7 +136,7 @@ def start(
     mesh = mesh_of(name, devices, **step.sizes)
     with step.wide(), traced_for(GPUS[name], mesh.devices.flat[0], attention):
         train_step, arguments = step.on(mesh)
-        traced = train_step.trace(*arguments)
+        traced = trace(train_step, *arguments)
         lowered = traced.lower()
     # Shapes in the step are of a device's share of the batch, but whole over `tensor`, which the compiler divides.
     shards = mesh.shape[TENSOR]

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from mpjax.plan.compiled import PlannedStep
 from mpjax.plan.memory import Memory, largest_batch, memory_of
 from mpjax.plan.system_memory import free_memory
+from mpjax.training.escaped import trace
 
 
 SHARE = {"cpu": 0.5}
@@ -42,7 +43,7 @@ def memory_here(step: PlannedStep, mesh: Mesh) -> Memory:
     """Compiles a step for a mesh of present devices, and returns the memory that it takes on each."""
     with step.wide():
         train_step, arguments = step.on(mesh)
-        compiled = train_step.lower(*arguments).compile(step.compiler_options(mesh))
+        compiled = trace(train_step, *arguments).lower().compile(step.compiler_options(mesh))
     return memory_of(*arguments, compiled.memory_analysis())
 
 

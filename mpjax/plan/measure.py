@@ -13,6 +13,7 @@ from mpjax.data import Fields, Image, Length, Tokens, batch_shapes
 from mpjax.data.fields import Numbers
 from mpjax.plan.compiled import PlannedStep
 from mpjax.plan.devices import gpu_of
+from mpjax.training.escaped import trace
 from mpjax.training.mesh import make_mesh, place
 from mpjax.training.setup import initial_state
 
@@ -64,7 +65,7 @@ def measure_step(step: PlannedStep, fields: Fields, *, seed: int = 0, ema: bool 
         batch = place({**random_batch(fields, step.batch_size, seed), **blank}, split)
         state = initial_state(step.task, step.tx, seed=seed, ema=ema, layout=layout)
         state = packing.pack(state)
-        lowered = train_step.lower(state, batch)
+        lowered = trace(train_step, state, batch).lower()
         compiled = lowered.compile(compiler_options=step.compiler_options(mesh))
         times = times_of(lambda state: compiled(state, batch)[0], state)
     low, middle, high = statistics.quantiles(times, n=4)

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.data.stream import Batches, BatchesInMemory
+from mpjax.training.escaped import trace
 from mpjax.training.mesh import place
 
 
@@ -214,10 +215,13 @@ def compile_calls(
       feeds: the input `fed` by count, or its shapes, dtypes and shardings.
       options: XLA options.
       see: called with each count and its program.
+
+    Raises:
+      UsageError: the call computes with an array of an earlier trace.
     """
     programs = {}
     for count, fed in feeds.items():
-        traced = call.trace(state, fed, count)
+        traced = trace(call, state, fed, count)
         lowered = traced.lower()
         programs[count] = lowered.compile(compiler_options=dict(options))
         see(count, CallProgram(traced.jaxpr, lowered, programs[count]))
