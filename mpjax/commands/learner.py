@@ -95,7 +95,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
             scopes=tuple(modules_of(abstract)),
             require_float8=has_products_in_float8(abstract, plan.policy),
         )
-    elif has_own_code(abstract):
+    elif config.training.objective or config.training.metrics or has_own_code(abstract):
         from mpjax.precision.casting import with_sums_in_float32
 
         cast = with_sums_in_float32

@@ -2,17 +2,21 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 
 from mpjax.commands.learner import make_task
 from mpjax.commands.objective import metrics_of
 from mpjax.commands.own_parts import with_parts
 from mpjax.config import Config
-from mpjax.config.schema import Model
+from mpjax.config.schema import Model, Precision
 from mpjax.data import Image, Mask, labelled_images
 from mpjax.errors import UsageError
 from mpjax.training.precision_plan import plan_precision
+from mpjax.training.state import take_apart
 
 
 CONFIG = Config(model=Model(name="mlp", width=4))
@@ -79,3 +83,58 @@ def test_a_chunked_loss_needs_a_model_that_computes_logits_in_parts():
     config = dataclasses.replace(CONFIG, training=dataclasses.replace(CONFIG.training, chunked_loss=8))
     with pytest.raises(UsageError, match="mlp has no methods `features` and `logits`"):
         make_task(config, plan_precision(config.precision), FIELDS)
+
+
+ROWS = np.zeros(4000, int)
+BATCH = {"image": np.linspace(0, 1, 64, dtype=np.float32).reshape(4, 4, 4, 1), "label": np.arange(4)}
+
+
+def layers_of_flax(fields, *, rngs):
+    return nnx.Sequential(nnx.Linear(16, 8, rngs=rngs), nnx.Linear(8, fields["label"].num_classes, rngs=rngs))
+
+
+def features(model, batch):
+    return model.layers[0](batch["image"].reshape(-1, 16))
+
+
+def gathered(model, batch):
+    hidden = jnp.mean(features(model, batch)[:, ROWS].astype(jnp.float32), 1, keepdims=True)
+    return {"loss": jnp.square(model.layers[1](hidden * jnp.ones((1, 8))).astype(jnp.float32)).mean(-1)}
+
+
+def scattered(model, batch):
+    hidden = features(model, batch)[:, ROWS]
+    return {"loss": jnp.zeros((len(hidden), 1), hidden.dtype).at[:, ROWS].add(hidden / 4000)[:, 0].astype(jnp.float32)}
+
+
+def ones(logits, batch):
+    narrow = jnp.ones((len(logits), 4000), jnp.bfloat16)
+    return jnp.zeros((len(logits), 1), jnp.bfloat16).at[:, ROWS].add(narrow)[:, 0]
+
+
+def task_in(policy, **parts):
+    config = dataclasses.replace(with_parts(CONFIG, **parts), precision=Precision(policy=policy))
+    return make_task(config, plan_precision(config.precision), FIELDS)
+
+
+def gradients(policy, objective):
+    built = task_in(policy, model=layers_of_flax, objective=objective)
+    structure, params, stats = take_apart(built.make_model(jax.random.key(0)))
+
+    @built.cast
+    def loss_of(params):
+        return built.objective.loss_of(structure.assemble(params, stats), BATCH, jax.random.key(0))[0].value
+
+    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(jax.grad(loss_of)(params))])
+
+
+@pytest.mark.parametrize("objective", [gathered, scattered])
+def test_sums_of_an_objective_run_in_float32_though_all_layers_are_of_flax(objective):
+    narrow, wide = gradients("mixed_bfloat16", objective), gradients("float32", objective)
+    assert float(jnp.linalg.norm(narrow - wide) / jnp.linalg.norm(wide)) < 0.02
+
+
+def test_sums_of_a_metric_run_in_float32_though_the_model_is_of_mpjax():
+    built = task_in("mixed_bfloat16", metrics=[ones])
+    measured = built.cast(built.objective.measure)(built.make_model(jax.random.key(0)), BATCH)
+    np.testing.assert_array_equal(measured["ones"], 4000.0)

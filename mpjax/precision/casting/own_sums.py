@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from mpjax.precision.calls import modules_of, owner_of_call
+from mpjax.precision.calls import modules_of
 from mpjax.precision.casting.gradient_sums import adds_in_half
 from mpjax.precision.casting.interpreter import Interpreter
 from mpjax.precision.casting.model_arguments import take_models_apart
@@ -134,13 +134,12 @@ def _same(before: tuple, after: tuple) -> bool:
 
 
 def has_own_code(model: Any) -> bool:
-    """True if a module of a model has a `__call__`, or calls a function, that is not from JAX, Flax or mpjax.
+    """True if a module of a model has a class, or calls a function, that is not from JAX, Flax or mpjax.
 
     A `functools.partial` counts too: Flax's pools, which add in half precision, are in a `Sequential` like that.
     """
     modules = modules_of(model).values()
-    owners = (owner_of_call(type(module)) for module in modules)
-    if any(owner is not None and not _is_known(owner) for owner in owners):
+    if not all(_is_known(type(module)) for module in modules):
         return True
     held = (value for module in modules for _, value in attributes(module))
     functions = (value for value in held if callable(value) and not isinstance(value, type) and not _is_object(value))

@@ -198,6 +198,16 @@ def doubled(x):
     return 2 * x
 
 
+class Renamed(nnx.Linear):
+    """A layer of Flax's with a method of the user's, which a loss may call."""
+
+    def features(self, x):
+        return neighbours(self(x))
+
+
+RNGS = nnx.Rngs(0)
+
+
 @pytest.mark.parametrize(
     ("function", "is_own"),
     [
@@ -210,8 +220,18 @@ def doubled(x):
         (lambda x: x[ROWS], True),
         (functools.partial(nnx.avg_pool, window_shape=(64, 64)), True),
         (Own(jnp.sin), True),
+        (Renamed(2, 2, rngs=RNGS), True),
+        (nnx.MultiHeadAttention(2, 4, attention_fn=lambda query, key, value, **options: query, rngs=RNGS), True),
+        (nnx.LSTMCell(2, 2, activation_fn=doubled, rngs=RNGS), True),
+        (nnx.jit(neighbours), True),
+        (nnx.remat(neighbours), True),
+        (jax.vmap(neighbours), True),
+        (rows_with_rule, True),
     ],
-    ids=["relu", "gelu", "tanh", "dropout", "function", "compiled", "lambda", "pool", "module"],
+    ids=[
+        *("relu", "gelu", "tanh", "dropout", "function", "compiled", "lambda", "pool", "module", "method"),
+        *("attention", "activation", "nnx.jit", "nnx.remat", "vmap", "derivative rule"),
+    ],
 )
 @pytest.mark.parametrize("nested", [False, True], ids=["in the model", "in a part"])
 def test_code_of_the_users_is_told_from_that_of_flax(function, is_own, nested):
