@@ -23,7 +23,7 @@ _ATTENTION = {"dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wr
 _SUMS = {"psum", "psum2", "psum_invariant", "reduce_scatter", "psum_scatter"}
 _KEEPS = ARRANGES | SCALES | {"clamp", "convert_element_type", "neg", "pad", "slice"}
 """Primitives that only cast, scale or arrange an operand."""
-_MOVES = CASTS | ARRANGES | REPEATS | TAKES | CHOOSES | {"abs", "neg"}
+_MOVES = CASTS | ARRANGES | REPEATS.keys() | TAKES | CHOOSES | {"abs", "neg"}
 """Primitives whose results consist of values of their operands: rounded values stay rounded."""
 
 
