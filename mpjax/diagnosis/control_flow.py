@@ -19,7 +19,8 @@ from mpjax.diagnosis.formats import NARROW
 from mpjax.diagnosis.measurements import Marks, joined, none_like
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.readings import Site
-from mpjax.precision.casting.jaxprs import closed, manual_axes, opened, scan_counts
+from mpjax.precision.casting.equations import standing_at
+from mpjax.precision.casting.jaxprs import closed, expanded, manual_axes, opened, scan_counts
 from mpjax.precision.dtypes import FLOAT32, is_floating
 
 
@@ -213,7 +214,14 @@ def held(emulator: BodyRunner, pairs: list[Pair], eqn) -> list[Pair]:
     return [emulator.held(pair, var.aval) for pair, var in zip(pairs, eqn.outvars, strict=True)]
 
 
-HANDLERS = {"cond": cond, "while": while_loop, "scan": scan}
+def function(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
+    """Emulates the function that a primitive stands for, such as a search among sorted values."""
+    with standing_at(eqn):
+        body = expanded(eqn)
+    return emulator.run_body(body, pairs, place)
+
+
+HANDLERS = {"cond": cond, "while": while_loop, "scan": scan, "call_hi_primitive": function}
 
 
 def shard_map(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:

@@ -19,7 +19,7 @@ def _index(x: jax.Array) -> jax.Array:
 
 ODD = jnp.arange(2051.0, 4096.0, 34.0)
 
-FAST = ("positions", "ceil")
+FAST = ("positions", "ceil", "sorted")
 INDICES = {
     "ids": (_index, ODD),
     "positions": (lambda steps: _index(jnp.cumsum(steps)) - 1, jnp.full(1300, 3.0)),
@@ -31,6 +31,8 @@ INDICES = {
     "distance": (lambda x: _index(jnp.abs(x - x[::-1])), jnp.cumsum(jnp.arange(1.0, 80.0))),
     "reversed": (lambda x: _index(4095 - x), ODD),
     "packed": (lambda x: _index(x * 2 + 1) % 4096, ODD / 4),
+    "sorted": (lambda x: jnp.searchsorted(jnp.arange(4096.0).astype(x.dtype), x), ODD),
+    "compared": (lambda x: jnp.digitize(x, jnp.arange(4096.0).astype(x.dtype)) - 1, ODD),
 }
 
 

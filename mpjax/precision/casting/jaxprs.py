@@ -52,6 +52,16 @@ def function_of(jaxpr) -> tuple[str, str]:
     return getattr(known, "func_name", None) or "", getattr(known, "func_filename", None) or ""
 
 
+def expanded(eqn):
+    """The jaxpr of an equation whose primitive stands for a function, as `jnp.searchsorted` is one in JAX 0.12."""
+    primitive = eqn.params["_prim"]  # a jax.experimental.hijax.VJPHiPrimitive
+
+    def function(*operands):
+        return primitive.expand(*jax.tree.unflatten(primitive.in_tree, operands))
+
+    return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in eqn.invars))
+
+
 def as_function(eqn, debug_info) -> Callable:
     """Converts an equation to a function from all its operands to a list of its results.
 
