@@ -287,8 +287,8 @@ class Training:
     """Weight of each class in the training loss, in the order of their numbers: `--training.class_weights 1 10`; the
     weighted sum is divided by the sum of the weights. Empty: all classes count alike. Metrics are not weighted."""
     chunked_loss: CountOrZero = 0
-    """Language models: the number of tokens whose logits exist at a time, as in 4096, to save memory; the backward pass
-    computes them again. 0: all tokens of a batch at once."""
+    """Language models: the number of tokens whose logits exist at a time, as in 4096, to save memory; their
+    gradients are computed beside the loss. 0: all tokens of a batch at once."""
     accumulate: OrAuto = 1
     """Gradient accumulation: micro-batches per step, whose gradients are averaged. `auto`: the smallest power of two
     with which the batch fits into memory."""
