@@ -1,6 +1,6 @@
 """Writes files: whole records, or whole files that replace regular files only; locks a folder. Errors name the file.
 
-It also finds links in a folder, and other users who may write there.
+It also finds links, pipes and devices in a folder, and other users who may write there.
 """
 
 import contextlib
