@@ -52,8 +52,11 @@ _FLAGS = {
 """Names in other programs, and the words to write here; VALUE stands for the value."""
 
 _EARLIER = {
+    "optimizer.normalise_filters": (
+        "--optimizer.name examples/airbench.py:muon_and_sgd, which has it as its argument `normalise`"
+    ),
     **dict.fromkeys(
-        ("optimizer.normalise_filters", "optimizer.rest_learning_rate", "optimizer.rest_momentum"),
+        ("optimizer.rest_learning_rate", "optimizer.rest_momentum"),
         "--optimizer.name examples/airbench.py:muon_and_sgd, which has it as an argument",
     ),
     "data.test_time_augmentation": "a model of several views, such as --model.name examples/airbench.py:Airbench",
