@@ -200,7 +200,7 @@ def _lines(output: str | None) -> Iterator[TextIO]:
         yield sys.stdout
         return
     path = expanded(output)
-    if stream := next((stream for stream in (sys.stdout, sys.stderr) if _is_open(path, stream)), None):
+    if stream := next((stream for stream in (sys.stdout, sys.stderr) if stream and _is_open(path, stream)), None):
         yield stream
         return
     if not path.parent.is_dir():

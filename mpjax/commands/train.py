@@ -169,7 +169,8 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
             return {"seconds": spent, "compile_seconds": compile_seconds}
 
         def save(position: int, state: TrainState, score: float | None) -> None:
-            so_far = seconds() | {"metrics_lines": report.written_lines(folder / "metrics.jsonl")}
+            lines = report.written_lines(folder / "metrics.jsonl") if company.first else 0
+            so_far = seconds() | {"metrics_lines": lines}
             checkpoints.save(position, run.packing.unpack(state), about | so_far, score=score)
             writer.saved(position)
 

@@ -21,6 +21,7 @@ from mpjax.precision.dtypes import FLOAT32, is_floating, path_name, widest
 from mpjax.precision.modules import apply_policy
 from mpjax.precision.policy import Policy
 from mpjax.precision.rules import without_class
+from mpjax.precision.scaled_loss import loss_cotangent
 
 
 class Program(NamedTuple):
@@ -138,7 +139,8 @@ def program_of(
             loss = _loss_in(loss_of(with_leaves(leaves), *rest))
             return loss.astype(widest(loss.dtype, FLOAT32)) * scale
 
-        loss, gradients = jax.value_and_grad(scaled, allow_int=True)(leaves)
+        with loss_cotangent(scale):
+            loss, gradients = jax.value_and_grad(scaled, allow_int=True)(leaves)
         return loss, [g for g in gradients if is_floating(g)]
 
     jaxpr = jax.make_jaxpr(step)(*arrays, jnp.float32(1))

@@ -28,7 +28,7 @@ from mpjax.diagnosis.indices import out_of_range
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Reading, Site
 from mpjax.diagnosis.scales import healthy_scale, lower_scale
-from mpjax.diagnosis.search import at_fault, culprit, without_rounding_in
+from mpjax.diagnosis.search import SUSPECTS, at_fault, culprit, without_rounding_in
 from mpjax.diagnosis.sums import lost_sum, noted_sum
 from mpjax.diagnosis.trace import Trace, run
 from mpjax.precision.dtypes import is_floating
@@ -332,12 +332,13 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
         gradient = f", a gradient one of {max(gradients):.2g}" if lost else ""
         evidence = (
             f"The step is finite and {_NO_UNDERFLOW}. The loss has a relative error of {error:.2g}{gradient}. This is "
-            "rounding noise from several modules: none of them repairs the step alone, and the worst has, with float32 "
-            f"inputs, a relative error of {own_error:.2g}."
+            f"rounding noise from several modules: of the {min(len(paths), SUSPECTS)} most suspicious, none repairs "
+            "the step alone, and the one that comes nearest has, with float32 inputs, a relative error of only "
+            f"{own_error:.2g}."
         )
         return Finding("healthy", None, evidence)
     evidence = f"The loss has a relative error of {error:.2g}, although the step is finite and {_NO_UNDERFLOW}. "
-    if backward:
+    if backward and lost:
         evidence = f"The step is finite and its loss has a relative error of {error:.2g}, but the"
     elif lost:
         evidence += "The"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -94,3 +96,24 @@ def unscaled(gradients, scale: Float[Array, ""]):
         return g.astype(dtype) / scale.astype(dtype)
 
     return jax.tree.map(divided, gradients)
+
+
+_COTANGENT: contextvars.ContextVar[Any] = contextvars.ContextVar("_COTANGENT", default=1.0)
+
+
+@contextlib.contextmanager
+def loss_cotangent(value: Float[Array, ""]) -> Iterator[None]:
+    """Context in which a loss is traced whose derivative will be multiplied by `value`, such as the loss scale.
+
+    A loss that computes gradients of its own beside its value, in half precision, has to know how large they become.
+    """
+    token = _COTANGENT.set(value)
+    try:
+        yield
+    finally:
+        _COTANGENT.reset(token)
+
+
+def expected_cotangent() -> Float[Array, ""] | float:
+    """The value of the innermost `loss_cotangent`; 1 outside of all."""
+    return _COTANGENT.get()

@@ -5,17 +5,16 @@ In shapes, B is the batch, T are the tokens of a text and D are the features of 
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from mpjax.precision.dtypes import FLOAT32, widest
+from mpjax.precision.scaled_loss import expected_cotangent
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -109,19 +108,6 @@ def _cut(x: jax.Array, size: int) -> jax.Array:
     return padded.reshape(-1, size, *flat.shape[1:])
 
 
-_loss_cotangent: contextvars.ContextVar[Any] = contextvars.ContextVar("_loss_cotangent", default=1.0)
-
-
-@contextlib.contextmanager
-def loss_cotangent(value: Float[Array, ""]) -> Iterator[None]:
-    """Context in which a loss is traced whose derivative will be multiplied by `value`, such as the loss scale."""
-    token = _loss_cotangent.set(value)
-    try:
-        yield
-    finally:
-        _loss_cotangent.reset(token)
-
-
 def token_cotangent(tokens: int) -> Float[Array, ""]:
     """The cotangent, float32, of each token's loss in a mean over `tokens`, in the context of `loss_cotangent`."""
-    return jnp.asarray(_loss_cotangent.get(), FLOAT32) / tokens
+    return jnp.asarray(expected_cotangent(), FLOAT32) / tokens

@@ -10,7 +10,7 @@ from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, widest
 from mpjax.precision.float8.history import add_gradient, is_history
 from mpjax.precision.scale_state import loss_scale_state
-from mpjax.training.chunked_loss import loss_cotangent
+from mpjax.precision.scaled_loss import loss_cotangent
 from mpjax.training.objective import Mean, as_mean
 from mpjax.training.shares import Contribution, Shares
 from mpjax.training.state import Arrays, Assembly, TrainState

@@ -9,6 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
+from mpjax.diagnosis import diagnose
 from mpjax.precision import apply_policy, autocast, static_loss_scaling
 from mpjax.precision.casting.walk import equations
 from mpjax.training import create_state, make_train_step, take_apart
@@ -163,3 +164,17 @@ def test_a_scale_overflows_in_chunks_where_it_overflows_for_all_logits(scale):
     """Chunks that had gradients without the scale would find 2^24 finite, and never lower it."""
     finite = {after_a_step(chunk, "mixed_float16", scale)[0]["finite"].item() for chunk in (0, 7)}
     assert finite == {float(scale == 2.0**15)}
+
+
+@pytest.mark.parametrize("chunk", [0, 7])
+def test_a_diagnosis_differentiates_chunks_with_the_loss_scale(chunk):
+    loss = RunObjective(language_modeling(chunk=chunk)).loss
+    tokens = jax.random.randint(jax.random.key(1), (4, 6), 0, 11)
+    found = diagnose(
+        Bigrams(nnx.Rngs(0)),
+        lambda model, batch: loss(model, batch, jax.random.key(0))[0].value,
+        {"tokens": tokens},
+        policy="mixed_float16",
+        loss_scale=2.0**24,
+    )
+    assert (found.verdict, found.verified) == ("loss_scale", True)
