@@ -122,7 +122,7 @@ def irregular_in(folder: Path) -> Iterator[Path]:
 
 
 def open_to_others(folder: Path, instead: str) -> str:
-    """Says which other user can change the files in a folder, and what to write; "" if none can.
+    """Says which other user can change the files in a folder, or has made one, and what to write; "" if none.
 
     Root and a group with the user's own name, which usually has no other member, are no others. In a parent with the
     sticky bit, such as /tmp, others only add names. What is below a folder that no other can enter is safe. Systems
@@ -134,6 +134,10 @@ def open_to_others(folder: Path, instead: str) -> str:
     """
     if not hasattr(os, "geteuid"):
         return ""
+    with os.scandir(folder) as entries:
+        owners = ((entry.path, entry.stat(follow_symlinks=False).st_uid) for entry in entries)
+        if foreign := next(((path, owner) for path, owner in owners if owner not in (os.geteuid(), 0)), None):
+            return f"{foreign[0]} belongs to user {_named(foreign[1])}: remove it, or write {instead}"
     ways = dict.fromkeys((folder.resolve(), folder.absolute()))  # a link on the way can be replaced, too
     return next(filter(None, (_open_on(way, instead) for way in ways)), "")
 

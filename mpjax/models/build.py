@@ -98,15 +98,21 @@ def _hold_arrays(model: nnx.Module, flag: str) -> None:
     Within a trace, Flax takes them for settings, which would outlive the trace.
 
     Raises:
-      UsageError: an attribute is a random key, which a checkpoint cannot hold.
+      UsageError: an attribute is a random key or complex, which a checkpoint cannot hold.
     """
     for path, module in nnx.iter_modules(model):
         for name, value in list(vars(module).items()):
             if not isinstance(value, jax.Array):
                 continue
+            place = "/".join(map(str, (*path, name)))
+            if jnp.iscomplexobj(value):
+                raise UsageError(
+                    f"{flag} keeps a complex array, {place}, which a checkpoint cannot hold; make it where it is used, "
+                    "or keep its real and its imaginary part"
+                )
             if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
                 raise UsageError(
-                    f"{flag} keeps a random key, {'/'.join(map(str, (*path, name)))}, which a checkpoint cannot hold; "
+                    f"{flag} keeps a random key, {place}, which a checkpoint cannot hold; "
                     "write jax.random.key(SEED) where it is used, or keep nnx.Rngs(SEED), whose keys change each step"
                 )
             setattr(module, name, nnx.data(value))

@@ -144,6 +144,11 @@ def test_a_random_key_as_an_attribute_is_an_error(tmp_path):
         task_of(tmp_path, "self.key = jax.random.key(5)", "x")
 
 
+def test_a_complex_array_as_an_attribute_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="keeps a complex array, turns, which a checkpoint cannot hold"):
+        task_of(tmp_path, "self.turns = jnp.ones(2, complex)", "x")
+
+
 ESCAPED = {
     "cache": ("pass", "x[:, table()]", "own.py:11:11 (table)"),
     "closure over a random array": (

@@ -278,6 +278,14 @@ def test_compiled_programs_are_in_no_folder_that_others_can_change(
         share(place, 0o755, os.geteuid(), os.getegid())
 
 
+def test_programs_are_not_used_beside_one_that_another_user_has_left(entered, capsys):
+    program = program_folder(Config(cache_dir=str(entered))) / "program"
+    program.touch()
+    share(program, 0o644, OTHERS, -1)
+    assert program_folder(Config(cache_dir=str(entered))) is None
+    assert f"{program} belongs to user {OTHERS}: remove it, or write another --cache_dir" in capsys.readouterr().err
+
+
 def test_a_folder_of_which_others_cannot_enter_a_parent_is_private(entered, capsys):
     cache = entered / "cache"
     cache.mkdir()

@@ -3,6 +3,7 @@
 import collections
 import os
 import pathlib
+import warnings
 from collections.abc import Mapping
 
 import jax
@@ -12,7 +13,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from safetensors.numpy import save_file
 
-from mpjax.errors import UsageError
+from mpjax.errors import CheckpointWarning, UsageError
 from mpjax.files import replacing
 from mpjax.models.pretrained.files import variables_of
 from mpjax.models.pretrained.layouts import layouts_of
@@ -33,7 +34,8 @@ def export_safetensors(
 ) -> PretrainedReport:
     """Writes a model's parameters and statistics to `path` atomically. `load_pretrained` reads them back.
 
-    The file is the same for single blocks and for blocks in a stack.
+    The file is the same for single blocks and for blocks in a stack. It does not hold plain arrays, such as
+    `self.offsets = jnp.arange(8)`, and a warning names them.
 
     Args:
       model: an NNX module.
@@ -59,6 +61,20 @@ def export_safetensors(
     variables = variables_of(model)
     if homeless := sorted(variables.keys() - chosen.entries.keys()):
         raise UsageError(f"the {layout} layout has no key for {', '.join(homeless)}; write layout='mpjax'")
+
+    plain = {
+        "/".join(map(str, (*path, name)))
+        for path, module in nnx.iter_modules(model)
+        for name, value in vars(module).items()
+        if isinstance(value, jax.Array)
+    }
+    if plain:
+        warnings.warn(
+            f"{file} has no {', '.join(sorted(plain))}: plain arrays, which a model that loads the file makes anew. If "
+            "they should be in it, keep them as nnx.Variable(array)",
+            CheckpointWarning,
+            stacklevel=2,
+        )
 
     rows, arrays, lossy = [], {}, []
     for name, variable in variables.items():

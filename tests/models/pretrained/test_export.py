@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import mpjax
-from mpjax.errors import UsageError
+from mpjax.errors import CheckpointWarning, UsageError
 from mpjax.models.gpt2 import GPT2
 from mpjax.models.pretrained import export_safetensors
 from mpjax.models.pretrained.files import variables_of
@@ -192,3 +192,11 @@ def test_blocks_of_a_stack_that_are_skipped_keep_their_values(tmp_path):
     abstract = nnx.eval_shape(lambda: small_gpt2(True))
     with pytest.raises(UsageError, match="has arrays for some blocks and none for others"):
         mpjax.load_pretrained(abstract, tmp_path / "a.safetensors", skip=("blocks/1/*",))
+
+
+def test_plain_arrays_are_not_in_the_file_and_named(tmp_path):
+    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    model.offsets = nnx.data(jax.numpy.arange(3))
+    with pytest.warns(CheckpointWarning, match=r"a\.safetensors has no offsets: plain arrays"):
+        report = export_safetensors(model, tmp_path / "a.safetensors")
+    assert [row.path for row in report.rows] == ["bias", "kernel"]
