@@ -16,6 +16,7 @@ from mpjax.errors import UsageError
 from mpjax.models import bert, convnext, gpt2, resnet, unet, vit, wide_resnet, xception
 from mpjax.models.mlp import MLP
 from mpjax.precision.calls import name_scopes
+from mpjax.precision.module_tree import plain_arrays
 
 
 if TYPE_CHECKING:  # at run time, the networks need neither settings nor data
@@ -100,22 +101,18 @@ def _hold_arrays(model: nnx.Module, flag: str) -> None:
     Raises:
       UsageError: an attribute is a random key or complex, which a checkpoint cannot hold.
     """
-    for path, module in nnx.iter_modules(model):
-        for name, value in list(vars(module).items()):
-            if not isinstance(value, jax.Array):
-                continue
-            place = "/".join(map(str, (*path, name)))
-            if jnp.iscomplexobj(value):
-                raise UsageError(
-                    f"{flag} keeps a complex array, {place}, which a checkpoint cannot hold; make it where it is used, "
-                    "or keep its real and its imaginary part"
-                )
-            if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-                raise UsageError(
-                    f"{flag} keeps a random key, {place}, which a checkpoint cannot hold; "
-                    "write jax.random.key(SEED) where it is used, or keep nnx.Rngs(SEED), whose keys change each step"
-                )
-            setattr(module, name, nnx.data(value))
+    for path, module, array in plain_arrays(model):
+        if jnp.iscomplexobj(array):
+            raise UsageError(
+                f"{flag} keeps a complex array, {path}, which a checkpoint cannot hold; make it where it is used, "
+                "or keep its real and its imaginary part"
+            )
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            raise UsageError(
+                f"{flag} keeps a random key, {path}, which a checkpoint cannot hold; "
+                "write jax.random.key(SEED) where it is used, or keep nnx.Rngs(SEED), whose keys change each step"
+            )
+        setattr(module, path.rpartition("/")[2], nnx.data(array))
 
 
 def _signature(make: Callable) -> inspect.Signature:

@@ -10,6 +10,7 @@ from mpjax.precision.rules import Lineage
 
 
 if TYPE_CHECKING:
+    import jax
     from flax import nnx
 
 
@@ -63,6 +64,23 @@ def variables_by_module(model, modules: dict) -> "dict[str, list[nnx.Variable]]"
             owners = ("/".join(map(str, path[:depth])) for depth in reversed(range(len(path))))
             variables[next(owner for owner in owners if owner in modules)].append(node)
     return variables
+
+
+def plain_arrays(model: "nnx.Module") -> "list[tuple[str, nnx.Module, jax.Array]]":
+    """Lists the attributes that are arrays and no variables, such as `self.offsets = jnp.arange(8)`.
+
+    Returns:
+      The path of each, the module that has it, and the array.
+    """
+    import jax
+    from flax import nnx
+
+    return [
+        ("/".join(map(str, (*path, name))), module, value)
+        for path, module in nnx.iter_modules(model)
+        for name, value in vars(module).items()
+        if isinstance(value, jax.Array)
+    ]
 
 
 def _lineage(path: str, modules: dict, tags: Mapping[str, frozenset[str]]) -> Lineage:

@@ -22,6 +22,7 @@ from mpjax.models.pretrained.load import cast, losses, refusal
 from mpjax.models.pretrained.report import PretrainedReport, WeightRow
 from mpjax.models.scan import one_by_one
 from mpjax.precision.dtypes import FLOAT32, as_dtype, is_floating, widest
+from mpjax.precision.module_tree import plain_arrays
 
 
 def export_safetensors(
@@ -62,15 +63,9 @@ def export_safetensors(
     if homeless := sorted(variables.keys() - chosen.entries.keys()):
         raise UsageError(f"the {layout} layout has no key for {', '.join(homeless)}; write layout='mpjax'")
 
-    plain = {
-        "/".join(map(str, (*path, name)))
-        for path, module in nnx.iter_modules(model)
-        for name, value in vars(module).items()
-        if isinstance(value, jax.Array)
-    }
-    if plain:
+    if plain := sorted(path for path, _, _ in plain_arrays(model)):
         warnings.warn(
-            f"{file} has no {', '.join(sorted(plain))}: plain arrays, which a model that loads the file makes anew. If "
+            f"{file} has no {', '.join(plain)}: plain arrays, which a model that loads the file makes anew. If "
             "they should be in it, keep them as nnx.Variable(array)",
             CheckpointWarning,
             stacklevel=2,
