@@ -138,8 +138,16 @@ def open_to_others(folder: Path, instead: str) -> str:
         owners = ((entry.path, entry.stat(follow_symlinks=False).st_uid) for entry in entries)
         if foreign := next(((path, owner) for path, owner in owners if owner not in (os.geteuid(), 0)), None):
             return f"{foreign[0]} belongs to user {_named(foreign[1])}: remove it, or write {instead}"
-    ways = dict.fromkeys((folder.resolve(), folder.absolute()))  # a link on the way can be replaced, too
+    ways = (folder.resolve(), *_ways(folder.absolute()))
     return next(filter(None, (_open_on(way, instead) for way in ways)), "")
+
+
+def _ways(path: Path) -> Iterator[Path]:
+    """Yields `path`, and again with each of its links followed in turn: who can replace a link chooses its end."""
+    yield path
+    link = next((place for place in (*reversed(path.parents), path) if place.is_symlink()), None)
+    if link is not None:
+        yield from _ways(link.parent / link.readlink() / path.relative_to(link))
 
 
 def _open_on(path: Path, instead: str) -> str:

@@ -13,7 +13,8 @@ from mpjax.config.limits import require_valid
 from mpjax.config.other_programs import DEVICES, corrections
 from mpjax.config.paths import expanded, names, settings_file, tell_data
 from mpjax.config.program import typed
-from mpjax.config.schema import REMOVED, Config
+from mpjax.config.removed import REMOVED
+from mpjax.config.schema import Config
 from mpjax.config.user_code import as_stored, is_stored, require_trust
 from mpjax.errors import UsageError
 
@@ -190,7 +191,10 @@ def _without_removed(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _is_removed(name: str, value: Any) -> bool:
-    return name in REMOVED and type(value) is type(REMOVED[name]) and value == REMOVED[name]
+    if name not in REMOVED:
+        return False
+    default = REMOVED[name].default
+    return type(value) is type(default) and value == default
 
 
 _MOST_UNKNOWN = 20

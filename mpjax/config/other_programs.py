@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mpjax.config.durations import Duration
+from mpjax.config.removed import REMOVED
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError
 
@@ -51,19 +52,6 @@ _FLAGS = {
 }
 """Names in other programs, and the words to write here; VALUE stands for the value."""
 
-_EARLIER = {
-    "optimizer.normalise_filters": (
-        "--optimizer.name examples/airbench.py:muon_and_sgd, which has it as its argument `normalise`"
-    ),
-    **dict.fromkeys(
-        ("optimizer.rest_learning_rate", "optimizer.rest_momentum"),
-        "--optimizer.name examples/airbench.py:muon_and_sgd, which has it as an argument",
-    ),
-    "data.test_time_augmentation": "a model of several views, such as --model.name examples/airbench.py:Airbench",
-    "precision.tune": "--precision.rules with the rules that examples/tune_products.py prints",
-}
-"""Settings of earlier versions, and what to write."""
-
 
 def corrections(argv: Sequence[str], parse: Callable[[list[str]], object]) -> Iterator[tuple[str, str]]:
     """Yields each flag of a command line that only other programs or earlier versions have, and what to write instead.
@@ -83,8 +71,8 @@ def corrections(argv: Sequence[str], parse: Callable[[list[str]], object]) -> It
             continue
         if name in DEVICES:
             yield word, _ALL_DEVICES
-        elif name in _EARLIER:
-            yield word, f"write {_EARLIER[name]}"
+        elif name in REMOVED:
+            yield word, f"write {REMOVED[name].instead}"
         elif name in known:
             after = itertools.takewhile(lambda other: not other.startswith("--"), argv[place + 1 :])
             yield word, f"write {shlex.join(_filled(known[name], [value] if value else [*after], parse))}"

@@ -9,7 +9,8 @@ from typing import Any
 import tomli_w
 
 from mpjax.config.durations import Duration
-from mpjax.config.schema import REMOVED, Config
+from mpjax.config.removed import REMOVED
+from mpjax.config.schema import Config
 from mpjax.config.setting_types import PythonObject
 
 
@@ -54,7 +55,8 @@ def changes(before: str, now: str, *, apart_from: tuple[str, ...] = _ELSEWHERE) 
       now: the new settings.
       apart_from: prefixes of the names of settings to leave out.
     """
-    defaults = REMOVED | dict(flat(tomllib.loads(to_toml(Config()))))
+    removed = {name: setting.default for name, setting in REMOVED.items()}
+    defaults = removed | dict(flat(tomllib.loads(to_toml(Config()))))
     old, new = (defaults | dict(flat(tomllib.loads(text))) for text in (before, now))
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name) and not name.startswith(apart_from):

@@ -468,13 +468,3 @@ class Config:
 
     def __post_init__(self):
         settle_durations(self, "steps")
-
-
-REMOVED = {
-    "data.test_time_augmentation": "none",
-    "optimizer.normalise_filters": False,
-    "optimizer.rest_learning_rate": 0.0,
-    "optimizer.rest_momentum": 0.9,
-    "precision.tune": False,
-}
-"""Settings that only earlier versions have, and their defaults as TOML values: their runs stored every setting."""

@@ -278,6 +278,17 @@ def test_compiled_programs_are_in_no_folder_that_others_can_change(
         share(place, 0o755, os.geteuid(), os.getegid())
 
 
+def test_compiled_programs_are_behind_no_link_that_others_can_replace(entered, capsys):
+    private, between = entered / "private", entered / "between"
+    private.mkdir()
+    between.mkdir()
+    (between / "second").symlink_to("../private")
+    (entered / "first").symlink_to(between / "second")
+    between.chmod(0o777)
+    assert program_folder(Config(cache_dir=str(entered / "first"))) is None
+    assert f"other users can write in {between}: write chmod go-w {between}, or another" in capsys.readouterr().err
+
+
 def test_programs_are_not_used_beside_one_that_another_user_has_left(entered, capsys):
     program = program_folder(Config(cache_dir=str(entered))) / "program"
     program.touch()
