@@ -86,6 +86,7 @@ def main() -> None:
     package = arguments.package.resolve()
     found: dict[str, Any] = sizes(package) | {"circles": circles(package)}
     found |= {"modules imported by one other": single(package)} | names(package)
+    found |= {"files with a function that takes the whole Config": takers_of_config(package)}
     found["journeys"] = {name: journey(package, code) for name, code in JOURNEYS.items()}
     if arguments.json:
         print(json.dumps(found, indent=1))
@@ -163,6 +164,18 @@ def names(package: pathlib.Path) -> dict:
         "docstrings of functions": sum(opening.values()),
         'of these open with "Returns"': opening["Returns"],
     }
+
+
+def takers_of_config(package: pathlib.Path) -> int:
+    """Counts the files with a function that has an argument of type `Config`: rooms of the settings."""
+
+    def takes_it(node: ast.AST) -> bool:
+        if not isinstance(node, ast.FunctionDef):
+            return False
+        arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        return any(argument.annotation and ast.unparse(argument.annotation) == "Config" for argument in arguments)
+
+    return sum(any(map(takes_it, ast.walk(ast.parse(path.read_text())))) for path in package.rglob("*.py"))
 
 
 def journey(package: pathlib.Path, code: str) -> dict:
