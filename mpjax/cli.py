@@ -26,11 +26,11 @@ from mpjax.errors import (
 
 
 class Command(NamedTuple):
-    """A command, whose functions and dataclasses are imported when it runs.
+    """A command. Its function and dataclasses are named as `module:name` and imported when it runs.
 
     Attributes:
       about: the purpose of the command, in one line.
-      run: the function that does the work, called with the settings of each dataclass.
+      run: the function that does the work, called with an instance of each dataclass.
       settings: the dataclasses that define the flags.
     """
 

@@ -61,9 +61,7 @@ def ended_by_interrupts() -> Iterator[None]:
 def _watch(reading: int, count: int) -> None:
     """Reads signal numbers from a pipe until it is closed, and ends the process if no handler answers a SIGINT.
 
-    Args:
-      reading: the end of the pipe to read.
-      count: the number of interrupts answered before.
+    `count` is the number of interrupts answered before.
     """
     with open(reading, "rb", buffering=0) as signals:
         while numbers := signals.read(1):

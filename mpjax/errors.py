@@ -116,8 +116,8 @@ def printable(text: object) -> str:
 def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
     """Prints warnings of mpjax on one line and other warnings as Python does; replaces `warnings.showwarning`.
 
-    Compiled programs of the name of a damaged one are removed, so that JAX writes them again. This, and that JAX cannot
-    read or write one, is printed once for each cache folder. Programs for a GPU that is not here can never be read.
+    JAX's warnings about its cache of compiled programs become one line for each folder and kind of failure. Damaged
+    entries are removed. Warnings about programs for a GPU that is not here are dropped: JAX can never read these.
     """
     if issubclass(category, WARNINGS):
         print(f"warning: {printable(message)}", file=sys.stderr)

@@ -72,7 +72,7 @@ class Objective(Protocol):
           model: the model under the policy of the run, in training or evaluation mode. It may hold several networks.
           batch: the fields of the examples, [B, ...]; images are float32, scaled and augmented. In training with mixup
             or cutmix, `target`, float32 [B, classes], has the mixed labels. In evaluation, `weight`, float32 [B], is 0
-            for padding, which mpjax itself leaves out.
+            for padding examples. mpjax itself leaves their values out of its sums.
           key: the random key of this step and device; None in evaluation. A function without a third parameter is
             called without it.
         """
@@ -211,7 +211,7 @@ class Writer:
         """Writes metrics by name, such as `train/loss`, `train/skipped` (total so far) or `test/accuracy`."""
 
     def layers(self, step: int, layers: Sequence[Layer]) -> None:
-        """Writes the statistics of each module or parameter in each direction of one step."""
+        """Writes the statistics of one step: a `Layer` for each module or parameter and each direction."""
 
     def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
         """Writes images of an evaluation, uint8 [H, W, 3] by name, such as `masks/37` for example 37 of the test split.
@@ -220,7 +220,7 @@ class Writer:
         """
 
     def saved(self, step: int) -> None:
-        """Receives the step of a checkpoint whose write has started; at the latest at `close`, it is complete."""
+        """Called when the write of a checkpoint of `step` has started. It is complete by `close` at the latest."""
 
     def message(self, text: str) -> None:
         """Shows a message to the user."""

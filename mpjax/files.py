@@ -1,6 +1,6 @@
-"""Writes files: whole records, or whole files that replace regular files only; locks a folder. Errors name the file.
+"""Appends records, replaces files atomically, locks folders, and finds links and other users who may write.
 
-It also finds links, pipes and devices in a folder, and other users who may write there.
+Errors name the file.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from mpjax.errors import UsageError
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Context that adds `path` to an OSError without a file, because a failed write (a full disk) names none."""
+    """Context that adds `path` to an OSError without a file name, as a failed write (full disk) raises it."""
     try:
         yield
     except OSError as error:
@@ -74,7 +74,7 @@ def _sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Context that opens a new file, which replaces the file at `path` at the end; after an error, that one stays.
+    """Context that opens a temporary file and moves it to `path` at the end; after an error, the old file stays.
 
     Only a regular file is ever replaced: a link, a device or a pipe is an error.
 
@@ -122,11 +122,11 @@ def irregular_in(folder: Path) -> Iterator[Path]:
 
 
 def open_to_others(folder: Path, instead: str) -> str:
-    """Says which other user can change the files in a folder, or has made one, and what to write; "" if none.
+    """Describes how another user can change the files in a folder, or owns one of them, and what to write; "" if safe.
 
-    Root and a group with the user's own name, which usually has no other member, are no others. In a parent with the
-    sticky bit, such as /tmp, others only add names. What is below a folder that no other can enter is safe. Systems
-    without owners of files have no others.
+    Root, and a group with the user's own name, which usually has no other member, are trusted. In a parent with the
+    sticky bit, such as /tmp, other users can only add names, so it is safe. So is a folder below one that others cannot
+    enter. On systems without owners of files, every folder is safe.
 
     Args:
       folder: an existing folder.
@@ -143,7 +143,7 @@ def open_to_others(folder: Path, instead: str) -> str:
 
 
 def _ways(path: Path) -> Iterator[Path]:
-    """Yields `path`, and again with each of its links followed in turn: who can replace a link chooses its end."""
+    """Yields `path` with 0, 1, 2, ... of its links resolved: a user who can replace a link chooses its target."""
     yield path
     link = next((place for place in (*reversed(path.parents), path) if place.is_symlink()), None)
     if link is not None:

@@ -1,13 +1,13 @@
 """The names of the axes of a mesh."""
 
 DATA = "data"
-"""The axis over which examples are divided, and parameters are whole."""
+"""The axis that divides examples and replicates parameters."""
 
 FSDP = "fsdp"
-"""The axis over which examples and parameters are divided. Parameters are gathered for each block."""
+"""The axis that divides examples and parameters. Parameters are gathered for each block."""
 
 TENSOR = "tensor"
-"""The axis over which heads and hidden units are divided."""
+"""The axis that divides attention heads and hidden units."""
 
 BATCH_AXES = (DATA, FSDP)
-"""The axes over which a batch is divided."""
+"""The axes that divide a batch."""

@@ -1,4 +1,4 @@
-"""Parses a command line into a dataclass; a mistake is one `UsageError`, with the whole message in its first line."""
+"""Parses a command line into a dataclass. All mistakes in it raise one `UsageError`."""
 
 import contextlib
 import inspect
@@ -55,7 +55,7 @@ def parse_with(kind: type[T], argv: Sequence[str], rest: Callable[[list[str]], R
 def _error(faults: Sequence[str]) -> UsageError:
     if len(faults) == 1:
         return UsageError(faults[0])
-    # What is missing may have been taken for a value of the flag before it.
+    # A positional argument may be missing only because `_without` took it for a value of the flag before it.
     lines = [line for fault in faults for line in fault.splitlines() if not line.startswith((" ", "missing from"))]
     return UsageError("\n".join(lines))
 

@@ -85,7 +85,7 @@ def parse_schedule_name(text: str) -> str:
 
 
 AUTO = -1
-"""A number to be found: `auto` on the command line. 0 is an error like any other wrong number."""
+"""Stands for a number that mpjax finds: `auto` on the command line. It is not 0, so that a typed 0 is an error."""
 
 
 def parse_or_auto(text: str) -> int:

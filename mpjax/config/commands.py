@@ -14,15 +14,15 @@ from mpjax.errors import UsageError
 
 
 class CommandSettings:
-    """The settings of a command, which may stand beside those of a run."""
+    """Base class of the settings of a command. Some commands take the settings of a run as well."""
 
     def check(self, run: Config | None = None) -> None:
-        """Raises UsageError that lists every setting out of range, and all `faults` beside the settings of `run`."""
+        """Raises UsageError with a line for each setting out of range and for each of `faults(run)`."""
         if faults := [*out_of_range(self), *self.faults(run or Config())]:
             raise UsageError("\n".join(faults))
 
     def faults(self, run: Config) -> Iterator[str]:
-        """Yields a message for each fault of several settings together, or beside the settings of `run`; here none."""
+        """Yields a message for each contradiction between settings, or with settings of `run`; by default none."""
         del run
         yield from ()
 
@@ -161,7 +161,7 @@ class Export(CommandSettings):
     """Programs: the platforms that can run the file, of `cpu`, `cuda`, `rocm` and `tpu`."""
 
     def faults(self, run: Config) -> Iterator[str]:
-        """Yields a message for each setting that is for the other kind of file, and for wrong platforms."""
+        """Yields a message for each setting without a meaning for `what`, and for a wrong ending or platform."""
         others = ("policy", "platforms") if self.what == "weights" else ("layout", "dtype")
         for name in others:
             if getattr(self, name) != getattr(Export(run="", output=""), name):

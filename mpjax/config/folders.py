@@ -30,7 +30,7 @@ def cache_folder(config: Config) -> pathlib.Path:
 def program_folder(config: Config) -> pathlib.Path | None:
     """Creates the folder of compiled programs in the cache if absent, and returns it.
 
-    It is None, with a line on stderr, if another user can write there: compiled programs are code.
+    If another user can write there, it prints a warning and returns None: compiled programs are code.
     """
     folder = made(cache_folder(config) / "compiled", mode=0o700)
     instead = "another --cache_dir" if config.cache_dir else "another folder in $MPJAX_CACHE"
@@ -49,7 +49,7 @@ def default_cache_folder() -> pathlib.Path:
 def data_folder(config: Config) -> pathlib.Path:
     """The folder of prepared data sets: `data_dir` if set, else `data` in the cache folder.
 
-    The `data_dir` of a stored run is only read. Data sets that mpjax would write there are in the cache folder.
+    The `data_dir` of a stored run is only read, so data sets that mpjax generates are in the cache folder instead.
     """
     data_dir, names = config.data.data_dir, {config.data.name, *config.data.mix}
     if data_dir and not (isinstance(data_dir, Stored) and names <= set(GENERATED)):
@@ -132,10 +132,10 @@ _OTHERS = ("wandb",)
 
 
 def require_no_links(folder: pathlib.Path) -> None:
-    """Raises UsageError if a run's folder holds a symbolic link, or a pipe or device, which may never end.
+    """Raises UsageError if a run's folder holds a symbolic link, a pipe or a device.
 
-    Through a link, a file elsewhere may be read or written. Links that other programs make in their own folders, such
-    as `wandb`, are accepted.
+    Through a link, a file elsewhere may be read or written; a read of a pipe or device may never end. In folders of
+    other programs, such as `wandb`, all are accepted.
     """
     for path in irregular_in(folder):
         first, *below = path.relative_to(folder).parts

@@ -1,4 +1,4 @@
-"""Checks that settings are valid, and reports all faults at once. The range of one setting stands on its field."""
+"""Checks that settings are valid, and reports all faults at once. The range of one setting is part of its type."""
 
 import difflib
 import math
@@ -20,13 +20,13 @@ def is_auto(config: Config) -> bool:
 def check(config: Config) -> None:
     """Raises UsageError that lists every fault of the settings: wrong types, values out of range, and contradictions.
 
-    Each line has the value and the valid ones. Contradictions are looked for only if all types are right.
+    Each line has the value and the valid values. Contradictions are checked only if all types are right.
     """
     require_valid(config, rules=_of_config(config))
 
 
 def require_types(config: Config) -> None:
-    """Raises UsageError like `check` if a setting is of a wrong type, which Python code may set."""
+    """Raises UsageError like `check` if Python code has set a value of a wrong type."""
     if any(wrong_types(config)):
         check(config)
 
@@ -47,7 +47,7 @@ def require_valid(settings: Any, prefix: str = "", rules: Iterable[str] = ()) ->
     Args:
       settings: a dataclass of settings, whose fields may be sections.
       prefix: the name of the section with a dot, for messages.
-      rules: messages about faults of several settings together. They are read only if no setting has a wrong type.
+      rules: messages about contradictions between settings. They are read only if no setting has a wrong type.
     """
     wrong = [*wrong_types(settings, prefix)]
     if faults := [*wrong, *out_of_range(settings, prefix), *(() if wrong else rules)]:

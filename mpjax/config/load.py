@@ -160,7 +160,7 @@ def read_flags(file: pathlib.Path) -> list[str]:
 
 
 def _other_files(missing: pathlib.Path) -> str:
-    """Advises on existing files: one with a similar name beside the missing one, and the shipped ones."""
+    """Suggests an existing file with a similar name, next to the missing one or shipped, and lists shipped files."""
     near = difflib.get_close_matches(missing.stem, [file.stem for file in missing.parent.glob("*.toml")], n=1)
     asks = f"; did you mean {missing.parent / near[0]}.toml?" if near else ""
     if missing.parent not in (pathlib.Path(), pathlib.Path("configs")):

@@ -56,11 +56,11 @@ _FLAGS = {
 def corrections(argv: Sequence[str], parse: Callable[[list[str]], object]) -> Iterator[tuple[str, str]]:
     """Yields each flag of a command line that only other programs or earlier versions have, and what to write instead.
 
-    A setting without its section is one too, such as `--momentum`, if no two sections have it.
+    So is a setting without its section, such as `--momentum`, if only one section has it.
 
     Args:
       argv: the arguments of train.py, without `--config`.
-      parse: raises UsageError for wrong arguments. Advice that it refuses has VALUE in place of the value.
+      parse: raises UsageError for wrong arguments. If it rejects the advice with the value, the advice has VALUE.
     """
     settings = {name for name, _ in _flags(Config())}
     known = _inside_sections() | _FLAGS

@@ -29,7 +29,7 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
 
 _PREFIX = "configs/"
 _PACKAGE = pathlib.Path(__file__).parents[1]
-# A wheel has the folder in the package, a checkout beside it.
+# A wheel has the folder in the package, a checkout next to it.
 FOLDER = next((place for place in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if place.is_dir()), _PACKAGE)
 
 
@@ -42,9 +42,8 @@ def names() -> list[str]:
 def settings_file(text: str) -> pathlib.Path:
     """Finds the file that `text` names: the file at this path, else the shipped file of this name.
 
-    If there is neither, it returns the path.
-
-    `digits`, `digits.toml` and `configs/digits.toml` are the same shipped file; `configs/pets.py` is beside it.
+    If neither exists, it returns the path. `digits`, `digits.toml` and `configs/digits.toml` are the same shipped
+    file; `configs/pets.py` is another.
     """
     path = expanded(text)
     if path.is_absolute() or (path.exists() and not path.is_dir()) or ".." in path.parts:

@@ -28,4 +28,4 @@ REMOVED = {
         False, "--precision.rules with the rules that examples/tune_products.py of mpjax's repository prints"
     ),
 }
-"""By name."""
+"""The removed settings, by name."""

@@ -39,7 +39,7 @@ def _value(value):
 
 
 OF_ONE_COMMAND = ("output_dir", "resume", "seeds", "trust_code", "other_data", "profile", "cache_dir", "distributed.")
-"""Settings of one command, and the place of a run."""
+"""Settings that hold for one command only, and the folder and seeds of a run."""
 
 _ELSEWHERE = (*OF_ONE_COMMAND, "steps", "data.data_dir", "loop.", "report.")
 """Settings that may change between a run and its resumption: paths, length and frequencies."""
@@ -48,7 +48,7 @@ _ELSEWHERE = (*OF_ONE_COMMAND, "steps", "data.data_dir", "loop.", "report.")
 def changes(before: str, now: str, *, apart_from: tuple[str, ...] = _ELSEWHERE) -> Iterator[tuple[str, str, str]]:
     """Yields name, old value and new value, as text, of each setting in which two texts of `to_toml` differ.
 
-    A setting missing from one text, also one that a former version had, has its default there.
+    A setting missing from one text, such as a removed one, has its default there.
 
     Args:
       before: the old settings.

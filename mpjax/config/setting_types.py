@@ -35,8 +35,8 @@ IN_PYTHON = "python:"
 class PythonObject:
     """A function, class or object that was passed in Python as the value of a setting that names code.
 
-    Its text is `python:NAME`. A run stores that, and a reader of the stored settings sees that the code is not there.
-    Two are equal if they hold the same object, whether or not objects of its class can be compared.
+    A run stores its text, `python:NAME`, so that a reader of the settings sees that the code is missing. Two are equal
+    if they hold the same object, because its class may not define equality.
     """
 
     value: Any

@@ -36,15 +36,15 @@ CODE = (
 
 
 class Stored(str):
-    """The value of a stored run's setting that may name code or a folder to write to; it is not executed or written."""
+    """A setting of a stored run that names code, which is not executed, or a folder, which is not written to."""
 
 
 def as_stored(config: Config, said: Config | None = None, *, trusted: bool = False) -> Config:
-    """Makes settings of a stored run safe to use: removes its cache, and marks code and folders as `Stored`.
+    """Makes settings of a stored run safe to use: drops `cache_dir`, and marks code and `data_dir` as `Stored`.
 
     Args:
       config: the settings.
-      said: the settings of the user; code and folders that they name are not marked.
+      said: the settings of the user, whose `cache_dir` is kept; code and folders that they name are not marked.
       trusted: whether `--trust_code` was set, so that no code is marked as `Stored`.
     """
     config = dataclasses.replace(config, cache_dir=said.cache_dir if said else "")  # compiled programs are code
@@ -70,7 +70,7 @@ def _stored(value: Code) -> Code:
 
 
 def code_of(config: Config) -> dict[str, str]:
-    """Collects the settings that name code outside mpjax, by setting."""
+    """Collects the names of code outside mpjax, by setting; several are joined by spaces."""
     code = {}
     for name in CODE:
         section, _, field = name.partition(".")
@@ -140,12 +140,12 @@ def _is_own(value: str) -> bool:
 
 
 def is_of_a_run(file: pathlib.Path) -> bool:
-    """True if a settings file lies beside the checkpoints, the environment or the metrics of one run."""
+    """True if a settings file is next to the checkpoints, the environment or the metrics of one run."""
     return _is_beside(file, *_OF_ONE_RUN)
 
 
 def is_stored(file: pathlib.Path) -> bool:
-    """True if a settings file lies beside anything that a run leaves, or runs of several seeds."""
+    """True if a settings file is next to anything that a run writes, or to runs of several seeds."""
     others = "history.jsonl", "receipt.json", "summary.json", "tensorboard", "seed_[0-9]*"
     return _is_beside(file, *_OF_ONE_RUN, *others)
 
