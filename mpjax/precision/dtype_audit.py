@@ -200,7 +200,7 @@ def _upcasts(jaxpr, operations: Operations, wanted: Callable[[str], AskedDtypes 
 def _is_nowhere(caller) -> bool:
     """True if JAX lost the user's line of a call, as it does for derivative rules under `jax.checkpoint`.
 
-    All operations inside then appear to be JAX's own, so explicit casts cannot be told from silent ones.
+    All operations inside then appear to be JAX's own, so explicit and silent casts look the same.
     """
     lines = source_lines(caller)
     return bool(lines) and first_outside(lines, ("/jax/",)) == len(lines)

@@ -148,15 +148,9 @@ def _sum(param: jax.Array, rest: jax.Array | None) -> jax.Array:
 
 
 def _rounded(param: jax.Array, before: jax.Array, after: jax.Array, seed: jax.Array) -> jax.Array:
-    """Rounds a parameter after an update stochastically to its stored dtype.
+    """Rounds `after`, a parameter in float32 after an update, stochastically to the stored dtype.
 
-    A number that the update left unchanged keeps every bit.
-
-    Args:
-      param: the stored parameter.
-      before: the parameter in float32 before the update.
-      after: the parameter in float32 after the update.
-      seed: uint32, the seed of the random numbers.
+    A number that is the same as `before` the update keeps every bit.
     """
     if param.dtype not in HALF:
         return after

@@ -149,7 +149,10 @@ def leave_in_float32(module: Any, *, wide: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class AttendsInFloat32:
-    """A wrapper for an embedding whose tied logits (`attend`) are float32; its calls do not change."""
+    """A wrapper for an embedding whose tied logits (`attend`) are float32; its calls do not change.
+
+    The first wrapper replaces `nnx.Embed.attend` by a method that looks for the wrapper.
+    """
 
     depth: ClassVar[int] = 5
 

@@ -189,7 +189,7 @@ class InFloat32:
 
         @jax.custom_jvp
         def in_float32(x, kernel):
-            # A CPU has no product of this kind. XLA widens the operands, but not after it has rewritten the product.
+            # A CPU has no such product. XLA widens the operands for it, unless it has rewritten the product before.
             x, kernel = jax.lax.optimization_barrier((x, kernel))
             return product(x, kernel, *args, preferred_element_type=FLOAT32)
 

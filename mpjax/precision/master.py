@@ -89,10 +89,7 @@ def _full(masters, params):
 def _current(master: jax.Array, param: jax.Array, chance: bool) -> jax.Array:
     """Keeps masters that round to their parameter; takes the parameter where the user has set another value.
 
-    Args:
-      master: float32 array.
-      param: half-precision array of the same shape.
-      chance: whether a master may round to either neighbour, not only to the nearest.
+    With `chance`, a master may round to either neighbour, not only to the nearest.
     """
     value = param.astype(FLOAT32)
     rounds = nearest(master, param.dtype) == value
@@ -113,16 +110,10 @@ def nearest(values: jax.Array, dtype) -> jax.Array:
 
 
 def _rounded_by_chance(params, before, after, key: jax.Array):
-    """Rounds the masters after an update stochastically to the dtypes of their parameters.
+    """Rounds the float32 masters `after` an update stochastically to the dtypes of their parameters.
 
-    A parameter keeps its bits where the update left its master unchanged. Parameters that are not in half precision
-    are taken from `after` as they are.
-
-    Args:
-      params: the parameters before the update.
-      before: the float32 masters before the update.
-      after: the float32 masters after the update.
-      key: the random key.
+    A parameter keeps its bits where its master is the same as `before` the update. Parameters that are not in half
+    precision are taken from `after` as they are.
     """
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.tree.unflatten(treedef, list(jax.random.split(key, len(leaves))) if leaves else [])

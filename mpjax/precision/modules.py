@@ -106,7 +106,6 @@ def _is_wide(dtype: np.dtype | None) -> bool:
 
 def _require_products(policy: Policy, found: bool, decided: dict, tags: dict) -> None:
     """Raises UsageError if a policy asks for float8 products, none is `found` and user rules are not the cause."""
-    # Not by the user's rules.
     by_default = {decided[path] for path in tags if LINEAR in tags[path]} <= {None, *DEFAULTS}
     if policy.products is not None and by_default and not found:
         raise UsageError(nothing_quantised(policy.products, decided, tags))
@@ -197,7 +196,7 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
       path: the path of the module.
       module: the module.
       variables: its own variables.
-      policy: the policy.
+      policy: the policy of the model.
       rule: the pattern that decides the module; None if no rule does.
       value: the value of that rule: a dtype, a policy or a recipe; None without a rule.
 

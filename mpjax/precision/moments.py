@@ -1,7 +1,7 @@
 """Optimizer moments in bfloat16, as an optax wrapper: half the memory, with unbiased rounding.
 
-With b2 = 0.999 a second moment changes by a thousandth of the squared gradient and of itself. This is less than half
-the distance between two bfloat16 numbers, so rounding to nearest would stall it. Moments are therefore rounded
+With b2 = 0.999 a step moves a second moment by a thousandth of the way to the squared gradient. This is often less than
+half the distance between two bfloat16 numbers, so rounding to nearest would stall it. Moments are therefore rounded
 stochastically (Gupta et al., "Deep Learning with Limited Numerical Precision", 2015, arXiv:1502.02551, section 3).
 Float16 is unsuitable, because the squares of gradients below 2e-4 underflow in it.
 """

@@ -27,7 +27,7 @@ FIRST_OR_LAST = "type:first_or_last"
 """The pattern of layers at the ends of a model; `mpjax.precision.float8.layers` finds them."""
 
 SMALL_PRODUCT = "type:small_product"
-"""The pattern of linear layers with few inputs or outputs, or uneven numbers of them."""
+"""The pattern of linear layers with a side below 64 or not a multiple of 16."""
 
 DEFAULTS = frozenset({NORM, HEAD, FIRST_OR_LAST, SMALL_PRODUCT})
 """The patterns of rules in presets. Only these may match nothing, because a model need not have these layers."""
@@ -39,7 +39,7 @@ Lineage = tuple[tuple[str, frozenset[str]], ...]
 
 
 class Rules(Mapping[str, Any]):
-    """A frozen, hashable mapping from pattern to dtype or policy; the first match wins.
+    """A frozen, hashable mapping from pattern to dtype, policy or recipe; the first match wins.
 
     A pattern is a glob on the module path (`"stem/*"`, `"layers/?/conv1"`; `*` crosses `/`), or `type:` and a glob on
     the name of the class or a base class (`"type:Attention"`). Either covers the modules it matches and their

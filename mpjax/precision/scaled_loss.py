@@ -105,7 +105,7 @@ _COTANGENT: contextvars.ContextVar[Any] = contextvars.ContextVar("_COTANGENT", d
 def loss_cotangent(value: Float[Array, ""]) -> Iterator[None]:
     """Context in which a loss is traced whose derivative will be multiplied by `value`, such as the loss scale.
 
-    A loss that computes gradients of its own beside its value, in half precision, has to know how large they become.
+    A loss that computes its own half-precision gradients together with its value needs to know how large they become.
     """
     token = _COTANGENT.set(value)
     try:

@@ -84,6 +84,6 @@ def standing_at(eqn) -> AbstractContextManager:
 
 
 def first_outside(lines: list[SourceLine], folders: tuple[str, ...]) -> int:
-    """The index of the first line (lines are innermost first) whose file is in none of `folders`; else their number."""
+    """The index of the first line, innermost first, whose file is in none of `folders`; `len(lines)` if none."""
     inside = (any(folder in line.file for folder in folders) for line in lines)
     return next((index for index, within in enumerate(inside) if not within), len(lines))

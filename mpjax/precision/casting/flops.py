@@ -20,7 +20,7 @@ TENSORFLOAT32 = "tensorfloat32"
 _PRODUCTS = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
 """Matrix products of [T, H] by [H, S] in cuDNN's attention. The backward pass recomputes one (arXiv:2205.14135)."""
 _BLOCKS = "float8_blocks_multiplied_out"
-"""The call that multiplies blocks on platforms without float8 units for blocks; other platforms use float8."""
+"""The inner `jit` that multiplies blocks on platforms without float8 units for blocks; others use float8."""
 _COUNTED = {"dot_general", "conv_general_dilated", *_PRODUCTS}
 
 
@@ -74,12 +74,8 @@ def product_flops(eqn) -> int:
 def _convolution(eqn, image: tuple[int, ...], kernel: tuple[int, ...]) -> int:
     """Counts the operations of a convolution: two for each product of a kernel value and a pixel of the image.
 
-    Products with padding or with the zeros that dilation inserts between pixels do not count.
-
-    Args:
-      eqn: the equation.
-      image: the shape of its first operand.
-      kernel: the shape of its second operand.
+    Products with padding or with the zeros that dilation inserts between pixels do not count. `image` and `kernel` are
+    the shapes of the two operands.
     """
     params, result = eqn.params, eqn.outvars[0].aval.shape
     numbers = params["dimension_numbers"]

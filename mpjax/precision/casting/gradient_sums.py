@@ -29,7 +29,7 @@ MANY = 8
 
 @jax.custom_jvp
 def adding_to(wide: jax.Array, array: jax.Array) -> jax.Array:
-    """Passes `array` through, and adds its gradient to the gradient of `wide`, which no computation reads.
+    """Returns `array`, and adds its cotangent, cast to float32, to that of `wide`, which no computation reads.
 
     >>> import jax.numpy as jnp
     >>> def read(x):
@@ -113,7 +113,7 @@ def rule_adds_in_half(eqn, debug_info) -> bool:
 
     try:
         traced = jax.make_jaxpr(pulled)(*avals)
-    except Exception:  # its devices have no names here; the interpreter asks again where they have
+    except Exception:  # mesh axes have no names here; the interpreter checks again where they have
         return True
     return any(_adds_now(body) for body in bodies(traced))
 

@@ -192,7 +192,7 @@ def _quantised(recipe: Recipe | None, name: str, inputs: Sequence[Value], arrays
     Args:
       recipe: the recipe; None if rules keep the product out of float8.
       name: the primitive of the product.
-      inputs: the operands, whose origins tell the weight.
+      inputs: the operands, whose origins show which one is the weight.
       arrays: the operands, cast to the compute dtype.
       params: the parameters of the primitive.
     """

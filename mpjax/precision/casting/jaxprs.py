@@ -53,7 +53,7 @@ def function_of(jaxpr) -> tuple[str, str]:
 
 
 def expanded(eqn):
-    """The jaxpr of an equation whose primitive stands for a function, as `jnp.searchsorted` is one in JAX 0.12."""
+    """Traces the function behind an equation that stands for a whole function, as `jnp.searchsorted` in JAX 0.12."""
     primitive = eqn.params["_prim"]  # a jax.experimental.hijax.VJPHiPrimitive
 
     def function(*operands):

@@ -123,12 +123,7 @@ def _is_state(leaf) -> bool:
 
 
 def _set_since(before: dict[tuple, dict], after: dict[tuple, dict]) -> list[tuple[tuple, str, Any]]:
-    """The attributes that a call has set, as `(path of the object, name of the attribute, new value)`.
-
-    Args:
-      before: the attributes before the call, from `_plain_attributes`.
-      after: the attributes after the call.
-    """
+    """The attributes that a call has set, as `(path of the object, name of the attribute, new value)`."""
     missing = object()
     return [
         (path, name, value)
@@ -165,7 +160,7 @@ _NAMED = "_mpjax_named"
 def equinox_scopes(tree) -> Iterator[None]:
     """Context: inside the `with` block, Equinox modules of a tree run under a `jax.named_scope` of their path.
 
-    The path is the path inside the outermost module (`layers/0`). It wraps the `__call__` of their classes for good;
+    The path is the path inside the outermost module (`layers/0`). It wraps the `__call__` of their classes permanently;
     outside the block the wrapper adds no scope.
     """
     if "equinox" not in sys.modules:

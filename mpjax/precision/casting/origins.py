@@ -19,10 +19,10 @@ from mpjax.precision.casting.walk import called, evaluated
 
 
 Arguments = frozenset[Any]
-"""The arguments that an array depends on, by place."""
+"""The arguments that an array depends on, by their place in the call."""
 
 CLOSED_OVER = "closed over"
-"""The place of the arrays that a function closes over, among the places of its arguments."""
+"""Stands for the arrays that a function closes over among the places of its arguments."""
 
 _NONE: Arguments = frozenset()
 

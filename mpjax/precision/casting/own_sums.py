@@ -28,10 +28,11 @@ def with_sums_in_float32(fn: Callable) -> Callable:
     Products and all other operations run in the dtypes of `fn`. The sum of a window is in float32, and so are results
     computed from it. Outputs have the dtypes that `fn` gives them.
 
-    Each call traces `fn`, like `jax.jit`. NumPy arrays among its arguments are traced too. Values that it leaves in a
-    list outside must not be used. `fn` runs unchanged if no sum of many terms is in half precision. It also runs
-    unchanged if a trace cannot describe it: it changes a list or a dict among its arguments, or returns objects that
-    JAX does not know. NNX modules may be among the arguments; all of their state must exist before the call.
+    Each call traces `fn`, like `jax.jit`. NumPy arrays among its arguments are traced too. Do not use values that it
+    stores outside, as in a list: they may be tracers. `fn` runs unchanged if no sum of many terms is in half precision.
+    It also runs unchanged if a trace cannot describe it: it changes a list or a dict among its arguments, or returns
+    objects that JAX does not know. NNX modules may be among the arguments; all of their state must exist before the
+    call.
 
     Args:
       fn: a function of pytrees, such as a loss: `jax.grad(with_sums_in_float32(loss_fn))`.
@@ -136,7 +137,7 @@ def _same(before: tuple, after: tuple) -> bool:
 def has_own_code(model: Any) -> bool:
     """True if a module of a model has a class, or calls a function, that is not from JAX, Flax or mpjax.
 
-    A `functools.partial` counts too: Flax's pools, which add in half precision, are in a `Sequential` like that.
+    A `functools.partial` counts too: a `Sequential` holds Flax's pools, which add in half precision, as partials.
     """
     modules = modules_of(model).values()
     if not all(_is_known(type(module)) for module in modules):

@@ -60,10 +60,7 @@ REPEATS: Mapping[str, int] = {
     **dict.fromkeys(("broadcast_in_dim", "gather", "tile", "pvary", "pcast"), 0),
     "pad": 1,
 }
-"""The position of the operand whose values a primitive may use several times, on other devices too.
-
-The derivative adds.
-"""
+"""The position of the operand that a primitive may repeat, also on other devices: its derivative sums."""
 
 STRETCH = frozenset(
     {
@@ -71,7 +68,7 @@ STRETCH = frozenset(
         *("igamma", "igammac", "polygamma", "zeta", "regularized_incomplete_beta"),
     }
 )
-"""Primitives that repeat any operand that is a scalar, or along its axes of size 1: their derivatives add."""
+"""Primitives that broadcast scalars and axes of size 1 by themselves: their derivatives sum."""
 
 SCATTERED_SUMS = frozenset({"scatter-add", "scatter-sub", "select_and_scatter_add"})
 

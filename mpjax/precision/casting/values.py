@@ -1,4 +1,4 @@
-"""Facts that autocast knows about each array: its traced dtype, and whether it is a scalar that tracing knows.
+"""Facts that autocast knows about each array: what it depends on, and its number if it is known at trace time.
 
 A number written in the program, like the 0.5 in `x * 0.5`, takes the dtype of the array that it is combined with, if
 that dtype holds it. A dtype holds a number if it rounds it no worse than other numbers. The same applies to results
@@ -42,11 +42,11 @@ class Value(NamedTuple):
 
     Attributes:
       array: the array or tracer, or the number of a literal.
-      number: the value of all its elements, if it is known at trace time (see `numbers.py`). The array then takes the
-        dtype of the other operands.
+      number: the value of all its elements, if it is known at trace time. The array then takes the dtype of the other
+        operands.
       peak: True for the largest of several values. Differences from it, as in a softmax, are computed in float32.
       own: True if the program made it only from keys, integers and numbers, and so chose its dtype.
-      constant: True if the program made it without a product, from these and from arrays that it closes over.
+      constant: like `own`, but also from arrays that the program closes over, without a matrix product.
       origin: the inputs that it depends on.
     """
 
@@ -116,7 +116,7 @@ def arrays_of(values: Iterable[Value]) -> list[jax.Array]:
 
 
 def cast(array, dtype):
-    """Casts a floating array, or the number of a literal, to `dtype`; dtype None and other arrays change nothing."""
+    """Casts a floating array, or the number of a literal, to `dtype`; returns other arrays unchanged, as with None."""
     if dtype is None or not (is_floating(array) or isinstance(array, float)):
         return array
     return array if getattr(array, "dtype", None) == dtype else jnp.asarray(array).astype(dtype)

@@ -94,7 +94,7 @@ def with_gradient(history: Float[Array, "*S 3 1+H"], cotangent: Float[Array, "*S
 
     Args:
       history: the history after the forward pass.
-      cotangent: the derivative of the loss with respect to the history before the step; holds that gradient.
+      cotangent: the derivative of the loss with respect to the history before the step; holds the recorded value.
     """
     return end_step(add_gradient(history, cotangent))
 
@@ -104,9 +104,9 @@ def add_gradient(history: Float[Array, "*S 3 1+H"], cotangent: Float[Array, "*S 
 
     Args:
       history: the history after the forward pass of that part.
-      cotangent: the derivative of the loss with respect to the history; holds that gradient.
+      cotangent: the derivative of the loss with respect to the history before that part; holds the recorded value.
     """
-    return jnp.maximum(history, cotangent)  # the cotangent is zero, except for the gradient
+    return jnp.maximum(history, cotangent)  # the cotangent is zero outside the gradient's place
 
 
 def end_step(history: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
@@ -115,7 +115,7 @@ def end_step(history: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
 
 
 def _quantised(x: jax.Array, dtype: np.dtype, past: Float[Array, " H"]) -> Quantised:
-    """Quantises to `dtype` with the largest value of earlier steps, `past`; in the first step, with that of `x`."""
+    """Quantises to `dtype` by the largest absolute value of earlier steps, `past`; if all are 0, by that of `x`."""
     largest = jnp.max(past)
     return quantise_to(x, jnp.where(largest > 0, largest, largest_of(x)), dtype)
 
@@ -132,7 +132,7 @@ def _multiplied(
 def _by_history(
     recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array, history: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Multiplies [M, K] by [K, N]; returns the result, and the history after it has recorded both operands' largest.
+    """Multiplies [M, K] by [K, N]; returns the result, and the history with the largest values of both operands.
 
     The derivative with respect to `history` holds the largest incoming gradient of this call and of later calls that
     take the returned history. The backward pass thus covers every call of a layer.
@@ -182,7 +182,7 @@ _once.defvjp(_once_forward, _once_backward)
 
 
 def _of_gradient(history: jax.Array, largest: jax.Array) -> jax.Array:
-    """The derivative with respect to a history: zeros, but `largest` in the current step's place for the gradient.
+    """The derivative with respect to a history: `largest` at the gradient of the current step, zeros elsewhere.
 
     No derivative flows through `largest`, the largest absolute value of the incoming gradient.
     """

@@ -68,10 +68,9 @@ def sides(module: Any) -> tuple[int, int]:
 def tags_of(modules: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     """Tags layers by module path. Rules match tags as `type:`, like the names of classes.
 
-    `linear_layer` is for layers that can multiply in float8. `first_or_last` is for layers, also embeddings, in no
-    list, such as a head, and for the first and last layer of a list of layers. Attributes that are numbered one after
-    the other (`layer1`, `layer2`, `layer3`) are a list. `small_product` is for linear layers with a side that is below
-    64 or not a multiple of 16.
+    `linear_layer`: layers that can multiply in float8. `first_or_last`: linear layers and embeddings outside all lists,
+    such as a head, and the first and last layer of a list. Consecutively numbered attributes (`layer1`, `layer2`,
+    `layer3`) count as a list. `small_product`: linear layers with a side that is below 64 or not a multiple of 16.
 
     Args:
       modules: the modules of a model by path.

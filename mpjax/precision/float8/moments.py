@@ -2,9 +2,9 @@
 
 Groups of 128 numbers share a scale and an exponent that spreads their range over that of e4m3: Xi et al., "COAT:
 Compressing Optimizer states and Activation for Memory-Efficient FP8 Training", 2024 (arXiv:2410.19313), section 4.1.
-Unlike in COAT, numbers round stochastically, so that their mean is exact: with b2 = 0.999 a second moment changes by a
-thousandth of itself, far less than half a step of float8. Second moments are not in float8. The squares of a group may
-differ by more than its range, and Adam would divide by the root of an underflowed number.
+Unlike in COAT, numbers round stochastically, so that their mean is exact: rounding to nearest would lose changes of
+less than half a step. Second moments are not in float8. The squares of a group may differ by more than its range, and
+Adam would divide by the root of an underflowed number.
 
 Shapes: N numbers along the last axis of an array, G groups of them.
 """
@@ -143,7 +143,7 @@ def grouped(x: Float[Array, "*L N"], seed: UInt[Array, ""]) -> Grouped:
     finite = jnp.isfinite(groups)
     size = jnp.where(finite, jnp.abs(groups), 0)
     largest = jnp.max(size, axis=-1, keepdims=True)
-    # In the pass of the maximum: the smallest of quotients would wait for it.
+    # In the same pass as the maximum; the smallest quotient would have to wait for the maximum.
     smallest = jnp.min(jnp.where(size > 0, size, jnp.inf), axis=-1, keepdims=True)
     usable = largest > 0
     scale = jnp.where(usable, largest, 1.0)

@@ -1,4 +1,4 @@
-"""The products of a traced program that autocast runs in float8: products with a large and even enough weight.
+"""The products of a traced program that autocast runs in float8: products with a weight of large, divisible sides.
 
 The outcome of each product that a policy asks for in float8 is noted, so that autocast can report if none is.
 """
@@ -31,8 +31,8 @@ def why_not_quantised(
       recipe: the recipe.
       operands: the operands of `dot_general`, cast to the compute dtype.
       params: the parameters of the `dot_general` equation.
-      weight: the index of the weight, 0 or 1; None if it is not known. Then all sides of the product, also the batch,
-        must be large and even enough.
+      weight: the index of the weight, 0 or 1; None if it is not known. Then the batch must be large and divisible too,
+        like the sides of a weight.
     """
     of, batch = params["dimension_numbers"]
     if any(batch):

@@ -47,9 +47,10 @@ class Float8Dot:
         preferred_element_type: Any = None,
         out_sharding: Any = None,
     ) -> jax.Array:
-        """Multiplies activations by a weight; other arguments are those of `jax.lax.dot_general`.
+        """Multiplies activations by a weight, with the signature of `jax.lax.dot_general`; ignores `out_sharding`.
 
-        Products with batch axes, and products of operands that are not floating, are not in float8.
+        Products with batch axes, and products of operands that are not floating, are not in float8. `precision` applies
+        only to these.
         """
         if any(dimension_numbers[1]) or not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (lhs, rhs)):
             return lax.dot_general(lhs, rhs, dimension_numbers, precision, preferred_element_type)
