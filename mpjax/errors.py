@@ -87,10 +87,7 @@ class DataWarning(UserWarning):
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint is damaged or does not match, or metrics of earlier steps are lost.
-
-    The run uses another checkpoint, or uses the checkpoint differently.
-    """
+    """A checkpoint is damaged or may be of another run, an export lacks arrays, or metrics of some steps are lost."""
 
 
 class LoggerWarning(UserWarning):

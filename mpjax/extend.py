@@ -135,7 +135,7 @@ class Optimizer(Protocol):
 
 
 class Schedule(Protocol):
-    """A learning rate as a function of applied steps. mpjax passes only the parameters that it names."""
+    """A learning rate as a function of applied steps. mpjax passes only the arguments that your function names."""
 
     def __call__(self, *, peak: float, steps: int, warmup: int) -> optax.Schedule:
         """Builds a function from the number of applied steps to the learning rate, a non-negative scalar."""

@@ -28,8 +28,8 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, description: str = "
       description: the first lines of the help; empty: the docstring of `kind`.
 
     Raises:
-      UsageError: a flag is unknown, missing or has a wrong value. Of several faults, also values out of range, the
-        message has a line each.
+      UsageError: a flag is unknown, missing or has a wrong value. If there are several faults, the message has a line
+        for each, also for values out of range.
       SystemExit: code 0 after `--help`; the help is printed.
     """
     settings, _, faults = _parsed(kind, argv, prog, description, knows_all=True)

@@ -105,7 +105,7 @@ PlotFormat = Literal["png", "pdf", "svg"]
 """A format of the plots of a run."""
 
 DATA_KINDS = ("folder", "hf", "synthetic")
-"""The words before the colon of a `--data.name` that names no code."""
+"""The words before the colon of a `--data.name` that is not code, as in `hf:NAME`."""
 
 GENERATED = ("digits", "digits_canvas", "docstrings")
 """Data sets that mpjax generates at their first use."""

@@ -215,7 +215,7 @@ def _unknown(table: dict[str, Any], section: Any, prefix: str) -> Iterator[str]:
 
 
 def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[str]:
-    """Yields the flags and values that set what a TOML table sets.
+    """Yields the flags and values that set the same settings as a TOML table.
 
     `section` is its part of the default config, None for an unknown section.
     """
@@ -302,5 +302,5 @@ def from_toml(file: str | pathlib.Path) -> Config:
 
 
 def settings_in(file: pathlib.Path) -> Config:
-    """Reads the settings of a TOML file like `from_toml`, but does not mark the code that they name."""
+    """Reads the settings of a TOML file like `from_toml`, but does not mark the code of a stored run as `Stored`."""
     return _parse(_checked_flags(file, typed("train")), typed("train"))

@@ -56,7 +56,7 @@ _FLAGS = {
 def corrections(argv: Sequence[str], parse: Callable[[list[str]], object]) -> Iterator[tuple[str, str]]:
     """Yields each flag of a command line that only other programs or earlier versions have, and what to write instead.
 
-    So is a setting without its section, such as `--momentum`, if only one section has it.
+    A setting without its section, such as `--momentum`, is yielded too if only one section has it.
 
     Args:
       argv: the arguments of train.py, without `--config`.
@@ -89,7 +89,7 @@ def _flags(section: Any, prefix: str = "") -> Iterator[tuple[str, tuple[str, ...
 
 
 def _inside_sections() -> dict[str, tuple[str, ...]]:
-    """The words that set each setting of a section, by its name without the section, if no two sections have it."""
+    """The words that set each setting of a section, by its name without the section; only for names of one section."""
     sections = [field.name for field in dataclasses.fields(Config)]
     flags = [
         flag

@@ -37,7 +37,7 @@ from mpjax.config.setting_types import (
 
 
 def _are_two(bounds: Sequence[float]) -> bool:
-    """True for two different finite numbers, and for no numbers."""
+    """True for two different finite numbers, or none."""
     return not bounds or (len(bounds) == len(set(bounds)) == 2 and all(map(math.isfinite, bounds)))
 
 

@@ -1,9 +1,9 @@
 """Types of settings: how the command line reads a value, and which values are valid.
 
-A field of a section says all of a setting: its name, default, help and type, and the type says the range.
+A field of a section defines a setting: its name, default, help and type. The type defines the range.
 
-Types with a parser of their own are plain objects to tyro. For `tuple[str, ...]`, it would import typeguard to check
-the default, which takes a quarter of the time of `--help`. Its messages name neither the wrong word nor the valid ones.
+Types with their own parser are `object` to tyro. For `tuple[str, ...]`, it would import typeguard to check the default,
+a quarter of the time of `--help`, and its messages would name neither the wrong word nor the valid ones.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from mpjax.errors import UsageError
 
 
 IN_PYTHON = "python:"
-"""The beginning of the text of a setting that holds an object."""
+"""The prefix of the text of a `PythonObject`."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
