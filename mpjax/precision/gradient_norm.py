@@ -61,7 +61,7 @@ def added_together() -> Iterator[None]:
 
 
 FEW = 2**16
-"""The largest number of elements of an array that is copied, instead of read by its own kernel."""
+"""The largest array, in elements, whose squares are copied next to others; a kernel of its own sums a larger one."""
 
 ROW = 2**12
 """The number of elements that a GPU adds in one stage."""
@@ -102,12 +102,10 @@ def global_norm(tree: Any) -> Float[Array, ""]:
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     """Clips like `optax.clip_by_global_norm`, but computes in the dtype of `global_norm`, float32 or wider.
 
-    Each clipped value is rounded once to the dtype of its gradient.
+    Gradients are multiplied by `max_norm` over their norm, unless the norm is below `max_norm`, and rounded once to
+    their own dtypes. A step that also reports the norm, or skips by it, computes it only once.
 
-    A step that also reports the norm, or skips by it, computes it only once.
-
-    Pascanu et al., "On the difficulty of training recurrent neural networks", 2013 (arXiv:1211.5063), section 3.2.
-    Gradients are multiplied by `max_norm` over their norm, unless the norm is below `max_norm`.
+    Source: Pascanu et al., "On the difficulty of training recurrent neural networks", 2013 (arXiv:1211.5063), 3.2.
     """
 
     def update(updates, state, params=None):

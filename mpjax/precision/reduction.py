@@ -83,7 +83,7 @@ def _size(axis_name: Axes) -> int:
 def sum_across(array: jax.Array, dtype: np.dtype, axis_name: Axes) -> jax.Array:
     """Sums a floating or complex array over the devices of mapped axes, inside `jax.shard_map` or `jax.pmap`.
 
-    The sum is added in `dtype`. The result has the wider of `dtype` and the array's dtype.
+    The sum is computed in `dtype`. The result has the wider of `dtype` and the array's dtype.
     """
     added = array.astype(_in_reduction(array.dtype, dtype))
     return jax.lax.psum(added, axis_name).astype(widest(array.dtype, dtype))

@@ -35,15 +35,15 @@ DEFAULTS = frozenset({NORM, HEAD, FIRST_OR_LAST, SMALL_PRODUCT})
 NORM_TYPES = frozenset({"BatchNorm", "LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm", "WeightNorm", "SpectralNorm"})
 
 Lineage = tuple[tuple[str, frozenset[str]], ...]
-"""A module and its parents, root first: for each, the path and the names of its class and base classes."""
+"""A module and its parents, root first: for each, the path and the names of its class, base classes and tags."""
 
 
 class Rules(Mapping[str, Any]):
     """A frozen, hashable mapping from pattern to dtype, policy or recipe; the first match wins.
 
     A pattern is a glob on the module path (`"stem/*"`, `"layers/?/conv1"`; `*` crosses `/`), or `type:` and a glob on
-    the name of the class or a base class (`"type:Attention"`). Either covers the modules it matches and their
-    submodules. `"type:norm"` covers only the normalisation layers themselves.
+    the name of the class, of a base class or of a tag (`"type:Attention"`, `"type:head"`). Either covers the modules it
+    matches and their submodules. `"type:norm"` covers only the normalisation layers themselves.
     """
 
     def __init__(self, rules: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()):

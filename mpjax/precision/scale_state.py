@@ -23,7 +23,8 @@ class LossScaleState(NamedTuple):
       skipped: int32, the total number of skipped steps.
       consecutive_skips: int32, steps skipped since the last finite step.
       finite: bool, True if the last gradients were finite, so that the last step was applied.
-      inner_state: the wrapped optimizer's state; for several optimizers, a `GroupState` for each name.
+      inner_state: the wrapped optimizer's state; for several optimizers, a `GroupState` for each name. With a
+        `tolerance`, it is inside a `CountedState`.
     """
 
     scale: jax.Array

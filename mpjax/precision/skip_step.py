@@ -1,7 +1,7 @@
 """Skips optimizer steps with non-finite gradients, for one optimizer or several optimizers with one scale.
 
-Several micro-batches of an `optax.MultiSteps` form one step. Without a `MultiStepsState` in the optimizer state, each
-window has one step, which is known at trace time.
+A window is one step, or the micro-batches of an inner `optax.MultiSteps`. Without a `MultiStepsState` in the optimizer
+state, each window has one step, which is known at trace time.
 """
 
 import functools
@@ -89,7 +89,7 @@ def one_optimizer(inner: optax.GradientTransformation) -> Attempt:
             return inner.update(gradients, state, parameters_seen(inner, params), **extra)
 
     def where_finite(gradients, was_finite, state, params, extra, axis_name) -> StepResult:
-        # A window is one step, or the micro-batches of an inner optax.MultiSteps. One bad micro-batch discards it.
+        # One bad micro-batch discards its whole window.
         finite = _finite_on_all(gradients, axis_name) & (was_finite | opens_window(state))
         proposed, new_state = unconditionally(countable(gradients, finite, state), state, params, extra)
         kept = discard_window(state, new_state)

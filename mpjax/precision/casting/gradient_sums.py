@@ -1,4 +1,4 @@
-"""Adds the gradients of a half-precision array with many reads in float32, without reads of a float32 copy."""
+"""Sums in float32 the gradients of a half-precision array with many reads, which stay in half precision."""
 
 import collections
 import math

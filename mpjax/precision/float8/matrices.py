@@ -22,7 +22,7 @@ ACTIVATIONS, WEIGHT, GRADIENT = range(3)
 
 
 class Way(NamedTuple):
-    """One of the three products of a layer.
+    """One of the three products of a layer: the result, or a derivative by the activations or by the weight.
 
     Attributes:
       roles: the roles of both operands.
