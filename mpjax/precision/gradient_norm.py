@@ -105,7 +105,7 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     Gradients are multiplied by `max_norm` over their norm, unless the norm is below `max_norm`, and rounded once to
     their own dtypes. A step that also reports the norm, or skips by it, computes it only once.
 
-    Source: Pascanu et al., "On the difficulty of training recurrent neural networks", 2013 (arXiv:1211.5063), 3.2.
+    Pascanu et al., "On the difficulty of training recurrent neural networks", 2013 (arXiv:1211.5063), section 3.2.
     """
 
     def update(updates, state, params=None):

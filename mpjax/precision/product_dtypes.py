@@ -22,7 +22,7 @@ class AskedDtypes(NamedTuple):
     Attributes:
       compute: the dtype of products, also of products that a recipe leaves alone, such as attention scores.
       recipe: the recipe of float8 products, or None.
-      required: True if every product must follow the recipe: the layer is linear and its sides are large enough.
+      required: True if every product must follow the recipe: the layer is linear, its sides large and divisible.
       refused: True if no product may be in float8: the layer is linear, and has no recipe.
       applied: the recipe that the layer uses; None without a recipe, or if it is not known.
       own: True for a layer with the user's own product, which no policy changes.

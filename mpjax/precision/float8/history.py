@@ -94,7 +94,7 @@ def with_gradient(history: Float[Array, "*S 3 1+H"], cotangent: Float[Array, "*S
 
     Args:
       history: the history after the forward pass.
-      cotangent: the derivative of the loss with respect to the history before the step; holds the recorded value.
+      cotangent: the derivative of the loss with respect to the history before the step; holds the largest gradient.
     """
     return end_step(add_gradient(history, cotangent))
 
@@ -104,7 +104,7 @@ def add_gradient(history: Float[Array, "*S 3 1+H"], cotangent: Float[Array, "*S 
 
     Args:
       history: the history after the forward pass of that part.
-      cotangent: the derivative of the loss with respect to the history before that part; holds the recorded value.
+      cotangent: the derivative of the loss with respect to the history before the part; holds the largest gradient.
     """
     return jnp.maximum(history, cotangent)  # the cotangent is zero outside the gradient's place
 
