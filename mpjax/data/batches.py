@@ -29,8 +29,8 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
       share: the part of each batch that this process reads.
 
     Raises:
-      UsageError: an epoch is smaller than a batch, `seed` is not in [0, 2**32), or `conform` refuses an example. A
-        streamed set refuses an example only when it is read.
+      UsageError: `config` is invalid for the set, an epoch is smaller than a batch, `seed` is not in [0, 2**32), or
+        `conform` raises for an example. A streamed example is checked only when it is read.
     """
     check_data(config)
     require_batch(source, config)
@@ -95,7 +95,7 @@ def training_split(source: Source, config: Data) -> Split:
     An example is read from disk only when a batch asks for it.
 
     Raises:
-      UsageError: as `reader`.
+      UsageError: see `reader`.
     """
     if source.mix:
         from mpjax.data.mixture import mixed_split  # local, because few runs mix sets
@@ -111,7 +111,7 @@ def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatc
     `share`, the part of this process.
 
     Raises:
-      UsageError: the split is empty, `conform` refuses an example, or dtypes differ from the training split.
+      UsageError: the split is empty, `conform` raises for an example, or dtypes differ from the training split.
     """
     size, batch_size = len(source.test), config.eval_batch_size
     check_data(config)

@@ -92,7 +92,7 @@ def _require_mixed(config: Data, fields: Fields) -> None:
 def require_one_frame(fields: Fields, image_size: int) -> None:
     """Raises UsageError if images would be cropped on the host, and other fields of two or more axes would not.
 
-    Images and masks are resized to `image_size`. They are cropped too, unless all are square and of one size.
+    Images and masks are resized to `image_size`. They are cropped first, unless the images are square, of one size.
     """
     images = [field for field in fields.values() if isinstance(field, Image)]
     cropped = any(None in field.shape or field.shape[0] != field.shape[1] for field in images)

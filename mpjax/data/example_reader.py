@@ -42,10 +42,7 @@ class Reader:
     header: Callable[[bytes | np.ndarray, int, Depth], Picture] = read_header
 
     def __call__(self, example: Example) -> Arrays:
-        """Reads one example in the batch dtypes, without a batch axis.
-
-        A random frame draws the same numbers in every call.
-        """
+        """Reads one example in the batch dtypes, without a batch axis. Every call uses the same random draws."""
         return {name: values[0] for name, values in self.batch([example]).items()}
 
     def batch(
@@ -55,8 +52,7 @@ class Reader:
 
         Args:
           examples: the examples as stored.
-          drawn: the random draws of the frame, a row for each example. None: the same draws for all batches of this
-            size.
+          drawn: the random draws of the crops (`draws`), [N, ...]. None: the same draws for all batches of this size.
           numbers: the number of each example, for error messages.
 
         Raises:
@@ -85,8 +81,8 @@ class Reader:
     def _cropped(self, columns: Mapping[str, Any], frame: Frame, drawn: np.ndarray, named: Numbered) -> Arrays:
         """Crops and resizes images to [N, side, side, channels], and masks to uint8 [N, side, side].
 
-        Each kind of work is done for all examples before the next kind. A decoder evicts Python's own code and data
-        from the processor's caches, which then cost four times as much.
+        Headers of all examples are read first, then all boxes are chosen, then all pixels are decoded. A decoder evicts
+        Python's own code and data from the processor's caches, so alternating takes four times as long.
         """
 
         def box(picture: Picture, row: np.ndarray) -> Box:
@@ -135,12 +131,12 @@ def reader(source: Source, config: Data, *, training: bool) -> Reader:
     """Builds the reader that turns the examples of `source` into arrays of one shape.
 
     If `config.image_size` is set, images are cropped and resized to it. If all images have one size, the crop is the
-    largest centred square. If sizes vary, training crops a random part and evaluation a smaller centred square. Without
-    `config.antialias`, crops are rounded to whole pixels.
+    largest centred square. If sizes vary, training crops a random part, evaluation a centred square of 7/8 of the
+    shorter side. Without `config.antialias`, crops are rounded to whole pixels.
 
     Raises:
-      UsageError: sizes vary and `config.image_size` is not set, or images would be cropped without the fields beside
-        them, or a package that `config` needs is not installed.
+      UsageError: sizes vary and `config.image_size` is not set, images would be cropped without another field of two
+        or more axes, or a package that `config` needs is not installed.
     """
     split = config.train_split if training else config.test_split
     split_name = f"split '{split}' of '{source.name}'"

@@ -14,7 +14,7 @@ def conform(example: Mapping[str, Any], fields: Fields) -> dict[str, np.ndarray]
     """Checks an example, or a batch with any leading axes, and casts it to the batch dtypes.
 
     Args:
-      example: a value [..., shape of the field] for each of `fields`; other keys are dropped.
+      example: for each of `fields`, a value [..., *shape of one example]; other keys are dropped.
       fields: the expected fields.
 
     Returns:
@@ -22,7 +22,7 @@ def conform(example: Mapping[str, Any], fields: Fields) -> dict[str, np.ndarray]
       int32 with the same values; `Numbers` become int32, float32 or bool.
 
     Raises:
-      UsageError: a field is missing or does not match; the message has the field, its value and the expected one.
+      UsageError: a field is missing, its values do not match, or fields differ in their leading axes.
 
     >>> example = conform({"image": np.zeros((2, 2, 1)), "label": 3}, labelled_images(10, (2, 2, 1)))
     >>> example["image"].dtype, example["label"].dtype
@@ -83,7 +83,7 @@ def require_examples(split: str, count: int) -> None:
 
 
 Example = dict[str, Any]
-"""Maps each field to an array, or to the bytes of an encoded image."""
+"""Maps each field to an array, a number, a text, or the bytes of an encoded image."""
 
 
 class Examples(Protocol):

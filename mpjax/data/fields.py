@@ -28,14 +28,14 @@ class Field(Protocol):
 
     @property
     def origin(self) -> str:
-        """The origin of the values for messages, such as `column 'img'`; empty if the field's name says enough."""
+        """The origin of the values for messages, such as `column 'img'`; empty if the column has the field's name."""
         ...
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
         """Checks `value` [..., axes of one example] and casts it to the batch dtype of the field.
 
         Raises:
-          UsageError: the value does not match; the message describes `name`, the expected value and what to write.
+          UsageError: the value does not match the field; the message has `name`, the expected values and a repair.
         """
         ...
 
@@ -54,11 +54,7 @@ _LINE = "in the function of --data.preprocess"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _FromColumn:
-    """The origin of a field's values.
-
-    Args:
-      origin: the origin for messages, such as `column 'img'`; empty if the column has the field's name.
-    """
+    """The base of all fields: where their values come from."""
 
     origin: str = dataclasses.field(default="", compare=False, repr=False)
 
@@ -141,7 +137,7 @@ class Mask(_FromColumn):
 
     Args:
       shape: (H, W); H and W are None if they vary.
-      num_classes: the number of classes; values are in [0, num_classes). 0 means unknown, for a stored column.
+      num_classes: the number of classes; values are in [0, num_classes). 0: unknown, only in a stored column.
       ignores: True if values may also be `IGNORED`.
       values: the stored value of each class; empty if unknown.
     """
@@ -237,7 +233,7 @@ class Numbers(_FromColumn):
         return len(self.shape)
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Checks numbers [..., shape], and casts them to the field's dtype."""
+        """Checks numbers [..., *shape], and casts them to the field's dtype."""
         if not _fits(value.shape, self.shape):
             raise UsageError(
                 f"{called(name, self)}: shape {value.shape}; wanted {self.shape}, that of the first example"

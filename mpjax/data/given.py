@@ -64,14 +64,14 @@ def joined(masks: Sequence[np.ndarray], width: int, height: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """Inputs, read one at a time.
+    """A user's inputs to a trained model, read one at a time.
 
     Args:
       names: the name of each input, for the result and for messages.
       load: a function from positions to stored inputs.
-      rows: a function from a stored input to the fields of its rows, [n, ...]; it raises UsageError. A long text has
-        several rows, as does an image to segment that is not square. Every other input has one row.
-      mask: a function from a stored input and the masks of its rows to one mask of the image's size.
+      rows: a function from a stored input to the fields of its rows, [n, ...]; raises UsageError for an unreadable
+        input. A long text has several rows, as has an image in squares (`squares_of`). Other inputs have one row.
+      mask: a function from a stored input and the masks of its rows to one mask of the image's size. None: no masks.
     """
 
     names: Sequence[str]
@@ -84,7 +84,7 @@ class GivenBatch(NamedTuple):
     """A batch of the full size.
 
     Attributes:
-      owners: the input of each row that is not padding.
+      owners: the position in `Inputs` of each row's input, int [rows without padding].
       arrays: the fields, [B, ...], with `weight` [B], 0 for padding.
     """
 

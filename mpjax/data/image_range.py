@@ -22,7 +22,7 @@ def in_range(columns: Mapping[str, Column], config: Data, set_name: str) -> tupl
       The columns, and a note about each column of more than 8 bits.
 
     Raises:
-      UsageError: neither the files nor `config` state the range, or `config` states it and there is no such image.
+      UsageError: neither the files nor `config` state the range, or `config` does and no image has more than 8 bits.
     """
     ranged, notes = dict(columns), []
     for name, column in columns.items():

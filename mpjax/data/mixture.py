@@ -24,9 +24,8 @@ from mpjax.errors import DataWarning, UsageError
 def named(name: str, config: Data) -> Iterator[None]:
     """Context that adds the name of a set of a mixture to a UsageError raised inside a `with` block that opens the set.
 
-    All settings of `config` except the names apply to every set, and `config.name` is opened first. The `repair` of an
-    error, the settings that it tells the user to write, is therefore dropped for a set of `config.mix`, unless it is
-    another name.
+    All settings of `config` except the names apply to every set, and `config.name` is opened first. A `repair` (the
+    settings that would avoid the error) is therefore dropped for a set of `config.mix`, unless it is another name.
 
     Raises:
       UsageError: the error of the block, with the name of the set.
@@ -113,10 +112,7 @@ def _require_agreement(first: Source, other: Source, config: Data) -> None:
 
 
 def _require_names(name: str, wanted: Label, found: Label, first: Source, other: Source) -> None:
-    """Raises UsageError if both sets name their classes, and the names differ.
-
-    `wanted` is the label field of the first set, `found` that of the other.
-    """
+    """Raises UsageError if both sets name their classes, and the names differ; `found` is the label of `other`."""
     if not (wanted.names and found.names) or wanted.names == found.names:
         return
     pairs = enumerate(itertools.zip_longest(found.names, wanted.names))
@@ -136,8 +132,8 @@ def _tell_names(names: Sequence[str], called: str, plain: str, other: str, confi
     Args:
       names: the class names of the set `called`.
       called: the name of the set that names its classes.
-      plain: the name of the set that does not.
-      other: which of the two is in `--data.mix`.
+      plain: the name of the set without class names.
+      other: the set in `--data.mix`, which is `called` or `plain`.
       config: the settings.
 
     Raises:
@@ -191,9 +187,9 @@ class MixedSplit:
         return self.splits[0].first
 
     def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
-        """Reads examples as one batch, each from its set; `drawn` has the random draws of each example's frame.
+        """Reads examples as one batch, each from its set; `drawn` has the random draws of each example's crop.
 
-        Error messages have the set of an example, and its number in that set.
+        Error messages name an example by its set and its number in that set.
         """
         ends = np.cumsum([len(split) for split in self.splits])
         numbers = np.asarray(indices)
@@ -214,6 +210,6 @@ def mixed_split(source: Source, config: Data) -> Split:
     """Builds the `Split` of the training examples of a mixture. Each set is read as it would be alone.
 
     Raises:
-      UsageError: as `reader`.
+      UsageError: see `reader`.
     """
     return MixedSplit([SplitOfOne(member.train, reader(member, config, training=True)) for member in source.trained_on])

@@ -25,7 +25,9 @@ from mpjax.errors import UsageError
 
 
 def as_task(table: Table, task: TaskName, config: Data) -> Source:
-    """Opens a table as a `Source`: chooses a column for each field of a task, and settles classes and preprocessing.
+    """Opens a table as the `Source` of a task.
+
+    It chooses a column for each field, applies `config.preprocess`, numbers the classes and tokenizes texts.
 
     Raises:
       UsageError: a field has no column, or the data set needs a setting that is missing.
@@ -238,6 +240,6 @@ def with_ignored(values: Sequence[int]) -> Callable[[Example], Example]:
                 f"label: {IGNORED_LABEL} is outside the classes, and not among --data.ignore_index "
                 f"{' '.join(map(str, values))}; add it there, or drop the example"
             )
-        return {**example, "label": int(label)}  # the dtype of -1, even if the stored labels are unsigned
+        return {**example, "label": int(label)}  # an int like IGNORED_LABEL, for one dtype per batch
 
     return marked

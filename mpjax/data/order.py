@@ -33,13 +33,13 @@ class Order(Protocol):
         ...
 
     def epochs(self, position: int) -> np.ndarray:
-        """For each example of batch number `position`, the earlier passes through its set, int64 [B]."""
+        """The number of earlier passes through its set, for each example of batch number `position`, int64 [B]."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shuffled:
-    """The order of one set, reshuffled in each epoch. Each epoch leaves out different examples."""
+    """The order of one set, reshuffled in each epoch. An epoch drops the examples that fill no whole batch."""
 
     size: int
     batch_size: int

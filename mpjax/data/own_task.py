@@ -59,7 +59,7 @@ def _field(where: str, value: Any, column: Column | None, config: Data | None) -
       where: the set and the field, for messages.
       value: the value of the first example.
       column: the stored type of the column; None if unknown.
-      config: the settings, for a label alone, which has `config.num_classes` classes if that is set; else None.
+      config: the settings, whose `num_classes` applies to a label. None for any other field.
     """
     if isinstance(column, Image):
         return column

@@ -23,7 +23,7 @@ def read_batch(
     read: Reader,
     drawn: np.ndarray | None = None,
 ) -> Arrays:
-    """Reads the examples at `indices` as one batch; `drawn` has the random draws of each example's frame.
+    """Reads the examples at `indices` as one batch; `drawn` has the random draws of each example's crop (`draws`).
 
     Raises:
       UsageError: an example does not match its fields or the dtypes of the first example; the message names it.
@@ -46,10 +46,10 @@ class Split(Protocol):
         ...
 
     def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
-        """Reads the examples of these numbers as one batch, as `read_batch` does.
+        """Reads the examples at `indices` as one batch, as `read_batch` does.
 
         Raises:
-          UsageError: as `read_batch`, or a dtype differs from that of the split's first example.
+          UsageError: see `read_batch`; or a dtype differs from the split's first example.
         """
         ...
 
@@ -74,10 +74,10 @@ class SplitOfOne:
         return read_batch(self.examples, [0], self.read)
 
     def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
-        """Reads the examples of these numbers as one batch; `drawn` has the random draws of each example's frame.
+        """Reads the examples at `indices` as one batch, as `read_batch` does.
 
         Raises:
-          UsageError: as `read_batch`, or a dtype differs from that of the first example.
+          UsageError: see `read_batch`; or a dtype differs from the split's first example.
         """
         arrays = read_batch(self.examples, indices, self.read, drawn)
         require_dtypes(arrays, self.first, int(indices[0]), self.read.name)

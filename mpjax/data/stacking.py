@@ -18,7 +18,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Numbered:
-    """Calls functions for the examples of a batch, and adds the example to errors.
+    """Calls functions for the examples of a batch, and names the example in errors.
 
     Args:
       name: the name of the examples, such as `split 'train' of 'digits'`.
@@ -51,7 +51,7 @@ def conform_all(columns: Mapping[str, Sequence | np.ndarray], fields: Fields, ex
     All examples are checked at once, which is several times as fast. If a check fails, they are checked one at a time.
 
     Args:
-      columns: for each field, the value of each example. A single array of all values is not copied.
+      columns: for each field, a list of the examples' values, or one array [N, ...] of them.
       fields: the expected fields.
       examples: calls functions for the examples.
 

@@ -142,10 +142,10 @@ class StreamedBatches:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EvalBatches:
-    """One pass over a split in order, for each iteration. Every batch has the full size.
+    """Batches of a split in order, one pass per iteration. Every batch has the full size.
 
-    The last batch is padded with zeros (black images of class 0) of weight 0. So one compiled program serves all
-    batches, and weighted sums count every example once.
+    The last batch is padded with examples of zeros and weight 0, so that one compiled program takes all batches and
+    weighted sums count every example once.
 
     Args:
       parts: a function that returns the batches of all processes, without padding.

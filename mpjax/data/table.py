@@ -230,7 +230,7 @@ def require_ordered_parts(expression: str, infos: Mapping[str, Any]) -> None:
 
     Args:
       expression: a valid expression.
-      infos: by split, what tensorflow-datasets asks of it, such as `num_examples`.
+      infos: for each split, an object with `num_examples`, which tensorflow-datasets reads.
     """
     import tensorflow_datasets as tfds
 

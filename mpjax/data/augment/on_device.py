@@ -34,8 +34,8 @@ def prepare(
       [B, num_classes].
 
     Raises:
-      UsageError: images have a wrong dtype or rank, `mean` or `std` has a wrong length, a `std` is not positive, or
-        `config.alternate_flips` is set and `mirrored` is missing or malformed.
+      UsageError: images have a wrong dtype or rank, `mean` or `std` has a wrong length, a `std` is not positive,
+        mixup is set for masks, or `config.alternate_flips` is set and `mirrored` is missing or malformed.
     """
     images = batch["image"]
     if images.ndim != 4 or not (images.dtype == jnp.uint8 or jnp.issubdtype(images.dtype, jnp.floating)):

@@ -27,8 +27,8 @@ def preparation_of(config: Data, fields: Fields) -> Prepare:
     only.
 
     Raises:
-      UsageError: the function does not exist, or other fields would not move or mix with the image. During tracing: the
-        function fails, or changes fields, dtypes or the number of examples.
+      UsageError: the function does not exist, or the image would move or mix without another field. During tracing: the
+        function fails, drops a field, or changes a dtype or the number of examples.
     """
     if "image" in fields:
         require_together(config, fields)

@@ -77,7 +77,7 @@ class Picture:
 
     @functools.cached_property
     def image(self) -> Image.Image:
-        """Pillow's image. Decoding changes it, so a picture is decoded once.
+        """Pillow's image. Decoding changes it, so decode a picture only once.
 
         Raises:
           UsageError: the header is damaged.
@@ -165,7 +165,7 @@ def read_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT)
 
 
 def read_plain_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT) -> Picture:
-    """Reads a header as `read_header` does, but that of a plain JPEG without Pillow, which is faster.
+    """Reads a header as `read_header` does. It reads the header of a plain JPEG without Pillow, which is faster.
 
     Raises:
       UsageError: see `read_header`.

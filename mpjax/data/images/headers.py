@@ -16,8 +16,8 @@ SAMPLE = 1000
 def stored_image(count: int, open_at: Callable[[int], bytes | str], called: str) -> Image:
     """Builds the image field of a set, from the headers of up to `SAMPLE` evenly spaced images.
 
-    Reading the headers of a million files takes minutes. An image outside the sample is an error on reading if its size
-    or depth differs, or if it has colours and the sample has none.
+    Reading the headers of a million files takes minutes. An image outside the sample is an error on reading if its
+    depth differs, if it has colours and the sample has none, or if its size differs and images are not resized.
 
     Args:
       count: the number of images in the set.

@@ -58,7 +58,7 @@ def plain_header(stored: bytes) -> Plain | None:
 
 
 def _frame(body: bytes, height_at: int) -> Plain | None:
-    """Reads the size and the channels from the frame segment of a JPEG; None unless it is that of a plain JPEG."""
+    """Reads the size and the channels from the frame segment of a JPEG; None unless the JPEG is plain."""
     if len(body) not in (9, 15) or body[0] != 8:
         return None
     height, width, channels = struct.unpack_from(">HHB", body, 1)

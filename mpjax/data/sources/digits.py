@@ -28,7 +28,7 @@ CITATION = """@misc{alpaydin1998optical,
 
 
 def _described(builder: tfds.core.DatasetBuilder, description: str, features: dict) -> tfds.core.DatasetInfo:
-    """The description that both sets share. The first feature is the input, the second the target."""
+    """Builds the info of a set. The first of `features` is the input, the second the target."""
     return tfds.core.DatasetInfo(
         builder=builder,
         description=description,

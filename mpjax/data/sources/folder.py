@@ -67,7 +67,7 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
     Images to classify are `PATH/SPLIT/CLASS/*.png`. For segmentation, images are `PATH/SPLIT/images/*.jpg` and their
     masks are `PATH/SPLIT/masks/*.png` with the same names. Without split folders, PATH is one split, `train`, and the
     settings select parts of it: `train[:90%]`, `train[90%:]`. The examples of a split are ordered by a hash of their
-    file names, so that every part contains examples of every class.
+    file names, so that each part is a random sample of all classes.
 
     Raises:
       UsageError: the folder or split does not exist, the task needs text, a class is empty, a file is not an image,
@@ -170,7 +170,7 @@ def _files_by_class(folder: pathlib.Path, set_name: str) -> dict[str, list[str]]
 
 
 def _pairs(folder: pathlib.Path) -> FolderExamples:
-    """Matches images with the masks of the same names. File extensions may differ, as may a common ending of all masks.
+    """Matches images with masks by name, whatever the extensions. All masks may share an ending, such as `_mask`.
 
     Raises:
       UsageError: a mask or an image has no partner, or a folder is missing.

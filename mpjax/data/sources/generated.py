@@ -17,7 +17,7 @@ def prepare(kind: type[tfds.core.GeneratorBasedBuilder], data_dir: pathlib.Path,
     See `write_once`. An existing set is not checked here. Its reader reports any damage.
 
     Raises:
-      UsageError: the set has lost its description, or `write_once` raises.
+      UsageError: the set's folder has no dataset_info.json, or `write_once` raises.
     """
     folder = data_dir / kind.name / config / str(kind.VERSION)
     if (folder / "dataset_info.json").exists():

@@ -51,7 +51,7 @@ def open_huggingface(what: str, config: Data) -> Table:
 
     Args:
       what: a path, or a name on the hub; see `load_splits`.
-      config: the names of the splits.
+      config: the splits, `header` and `ignore_index`.
 
     Raises:
       UsageError: the data set cannot be loaded, a split does not exist, or the columns differ between the splits.
@@ -136,7 +136,7 @@ def _nested(feature: Any) -> str:
 def _of_lists(called: str, dtype: str, first: Any) -> tuple[Column, Read]:
     """Finds the type and reader of a column of nested lists, by its first row.
 
-    [H][W][C] is an image, as is [H][W], with a channel added.
+    [H][W][C] is an image; [H][W] is an image to which the reader adds an axis of 1 channel.
     """
     read = _numbers(called)
     try:

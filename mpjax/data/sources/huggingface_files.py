@@ -22,7 +22,7 @@ _TEXTS = ("string", "large_string", "string_view")
 _MISSING = ("", "NA", "N/A", "n/a", "#NA", "#N/A", "#N/A N/A", "<NA>", "NULL", "null", "None", "NaN", "nan", "-NaN")
 _MISSING += ("-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")
 _TABLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {"csv": ("csv", {}), "tsv": ("csv", {"sep": "\t"})}
-"""The formats with or without a line of names, with the reader and settings of each."""
+"""The formats whose first line may hold column names, with the name and settings of their reader in `datasets`."""
 
 
 def load_splits(what: str, header: Sequence[str] = ()) -> dict[str, Any]:

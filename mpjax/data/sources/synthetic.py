@@ -17,7 +17,7 @@ _NOISE = 64
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticExamples:
-    """Examples generated on access, each a function of the seed, the split and its index."""
+    """Examples generated on access, each a function of the seed, the split (0: train, 1: test) and its index."""
 
     num_classes: int
     image_shape: tuple[int, int, int]

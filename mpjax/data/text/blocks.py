@@ -97,7 +97,7 @@ def tokenized(
       train: examples with `text`, str or UTF-8 bytes, and for classification `label`.
       test: examples with the same fields.
       config: `tokenizer` and `length`.
-      label: a function that returns the field of the labels, for classification.
+      label: a function that builds the field of the labels; called only for classification.
       origin: the origin of the texts, for messages.
 
     Raises:

@@ -29,7 +29,7 @@ class StoredText(NamedTuple):
 
     Attributes:
       name: the file and line of the text.
-      text: the text, its bytes, or an error that describes the fault.
+      text: the text, its UTF-8 bytes, or the error to raise when the text is read.
     """
 
     name: str
@@ -41,7 +41,7 @@ def given_texts(inputs: Sequence[str], source: Source, config: Data, *, column: 
 
     Args:
       inputs: files of lines, tables (.csv, .tsv), or `-` for lines of stdin.
-      source: the set that the model was trained on, for a classifier with the field `length`.
+      source: the set that the model was trained on. With a field `length`, the model is a classifier.
       config: the tokenizer, the length, and the column names of tables without a line of names.
       column: the column of tables that holds the texts.
 
@@ -135,7 +135,7 @@ class StoredRow(NamedTuple):
 def column_of_table(
     name: str, content: bytes, column: str, *, delimiter: str, header: Sequence[str] = ()
 ) -> Iterator[tuple[str, str | UsageError]]:
-    """Yields the file and line of each row, with its text in a column, or the error of a row without one.
+    """Yields the file and line of each row, and its text in a column or, for a row of another length, an error.
 
     Args:
       name: the file, for messages.
@@ -178,13 +178,13 @@ def column_of_table(
 
 
 def _has_names(first: Sequence[str], header: Sequence[str]) -> bool:
-    """True if the first line of a table, `first`, gives names, although the data of the run had none but `header`."""
+    """True if `first`, the first line of a table, holds column names, although the run named columns by `header`."""
     cells, names = {*as_compared(first)}, {*as_compared(header)}
     return names <= cells or (len(first) != len(header) and bool(cells & names))
 
 
 def _like_an_example(names: Sequence[str], rows: Sequence[StoredRow]) -> str:
-    """The reason why names look like an example, by the rules of training, or an empty string."""
+    """The reason why names look like an example, by the rules for training files, or an empty string."""
     if number := number_among(names):
         return f"'{number}' is a number"
     for at, name in enumerate(names):
@@ -215,7 +215,7 @@ def _rows(name: str, text: str, delimiter: str) -> list[StoredRow]:
 
 
 def _read(text: str, delimiter: str, quoting: int) -> tuple[list[StoredRow], int | None]:
-    """Parses the rows, without one that has an unclosed quote, and finds the line of that row; None: there is none."""
+    """Parses the rows, except one with an unclosed quote, and finds the line of that row; None if there is none."""
     if not text:
         return [], None
     lines = io.StringIO(text.removesuffix("\n") + f"\n{_END}\n", newline="")

@@ -42,7 +42,7 @@ class HuggingFaceTokenizer:
 
     @property
     def padding(self) -> int:
-        """The padding token, or the end-of-text token if there is none (GPT-2); `length` tells them apart."""
+        """The padding token, or the end-of-text token if there is none (GPT-2). Texts are padded from `length` on."""
         return self.end if (padding := self.special["padding"]) is None else padding
 
     @property
@@ -124,7 +124,7 @@ def _from_file(file: pathlib.Path, name: str) -> HuggingFaceTokenizer:
 
 
 def _named_beside(file: pathlib.Path) -> dict[str, str]:
-    """Reads those of `pad_token`, `eos_token` and `sep_token` that the files beside a tokenizer.json name."""
+    """Reads `pad_token`, `eos_token` and `sep_token`, where set, from the files next to a tokenizer.json."""
     tokens: dict[str, str] = {}
     for beside in ("special_tokens_map.json", "tokenizer_config.json"):
         if (file.parent / beside).exists():
