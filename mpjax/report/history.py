@@ -23,8 +23,8 @@ History = Sequence[Mapping[str, Any]]
 
 A line has `step` (the attempted steps before the stretch), `seconds_before` (the seconds of the run before the
 stretch), `policy`, `changed` (the old and new text of each setting that changes here), and the content of
-environment.json. If a run started without a history, its first line has `told_by` instead of that content. If
-metrics.jsonl has lost lines before the stretch, `metrics_missing` has the first and last of their steps.
+environment.json. If a run started without a history, its first line has `told_by` (the checkpoint) instead of the
+environment. If metrics.jsonl has lost lines before the stretch, `metrics_missing` has their first and last step.
 """
 
 

@@ -74,14 +74,14 @@ def written_lines(path: Path) -> int:
 
 
 def missing_steps(records: Records, step: int, written: int = 0) -> tuple[int, int] | None:
-    """The first and the last step up to checkpoint `step` among whose lines a metrics.jsonl has lost some, or None.
+    """The first and the last step, up to checkpoint `step`, of a range with lost lines; None if no line is lost.
 
     Before it writes a checkpoint, a run writes the metrics of all steps up to it.
 
     Args:
       records: the lines that are left.
       step: the step of the checkpoint.
-      written: the number of lines up to the checkpoint; 0 if it is unknown.
+      written: the number of lines that the run had written by the checkpoint; 0: unknown.
 
     >>> missing_steps([{"step": 10, "train/loss": 0.5}], 20)
     (11, 20)

@@ -62,7 +62,7 @@ def process_of(path: Path) -> str:
         process, host = content["process"], content["host"]
     except (OSError, ValueError, KeyError, RecursionError):
         return "another process"
-    # A number that is no id of a process is not rounded to one. Ids of 0 and below mean groups of processes.
+    # A float or a bool is no process id. os.kill takes ids of 0 and below as groups of processes.
     if type(process) is not int or process <= 0 or not isinstance(host, str):
         return "another process"
     return f"process {process} on {host}" if host != socket.gethostname() or _lives(process) else "another process"
@@ -147,7 +147,7 @@ def summarise(
     }
 
 
-# Other entries have these for the whole run.
+# `skipped` and `examples_per_second` of the summary cover the whole run.
 _NOT_FINAL = ("train/skipped", "train/examples_per_second")
 
 

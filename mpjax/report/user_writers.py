@@ -35,7 +35,7 @@ def open_named_writers(specs: Sequence[Code], run: RunInfo) -> list[Any]:
 
 
 def openers_of(specs: Sequence[Code], run: RunInfo) -> list[Callable[[], Any]]:
-    """Functions that open the writers of `open_named_writers`, one each."""
+    """Builds a function for each of `specs` that opens its writer."""
     return [functools.partial(_open, spec, run) for spec in specs]
 
 
@@ -118,7 +118,7 @@ class UserWriters(Writers):
 
 @contextlib.contextmanager
 def failures_of_writers() -> Iterator[list[CallbackError]]:
-    """Context that yields an empty list for the failures of `UserWriters`; if the block raises, warns of those left."""
+    """Context that yields an empty list for failures of `UserWriters`; if the block raises, warns of each in it."""
     failures: list[CallbackError] = []
     try:
         yield failures

@@ -41,11 +41,11 @@ PATIENCE = 60.0
 
 
 class InBackground(Writer):
-    """A writer for a logger. At the first failure it warns, and sends no more.
+    """A writer that calls a logger in a thread of its own. At the first failure it warns, and sends no more.
 
     Args:
       name: the name of the logger, for messages.
-      open_logger: opens the logger, in the thread of the writer.
+      open_logger: opens the logger; called in that thread.
       folder: the folder of the run.
       patience: the seconds to wait at the end until everything is sent.
     """
