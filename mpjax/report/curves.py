@@ -209,7 +209,7 @@ def _draw_loss_scale(panel, runs: Sequence[Records], style: Mapping[str, Any], s
 
 
 def _label_last(panel, curves: Iterable[tuple[str, Curve]], metric: PlottedMetric) -> None:
-    """Writes the last finite value of each of up to two curves beside its point, the higher value above the other."""
+    """Writes the last finite value of each of up to two curves next to its point, the higher value above the other."""
     ends = []
     for color, curve in curves:
         finite = [(value, step) for step, value in zip(*curve, strict=True) if math.isfinite(value)]

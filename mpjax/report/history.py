@@ -93,7 +93,7 @@ def read_history(path: Path) -> History:
 
 
 def _is_line(line: Any) -> bool:
-    """True if a line has the fields that its readers need."""
+    """True if a line has the fields that its readers need, of the right types."""
     if not (isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("policy"), str)):
         return False
     changed, missing = line.get("changed"), line.get("metrics_missing", [0, 0])

@@ -240,7 +240,7 @@ _LEVEL = 0.05
 
 
 def compression_noise(counts: Mapping[int, int], stored: Examples | None, looked_at: str) -> str:
-    """Describes the damage of a lossy format to masks and its repair, or returns an empty string.
+    """The message about masks that a lossy format has damaged, with advice; empty if none seems damaged.
 
     A JPEG of class numbers decodes to neighbouring values as well, nearly always one or two apart.
 

@@ -134,8 +134,8 @@ def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
     """Opens the newest version of the set `config.name`, or the version at the end of the name.
 
     Raises:
-      UsageError: the set is not below `data_dir`, is not stored as array_record files, or lacks a split. The message
-        explains how to prepare it.
+      UsageError: the set is not below `data_dir` (the message explains how to prepare it), is damaged, or is not stored
+        as array_record files.
     """
     import tensorflow_datasets as tfds
 
