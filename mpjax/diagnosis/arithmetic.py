@@ -78,8 +78,7 @@ def round_to(values: jax.Array, dtype: np.dtype, *, top: bool = True, bottom: bo
     """Rounds float32 `values` to the nearest number of a half or float8 dtype, ties to even; the result stays float32.
 
     As in IEEE 754, overflow gives inf, and small values become subnormal or zero. In e4m3fn, which has no inf, overflow
-    gives NaN. XLA may remove a cast to float16 and back. It may not remove `lax.reduce_precision`, but that flushes
-    subnormals to zero.
+    gives NaN.
 
     Args:
       values: float32 array of any shape.
@@ -122,6 +121,7 @@ def _with_bits(values: jax.Array, *, mantissa_bits: int) -> jax.Array:
 
 @functools.partial(compiled, numpy=lambda values: values.astype(np.float16).astype(np.float32))
 def _round_to_float16(values: jax.Array) -> jax.Array:
+    # XLA may remove a cast to float16 and back, but not reduce_precision, which flushes subnormals to zero.
     normal = jax.lax.reduce_precision(values, exponent_bits=5, mantissa_bits=10)
     # Below 2^-14 the spacing of float16 is 2^-24; jnp.round rounds ties to even.
     subnormal = jnp.round(values * np.float32(2**24)) * np.float32(2**-24)

@@ -31,7 +31,7 @@ SMALL = 2**14
 def compiled(fn: Callable[P, R], numpy: Callable | None = None) -> Callable[P, R]:
     """Wraps `fn` so that it runs compiled ahead of time for the shapes of its arrays, or in NumPy if they are small.
 
-    Within a trace it is traced as usual. `fn` itself also runs if an array is not on the default device alone.
+    `fn` itself runs within a trace, and if an array is not on the first local device alone.
 
     Args:
       fn: a JAX function of arrays, and of keyword options. If an option cannot be hashed, `fn` runs uncompiled.
@@ -73,7 +73,7 @@ def brought_here(array):
 
 
 def _is_here(array) -> bool:
-    """True for an array on the host, or on the default device alone, for which programs are compiled."""
+    """True for an array on the host, or on the first local device alone, for which programs are compiled."""
     if isinstance(array, Tracer):
         return False
     return not isinstance(array, jax.Array) or array.devices() == {jax.local_devices()[0]}

@@ -48,13 +48,7 @@ def constants_of(half, full) -> Constants:
 
 
 def _matched(half, full, exact: dict) -> Iterator[bool]:
-    """Fills `exact`, and yields, for each part of the first program, whether the second computes the same there.
-
-    Args:
-      half: as in `constants_of`.
-      full: as in `constants_of`.
-      exact: the float32 values of constants by `id`, as in `Constants`.
-    """
+    """Fills `exact`, as in `Constants`, and yields for each part of `half` whether `full` computes the same there."""
     first, second = _Origins(half), _Origins(full)
     mine, theirs = first.operations, second.operations
     pairs = list(_in_step(mine, theirs))
@@ -98,12 +92,8 @@ def _same(mine: tuple[int, np.ndarray] | None, theirs: tuple[int, np.ndarray] | 
     """Records in `exact` the float32 value of a constant; False if the two programs do not match here.
 
     They match if both have a constant of one shape, whose float32 value does not differ from one recorded before, or if
-    neither has a constant.
-
-    Args:
-      mine: the id and the value of the constant in the half-precision program; None if it is no constant.
-      theirs: the same in the float32 program.
-      exact: the float32 values by id.
+    neither has a constant. `mine` is the id and the value of the constant in the half-precision program, `theirs` in
+    the float32 program.
     """
     if mine is None or theirs is None:
         return mine is theirs

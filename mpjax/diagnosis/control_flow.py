@@ -1,6 +1,6 @@
 """Emulates control flow: loops are compiled, and both runs take the same branch of a conditional.
 
-Whether a value is free of rounding is determined before a loop runs: like a dtype, it is the same in all iterations.
+`Pair.free` of each carried value is determined before a loop runs: like a dtype, it is the same in all iterations.
 Under `jax.shard_map`, every device runs the body on its shards of both values, and readings are combined.
 """
 
@@ -42,7 +42,7 @@ class BodyRunner(Protocol):
         ...
 
     def held(self, pair: Pair, aval) -> Pair:
-        """Casts a pair to the dtypes in which it is kept until its use."""
+        """Stores a rounded value in its half dtype until its next use."""
         ...
 
     def recording(self, recorder) -> Self:
@@ -122,8 +122,8 @@ def scan(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pai
 def with_every_rounding(run: Callable, *args):
     """Computes `run(*args)` without the excess precision of XLA, so that every operation of a loop is rounded.
 
-    XLA may otherwise compute several operations in float32 and round once. Inside another loop or a jitted step,
-    `run` is only traced, because the outermost program is compiled.
+    XLA may otherwise compute several operations in float32 and round once. Inside another loop or a jitted step, `run`
+    is only traced into the outer program.
     """
     program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
     body, consts = opened(program)
@@ -210,7 +210,7 @@ def _array(value) -> jax.Array:
 
 
 def held(emulator: BodyRunner, pairs: list[Pair], eqn) -> list[Pair]:
-    """Casts the outputs of an equation to the dtypes in which they are kept until their use."""
+    """Stores the rounded outputs of an equation in their half dtypes until their next use."""
     return [emulator.held(pair, var.aval) for pair, var in zip(pairs, eqn.outvars, strict=True)]
 
 

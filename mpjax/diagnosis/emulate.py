@@ -76,7 +76,7 @@ class Emulator:
       reference: True to run the reference too; otherwise `wide` is `low`.
       isolated: True to give each module the reference's values as inputs, which measures the module's own error;
         otherwise errors propagate from module to module.
-      recorder: the recorder that takes a reading of each result.
+      recorder: takes a reading of each result; None takes none.
       done: called after each operation; a loop is one operation. `run` sets it.
       exact: the float32 values of the program's constants, by `id`, as in `Constants`. `run` sets it.
       derivative: the variables of the backward pass, as in `only_in_derivative`. `run` sets it.
@@ -106,7 +106,7 @@ class Emulator:
         progress: Progress = SILENT,
         exact: Mapping[int, np.ndarray] | None = None,
     ) -> list[Pair]:
-        """Emulates a closed jaxpr in half precision and, if asked for, in float32; returns both values of each output.
+        """Emulates a closed jaxpr in half precision and, with `reference`, in float32; returns the pair of each output.
 
         Args:
           jaxpr: the program.
@@ -146,7 +146,7 @@ class Emulator:
         return self.held(Pair(value, low, None, not rounds and is_half(var.aval)), var.aval)
 
     def with_exact(self, pairs: list[Pair], atoms: Sequence, place: Place, eqn=None) -> list[Pair]:
-        """Gives each constant among some pairs its value in the float32 program as its reference value.
+        """Sets the reference value of each constant among `pairs` to its value in the float32 program.
 
         Args:
           pairs: the operands of an equation, or the outputs of a body.
@@ -174,7 +174,7 @@ class Emulator:
         return self.held(Pair(exact, low, place.path, not rounds and is_half(atom.aval), marks), atom.aval)
 
     def held(self, pair: Pair, aval) -> Pair:
-        """Casts a pair to the dtypes in which it is kept until its use: a rounded value to its half dtype.
+        """Stores a rounded value in its half dtype until its next use. Without a reference, `wide` becomes `low`.
 
         Args:
           pair: the value.

@@ -149,7 +149,8 @@ def fastest_program(
     Args:
       make: a function from policy to the step's program.
       tolerance: as in `fastest_policy`.
-      presets: the presets to try, the most half precision first; among equals, presets without a loss scale first.
+      presets: the presets to try, the most half precision first; among equals, presets without a loss scale first. If
+        none is within the tolerance, the last two are tried with rules.
 
     Returns:
       A `Fastest`.

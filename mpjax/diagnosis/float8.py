@@ -63,8 +63,8 @@ def saturated(runner: SaturationRunner, eqn: Any, pair: Pair, place: Place) -> P
 def with_own_scales(eqn: Any, wide: list, low: list) -> list:
     """Replaces the reference's results `wide` by the program's results `low`, for an operation on bits.
 
-    Such operations make the scales of float8. Without rounding the scales do not matter, because results are divided by
-    them. But values with different scales cannot be compared.
+    Operations on bits compute the scales of float8. Without rounding the scales do not matter, because results are
+    divided by them. But values with different scales cannot be compared.
     """
     if eqn.primitive.name != "bitcast_convert_type" or low[0].dtype != np.uint32:
         return wide

@@ -113,7 +113,7 @@ def float8_layers(make: Callable[[Policy], Program], reference: Reference) -> Fl
     """
     policy = get_policy(PRESET)
     try:
-        with warnings.catch_warnings():  # autocast warns if no product is in float8; so does the result
+        with warnings.catch_warnings():  # autocast warns if no product is in float8; the result has a reason
             warnings.simplefilter("ignore", PrecisionWarning)
             program = make(policy)
     except UsageError as error:  # no layer of the model is suitable; the message names the rules

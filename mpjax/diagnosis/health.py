@@ -59,16 +59,16 @@ _MOVES = ARRANGES.difference(REPEATS) | {"convert_element_type", "neg"}
 
 @dataclasses.dataclass(frozen=True)
 class Spread(Emulator):
-    """An emulator without rounding, in which `wide` is the norm of a sum whose terms have random signs.
+    """An emulator without rounding, in which `wide` is the root of the sum of squares of a result's terms.
 
     The terms of a gradient are the terms of the last product or sum in its backward pass, such as one for each example.
-    At the end of training they cancel. The error is then large relative to the gradient, but not relative to this norm.
+    At the end of training they cancel. The error is then large relative to the gradient, but not relative to `wide`.
     """
 
     rounds: Callable[[str], bool] = nowhere
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Computes the results of an equation, with the norms of their terms as `wide`."""
+        """Computes the results of an equation, with the root sum of squares of their terms as `wide`."""
         name, operands = eqn.primitive.name, list(pairs)
         pairs[:] = [pair._replace(wide=pair.low) for pair in pairs]
         outputs = super().applied(eqn, pairs, place, debug_info)
@@ -106,9 +106,9 @@ class Reference:
       tolerance: as in `mpjax.diagnose`.
       without_float8: if products are in float8, computes the outputs, at a loss scale of 1, of the step with products
         in the compute dtype; else None.
-      accepts: the largest accepted relative error of a gradient. None is `LOST` in float8, else `WRONG`. A repair in
-        half precision need not reach the default, because gradients are then not the fault.
-      same_numbers: False if float32 draws other random numbers, which change its gradients.
+      accepts: the largest accepted relative error of a gradient. None means `LOST` in float8, else `WRONG`. In half
+        precision, None also means that gradients are not the fault: a repair with an accurate loss is enough.
+      same_numbers: False if the two programs draw different random numbers, so that gradients cannot be compared.
     """
 
     program: Program
@@ -154,9 +154,9 @@ class Reference:
         """The relative error of each gradient, in the Euclidean norm.
 
         The loss may hide these errors: a derivative adds values that the loss does not add, and an outlier in float8
-        may destroy the gradient of one layer. The error is zero for a gradient that is small relative to the others,
-        that float32 does not determine, or that is lost without float8 too. The list is empty if float32 draws other
-        random numbers.
+        may destroy the gradient of one layer. An error above the limit becomes zero if float32 does not determine the
+        gradient. In float8, the error is also zero for a gradient that is lost without float8 too, or that is small
+        relative to the others. In half precision, the list is empty without `same_numbers`.
 
         Args:
           low: as in `has_loss`.
@@ -233,7 +233,7 @@ class Reference:
         return max(abs(loss), abs(float(low[0]) / scale - loss)) <= self.tolerance * self.terms
 
     def has_gradients(self, low: Sequence, scale: float) -> bool:
-        """True if the gradients are off by at most half their norm, or if float32 does not determine them.
+        """True if all gradients together are off by at most half their norm, or if float32 does not determine them.
 
         Args:
           low: as in `has_loss`.
@@ -244,8 +244,8 @@ class Reference:
     def determined(self, part: slice) -> bool:
         """True if a change in the last float32 bits of the inputs keeps a part of the outputs within `tolerance`.
 
-        The inputs change in two directions, of which one suffices. The other may cross the step of a truncation, which
-        says nothing about other values.
+        The inputs change once in each of two opposite directions. One that keeps the outputs is enough, because the
+        change in the opposite direction may cross a jump, such as that of a truncation.
 
         Args:
           part: the slice of the outputs to look at; output 0 is the loss, the others are the gradients.
@@ -268,10 +268,7 @@ class Reference:
 
     @functools.cached_property
     def _nudged(self) -> list[list[np.ndarray]]:
-        """The outputs for inputs changed by 2^-22 of their values, twice the epsilon of float32, and by -2^-22.
-
-        The sign is random for each value.
-        """
+        """The outputs for inputs changed by 2^-22 of a value (two epsilons), with random signs, and by the opposite."""
         return [outputs_of(WITHOUT_ROUNDING, self.program._replace(inputs=self._inputs(by)), 1.0) for by in _NUDGES]
 
     def _inputs(self, by: float) -> list:
@@ -304,7 +301,7 @@ def is_repaired(
     rounds: Callable[[str], bool] = everywhere,
     keeps: Callable[[Any, Place], bool] = nothing,
 ) -> bool:
-    """True if a step is finite, its loss is accurate, and no gradient is lost to underflow.
+    """True if an emulated step is finite, accurate (`Reference.is_repaired_by`), and loses no gradient to underflow.
 
     Args:
       reference: the float32 step to compare with.

@@ -103,7 +103,7 @@ def telling(jaxpr) -> Iterator:
 
 
 def _origin(atom, makers: dict):
-    """The equation that computed a value, skipping moves; None for a literal, and if it is outside this body."""
+    """The equation that computed a value, skipping moves; None for a literal or a value from outside the body."""
     while not isinstance(atom, core.Literal):
         eqn = makers.get(atom)
         if eqn is None or eqn.primitive.name not in _MOVES or casts_down(eqn):

@@ -53,15 +53,15 @@ def diagnose(
       tolerance: the largest relative error of the loss, and the largest share of a gradient's norm that underflows to
         zero, in a healthy step.
       search: True to search for the smallest set of modules to keep in float32, and to verify it.
-      tx: the optimizer, to also check its update: parameters stored in half precision may not change.
+      tx: the optimizer, to also check its update, which may be too small to change parameters in half precision.
       opt_state: the optimizer's state for `nnx.state(model, nnx.Param)`; by default a fresh `tx.init`.
 
     Returns:
       A `Diagnosis`: `verdict`, `path`, `direction`, `operation`, `source`, `rules`, `verified`, `table`.
 
     Raises:
-      UsageError: the policy has no half precision, the model is not an NNX module, or a number is not positive and
-        finite.
+      UsageError: the policy has no half precision, the model is not an NNX module, the loss is not a floating scalar,
+        or a number is not positive and finite.
     """
     from flax import nnx
 
@@ -106,7 +106,8 @@ def diagnose_function(
       A `Diagnosis`, as in `diagnose`.
 
     Raises:
-      UsageError: the policy has no half precision, or a number is not positive and finite.
+      UsageError: the policy has no half precision, the loss is not a floating scalar, or a number is not positive and
+        finite.
     """
     make = functools.partial(program_of_function, loss_fn, params, batch)
     with progress_at() as progress:
@@ -195,7 +196,7 @@ def diagnose_program(
 
 
 def without_float8(make: Callable[[Policy], Program], policy: Policy, scale: float) -> list[np.ndarray]:
-    """Emulates a step with the policy's compute dtype in place of float8; gives the unscaled loss and gradients."""
+    """Emulates a step with the policy's compute dtype in place of float8; returns the unscaled loss and gradients."""
     kept = {pattern: value for pattern, value in policy.rules.items() if not isinstance(value, Recipe)}
     program = make(dataclasses.replace(policy, products=None, rules=kept))
     return [x / scale for x in outputs_of(ROUNDING, program, scale)]
@@ -226,14 +227,9 @@ def _called(site: Site | None, trace: Trace) -> Iterator[str]:
 
 
 def _cheaper_line(finding: Finding, program: Program, scale: float, reference: Reference, share: float) -> str | None:
-    """Advises float32 for one line of the user's code; None unless that repairs the step for at most half the FLOPs.
+    """Advises float32 for one line of the user's code, if it repairs the step and moves at most half of `share`.
 
-    Args:
-      finding: the fault; its site has the line.
-      program: the step.
-      scale: the loss scale.
-      reference: the float32 step to compare with.
-      share: the share of the FLOPs that the rules move to float32.
+    `share` is the share of the FLOPs that the rules move to float32.
     """
     source = finding.site.source if finding.site else NO_SOURCE
     if share < _CHEAP or source == NO_SOURCE or any(library in source for library in LIBRARIES):

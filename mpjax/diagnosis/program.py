@@ -57,7 +57,7 @@ class Program(NamedTuple):
         return self.gradients[place] or "the parameter"
 
     def beside(self, full: "Program") -> "Program":
-        """Copies the program with the float32 values of its constants, from the same step traced in float32, `full`."""
+        """Copies the program with the float32 values of its constants, from `full`, the step traced in float32."""
         return self._replace(constants=constants_of(self.jaxpr, full.jaxpr))
 
     @property
@@ -66,7 +66,7 @@ class Program(NamedTuple):
         return any(eqn.primitive.name.startswith("random_") for _, eqn in equations(self.jaxpr))
 
     def flops(self) -> dict[str, int]:
-        """Counts the FLOPs of matrix products and convolutions by path, without padding. Loops are counted once."""
+        """Counts the FLOPs of matrix products and convolutions by path, without padding. Loop bodies count once."""
         counts: dict[str, int] = {}
         for path, eqn in equations(self.jaxpr):
             if flops := product_flops(eqn):

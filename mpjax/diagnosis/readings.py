@@ -16,8 +16,8 @@ class Site(NamedTuple):
 
     Attributes:
       path: the module path, from the named scopes; empty outside all modules.
-      direction: "forward" or "backward".
-      operation: the name of the primitive; "parameter" for a stored parameter.
+      direction: "forward" or "backward"; for parameters also "gradient" or "update".
+      operation: the name of the primitive; "parameter", "constant 1e-08", "saturation" or "apply_updates" for others.
       dtype: the dtype of the result.
       shape: the shape of the result.
       source: the user's file and line.

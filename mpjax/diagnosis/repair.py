@@ -67,7 +67,7 @@ def smallest_rules(fault: Fault) -> dict[str, str]:
 
 
 def with_lower_scale(finding: Finding, rules: dict[str, str], fault: Fault) -> tuple[Finding, dict[str, str]]:
-    """Finds a lower loss scale and fewer rules if the step overflows backward too; else returns its arguments."""
+    """Finds a lower loss scale and fewer rules if the step overflows backward too; else returns both unchanged."""
     if len(rules) == 1 or finding.verdict != "overflow" or fault.scale <= 1:
         return finding, rules
     lower = scale_beside_rules(fault.reference, fault.program, fault.trace, fault.scale)

@@ -37,7 +37,7 @@ def lower_scale(
 def healthy_scale(
     reference: Reference, program: Program, scale: float, factor: float, rounds: Callable[[str], bool] = everywhere
 ) -> float | None:
-    """Finds the first other loss scale with which the step is healthy; None if there is none.
+    """Searches other loss scales for the first with which the step is healthy; None if there is none.
 
     The search multiplies `scale`, rounded down to a power of two, by `factor` again and again: down to 1 with a factor
     below 1, up to 2^24 with one above.

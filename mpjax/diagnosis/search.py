@@ -70,7 +70,7 @@ def smallest_repair(
       trace: the emulated run of the step.
       scale: the loss scale.
       reference: the float32 step to compare with.
-      under_rules: tries modules on the step that is traced under their rules.
+      under_rules: as `Repairs`, on the step that is traced with rules for the modules.
 
     Returns:
       Module paths in program order. ("",), the whole model, if no smaller set repairs the step. None if the whole model
@@ -169,16 +169,15 @@ def _ranked(trace: Trace, modules: list[str]) -> list[str]:
 
 
 SUSPECTS = 8
-"""The number of modules to run without rounding, one at a time."""
+"""The largest number of modules that `culprit` tries."""
 
 
 def at_fault(
     seen: Sequence[tuple[Site, Reading]], program: Program, scale: float, reference: Reference
 ) -> tuple[Site, Reading] | None:
-    """The first reading of the module that repairs the step if it does not round; by default the first of all.
+    """Chooses the reading at fault: the first or, in float8, the first of a module whose rounding alone is the fault.
 
-    In half precision it is the first of all, because it causes the later overflows. In float8, small values underflow
-    in healthy modules too.
+    The first overflow in half precision causes the others. In float8, small values underflow in healthy modules too.
 
     Args:
       seen: readings of possible faults, in program order.
@@ -198,9 +197,9 @@ def at_fault(
 
 
 def culprit(paths: Iterable[str], program: Program, scale: float, reference: Reference) -> tuple[float, str]:
-    """Finds the first of at most eight modules that repairs the step if it does not round, or else the best.
+    """Finds the first module, of at most `SUSPECTS`, without whose rounding the step is right.
 
-    Among equals it is the first.
+    If there is none, it is the module without whose rounding the step is nearest to the reference.
 
     Args:
       paths: module paths, the most suspicious first; at least one.

@@ -31,7 +31,7 @@ def steps_of(callers: Iterable) -> int:
 
 
 def caller_of(eqns: Iterable) -> str:
-    """The user's `file:line` that calls the function in which an equation stands; empty if there is none.
+    """The user's `file:line` that calls the function that contains an equation; empty if there is none.
 
     Args:
       eqns: the equation and those that contain it, innermost first. The first with a line of the user decides.

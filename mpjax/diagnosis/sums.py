@@ -86,7 +86,7 @@ def long_sums(trace: Trace) -> list[tuple[Site, Reading]]:
 
 
 def sum_in_words(site: Site, program: Program, trace: Trace) -> str:
-    """Describes a sum: its number of terms, the value of its cotangents, its dtype and its place."""
+    """Describes a sum: its number of terms, the value whose cotangents it adds, its dtype and its place."""
     terms = max(site.terms, _chains(trace.sites)[_kind(site)] + 1)
     parameters = [
         name

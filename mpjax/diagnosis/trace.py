@@ -17,7 +17,7 @@ class Trace(NamedTuple):
     """One emulated run of a step.
 
     Attributes:
-      sites: the equations with a floating result, in program order.
+      sites: the floating results and the half-precision inputs, in program order.
       readings: the reading of each site.
       wide: the scaled loss and the scaled gradients of the reference.
       low: the scaled loss and the scaled gradients in half precision.
@@ -30,7 +30,7 @@ class Trace(NamedTuple):
 
 
 def run(program: Program, scale: float, *, isolated: bool = False, rounds: Callable = everywhere) -> Trace:
-    """Emulates the step, beside its float32 reference, and records a reading of every operation.
+    """Emulates the step together with its float32 reference, and records a reading of every operation.
 
     Args:
       program: the step.
@@ -55,9 +55,9 @@ class TraceRow(NamedTuple):
       mean: the mean magnitude of the results.
       overflow: the share of half-precision values that rounding made inf.
       underflow: the share that rounding made zero; for an update, the share that does not change the parameter.
-      subnormal: the share that rounding made subnormal, with fewer bits.
-      error: the relative error of the results, including errors of earlier modules.
-      own_error: the relative error with float32 inputs; None if it was not measured.
+      subnormal: the share that is subnormal, with fewer bits.
+      error: the largest relative error of a result, including errors of earlier modules.
+      own_error: the largest relative error of a result with float32 inputs; None if it was not measured.
       histogram: the counts by exponent of a sample of the results in float32.
       non_finite: the share of values that are inf or nan, but not in float32, including values of earlier modules.
       sqnr: the least signal-to-quantisation-noise ratio of values rounded to float8, in decibels: ten times the decimal

@@ -113,10 +113,7 @@ def _site(update: Update) -> Site:
 def _moved(optimizer: UpdateRule, outputs: Sequence, scale: float) -> tuple[Any, Any, Any]:
     """Runs the optimizer once; returns the parameters, their update, and the updated parameters.
 
-    Args:
-      optimizer: the optimizer, with parameters and state in the dtypes to compute in.
-      outputs: the scaled loss and the scaled gradients of the floating parameters.
-      scale: their loss scale.
+    `outputs` has the loss and the gradients of the floating parameters, times `scale`.
     """
     loss, *gradients = outputs
     value = jnp.asarray(np.asarray(loss, np.float64) / scale, FLOAT32)

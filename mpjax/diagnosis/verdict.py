@@ -89,7 +89,7 @@ def _reference_begins(trace: Trace) -> Site | None:
 
 def _not_finite(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
     index = next((i for i, reading in enumerate(trace.readings) if reading.begins > 0), None)
-    if index is None:  # inf stands in the program itself, as in a `where`, and only half precision chooses it
+    if index is None:  # the program contains inf, as in a `where`, and only half precision selects it
         index = next((i for i, reading in enumerate(trace.readings) if reading.non_finite > 0), None)
     if index is None:  # possible if the float32 program has other operations
         site = _reference_begins(trace)
@@ -126,15 +126,9 @@ def _not_finite(program: Program, trace: Trace, scale: float, reference: Referen
 
 
 def _flushed_before(index: int, program: Program, trace: Trace, scale: float) -> int:
-    """Returns the number of the site whose underflow makes a result not finite; -1 if none does.
+    """The index of the site whose underflow makes the result of site `index` non-finite; -1 if none does.
 
-    The result depends on it by its values, or by what a `where` chooses.
-
-    Args:
-      index: the number of the result's site.
-      program: the step.
-      trace: the emulated run of the step.
-      scale: the loss scale.
+    The result depends on the underflowed values, or on a `where` that they decide.
     """
     if (flushed := trace.readings[index].flushed) >= 0:
         return flushed
@@ -152,7 +146,7 @@ _NO_UNDERFLOW = "no gradient is lost to underflow"
 def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
     """Finds the overflow or underflow that makes the loss or a gradient of a finite step wrong; None if neither does.
 
-    The fault is at the end of the range without which the step is right. If both ends are needed, it is the overflow.
+    If both occur, the fault is the underflow if the step is right without underflow, else the overflow.
     """
     if reference.has_loss(trace.low, scale):
         return None
@@ -179,9 +173,9 @@ def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) 
 
 
 def _loses(site: Site, reading: Reading, tolerance: float) -> bool:
-    """True if the share of underflow exceeds `tolerance`: of the norm, or in float8 of the values.
+    """True if more than `tolerance` of a result's norm underflows to zero or, in float8, of its number of values.
 
-    In float8 an outlier may have the whole norm.
+    In float8 one outlier may make up the whole norm.
     """
     return reading.lost_share > tolerance or (
         site.dtype in FLOAT8 and site.operation != "saturation" and reading.underflow > tolerance * reading.size
@@ -189,10 +183,7 @@ def _loses(site: Site, reading: Reading, tolerance: float) -> bool:
 
 
 def _fading(seen: tuple[Site, Reading]) -> float:
-    """The share of a site's values that underflow to zero; in a loop, also of those that become subnormal.
-
-    In a loop, values fade little by little. The share is 0 for a site that is not in half precision.
-    """
+    """The share of a site's values that underflow to zero or, in a loop, are subnormal; 0 if not in half precision."""
     site, reading = seen
     faded = reading.underflow + (reading.subnormal if site.steps > 1 else 0)
     return faded / reading.size if site.dtype in NARROW and reading.size else 0.0
@@ -272,7 +263,7 @@ def _keeps_gradients(emulator: Emulator, program: Program, scale: float, referen
 
 
 def _flushing(gradient: str, trace: Trace) -> Site | None:
-    """Finds the site with most underflow, in a gradient's module or in float8 if any values underflow there.
+    """Finds the site with the largest share of underflow, preferably in the gradient's module or in float8.
 
     In float8 an outlier sets the scale. The values that then underflow have a small norm, but their gradients may be
     large.
@@ -360,7 +351,7 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
 
 
 def _is_right_without_rounding(program: Program, scale: float, reference: Reference) -> bool:
-    """True if the half-precision program has no fault but rounding: in its operations, its constants, its range."""
+    """True if the half-precision program is right when nothing is rounded, so that rounding is its only fault."""
     exact = Emulator(rounds=lambda path: False, reference=False)
     return reference.fault(outputs_of(exact, program, scale), scale) <= reference.tolerance
 

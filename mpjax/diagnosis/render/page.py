@@ -228,14 +228,9 @@ def _limits_text(dtype: np.dtype) -> str:
 
 
 def _axis(limits: tuple[int, int, int] | None, low: int, high: int) -> str:
-    """Draws the labels of a dtype's limits, and of the ends of the plot if there is room.
+    """Draws the labels of a dtype's limits, as in `_limits`, and of the ends of the plot if there is room.
 
-    A narrow screen shows fewer labels.
-
-    Args:
-      limits: the exponents of the limits, as in `_limits`; None without a dtype.
-      low: the first exponent of the plot.
-      high: the exponent after the last.
+    `high` is the exponent after the last of the plot. A narrow screen shows fewer labels.
     """
     zero, subnormal, overflow = limits or (low, 0, high)
     placed: dict[int, bool] = {}
