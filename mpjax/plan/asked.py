@@ -204,13 +204,7 @@ def _asked(eqn: Any, operands: list[_Value], place: _Place) -> Asked:
 
 
 def _kernel(eqn: Any, inside: list[Any], place: _Place) -> Asked:
-    """Describes a Pallas kernel as one product, with the operand dtypes of the first product inside it.
-
-    Args:
-      eqn: the call of the kernel.
-      inside: the equations of the products inside it; at least one.
-      place: the surroundings of the call.
-    """
+    """Describes a Pallas kernel as one product, with the operand dtypes of the first product inside it."""
     stack = _joined(place.stack, str(eqn.source_info.name_stack))
     operands = in_order(str(aval.dtype) for aval in _avals(inside[0]))
     module = module_named(_joined(stack, "pallas_call"))
@@ -265,13 +259,7 @@ def _joined(*stacks: str) -> str:
 
 
 def _entered(eqn: Any, operands: list[_Value], apply: Any) -> list[_Value]:
-    """Evaluates the bodies of a call, loop or branch, and returns the known properties of its results.
-
-    Args:
-      eqn: the equation that holds the bodies.
-      operands: the known properties of its operands.
-      apply: called for each equation in the bodies, as `_apply`.
-    """
+    """Evaluates the bodies of a call, loop or branch with `apply`; returns the known properties of its results."""
     bodies = held_by(eqn)
     name = eqn.primitive.name
     outputs: list[list[_Value]] = []
@@ -371,10 +359,6 @@ def _cast_by(eqn: Any, given: Sequence[str]) -> str:
     """The narrowest dtype that the results of an equation themselves were cast to since they were computed.
 
     Unlike for `_rounded_by`, the results of arithmetic other than scaling are not cast, however narrow: they are
-    computed in their dtype.
-
-    Args:
-      eqn: as in `_rounded_by`.
-      given: the narrowest dtype that each operand was cast to; empty for no cast.
+    computed in their dtype. `given` has the narrowest dtype that each operand was cast to.
     """
     return _rounded_by(eqn, given) if eqn.primitive.name in _MOVES or _scaled(eqn) is not None else ""

@@ -293,12 +293,9 @@ def label(axes: Iterable[str] | None) -> str:
 
 
 def _as_compiled(start: Start, devices: int, count: int) -> Reach:
-    """The reach of groups that lie along no mesh axes, so that they do not grow with the number of GPUs.
+    """The reach of groups that lie along no mesh axes, so that they do not grow with the number of GPUs, `count`.
 
-    Args:
-      start: the collective.
-      devices: the number of devices that the program was compiled for.
-      count: the number of planned GPUs; devices numbered `count` or higher are left out.
+    The groups are of `devices` devices, as compiled. Devices numbered `count` or higher are left out.
     """
     groups = (tuple(id for id in group if id < count) for group in groups_of(start.instruction, devices))
     return reach_of(tuple(group for group in groups if group))

@@ -21,11 +21,11 @@ The rest is for evaluation, fragmentation and, on a CPU, other programs.
 _SHARE = 0.85
 
 AHEAD = 8
-"""Batches on the device besides the batch of the step, because the host runs ahead."""
+"""Batches on the device in addition to the batch of the step, because the host runs ahead."""
 
 
 def memory_limit(devices: Sequence[Any], *, processes: int = 1) -> int:
-    """The bytes that a step may take on one of this process's devices: a share, see `SHARE`, of what is free now.
+    """The bytes that a step may take on one of this process's devices: a share (`SHARE`) of the memory that is free.
 
     Args:
       devices: the devices of this process, all of the same kind.

@@ -263,7 +263,7 @@ def module_of(each: Instruction) -> Module:
 
 
 def stacks_of(name: str) -> list[str]:
-    """Splits a name into its name stacks: itself, or those of all instructions that XLA joined into one.
+    """Splits a name into its name stacks: itself, or the stacks of all instructions that XLA joined into one.
 
     jaxlib 0.12 names a joined instruction after all its parts: `jit(f)/(jvp(up)/add:jvp(down)/add)`.
     """

@@ -52,13 +52,7 @@ def moved(program: HloProgram, computation: Computation, each: Instruction) -> i
 
 
 def _read(fused: Computation, number: int, size: int) -> int:
-    """Counts the bytes that a fusion reads of an operand: all, unless every use reads only a part.
-
-    Args:
-      fused: the computation of the fusion.
-      number: the number of the operand.
-      size: the bytes of the whole operand.
-    """
+    """Counts the bytes that a fusion reads of operand `number`: all (`size`), unless every use reads only a part."""
     if number not in fused.parameters:
         return size
     total = 0
@@ -167,14 +161,10 @@ def _source(
 
 
 def _before(computation: Computation, each: Instruction, known: dict) -> Iterator[Instruction]:
-    """Yields the kernels that a value depends on, but not those in `known` or before them.
+    """Yields the kernels that the value of `each` depends on.
 
-    The search ends at arguments, loops, collectives and the differentiated function.
-
-    Args:
-      computation: the computation of the value.
-      each: the instruction that computes the value.
-      known: the kernels found earlier, by names of computation and instruction.
+    The search ends at arguments, loops, collectives, the differentiated function, and kernels in `known`, which are
+    named by computation and instruction.
     """
     waiting, seen = [each], set()
     while waiting:

@@ -123,11 +123,6 @@ def _base(name: str) -> str:
 
 
 def _of_the_set(task: TaskName, config: schema.Data, data_dir: pathlib.Path) -> Fields:
-    """Reads the fields from the data set.
-
-    Raises:
-      UsageError: the data set cannot be opened.
-    """
     try:
         # The other sets of a mixture have the same fields.
         source = data.open_source(dataclasses.replace(config, mix={}), data_dir, task)

@@ -146,7 +146,7 @@ class _Matching:
                     break
 
     def by_module(self) -> None:
-        """Pairs the products of each module, pass and kind with the runs of the same, by `all_of`.
+        """Pairs products with runs of the same module, pass and kind, by `all_of`.
 
         Outside of modules, it does so only for a single product.
         """

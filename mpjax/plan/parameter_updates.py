@@ -179,7 +179,7 @@ def rows_of_updates(
 
 
 def updates_of(program: HloProgram, outputs: Sequence[int]) -> list[frozenset[str] | None]:
-    """The dtypes of the last arithmetic before each output of a program, by the numbers of `outputs`.
+    """The dtypes of the last arithmetic before each output of a program whose number is in `outputs`.
 
     Casts, selections between the new and the old value, and changes of layout or of single bits are passed over. A
     dtype that they round to is in the set if it is narrower than the dtype of the output. The set is empty if an output
@@ -203,7 +203,7 @@ def _rounds(own: str, dtype: str) -> bool:
 
 
 Dtypes = frozenset[tuple[str, bool]] | None
-"""Dtypes on the way to a value, each with True for arithmetic, and False for a cast that is passed over."""
+"""Dtypes on the way to a value, each with True for arithmetic or False for a skipped cast; None if unknown."""
 
 
 class _Search:
@@ -219,7 +219,7 @@ class _Search:
         """The dtypes of the last arithmetic before element `index` of a value.
 
         Args:
-          inside: the computation of the value, behind the computations that call it.
+          inside: the computations around the value, outermost first; the last contains it.
           each: the instruction that computes the value.
           index: the element, if the value is a tuple.
           callers: the instructions that call the computations of `inside`, without the entry.

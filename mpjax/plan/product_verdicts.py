@@ -43,7 +43,7 @@ def rows_of_products(
 
     Args:
       pairs: the products asked for and the products that run.
-      wanted: the policy.
+      wanted: the dtypes that the policy asks for.
       target: the device that the program was compiled for.
       traced: whether the traced program is known; if not, the policy alone says which dtypes are asked for.
       rounds: the dtypes that the policy names; values may be rounded to any of them on their way to a product.
@@ -141,7 +141,7 @@ def _row_of_pair(
 def _asked_by_policy(
     policy: AskedDtypes, asked: Asked | None, operands: Sequence[str], backward: bool
 ) -> Sequence[str]:
-    """The dtypes that a policy asks for in a product of the given operands, which are as traced or as they run."""
+    """The dtypes that a policy asks for in a product with `operands`, as traced or, without a trace, as they run."""
     float8 = _is_float8(operands)
     if float8 and policy.own:
         return operands
@@ -156,13 +156,8 @@ def _asked_by_policy(
 def _early(asked: Asked, ours: Sequence[str], policy: AskedDtypes, rounds: Collection[str]) -> str:
     """Explains how the function itself computes or rounds in fewer bits than asked for; empty if it does not.
 
-    A device that widens its operands does not restore these bits.
-
-    Args:
-      asked: the product of the traced function.
-      ours: the dtypes that the policy asks for.
-      policy: the policy in the module of the product.
-      rounds: the dtypes that the policy names; operands may be rounded to any of them, unless it is float8.
+    A device that widens its operands does not restore these bits. `ours` are the dtypes that the policy asks for.
+    Operands may be rounded to any dtype in `rounds` but float8.
     """
     if compared(ours, asked.operands) == NARROWER:
         done = "quantises it to" if asked.quantised else "computes it in"

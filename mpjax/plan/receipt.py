@@ -271,7 +271,7 @@ def receipt_of(
     params: int = 0,
     updates: str = "",
 ) -> Receipt:
-    """Compares the dtypes that a compiled program runs in with those that its trace and a policy ask for.
+    """Compares the dtypes that a compiled program runs in with the dtypes that its trace and a policy ask for.
 
     Args:
       executable: the `jax.stages.Compiled`.
@@ -338,7 +338,6 @@ def receipt_of(
 
 
 def _target_of(executable: Any) -> Target:
-    """The device that a `jax.stages.Compiled` is for."""
     shardings = jax.tree.leaves((executable.output_shardings, executable.input_shardings))
     device = next(iter(shardings[0].device_set)) if shardings else jax.devices()[0]
     if device.platform == "cpu":

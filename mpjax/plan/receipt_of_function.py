@@ -100,13 +100,7 @@ def _require_index(params: Any, count: int) -> None:
 
 
 def _traced(fn: Callable, args: tuple, place: Any, params: int) -> tuple[Any, Mapping[Any, Any]]:
-    """Traces a function for a device. Also returns the NNX modules that it takes apart, by key path.
-
-    Args:
-      fn: the function.
-      args: its arguments.
-      place: the device; None for the device where the function would run.
-      params: the index of the parameters.
+    """Traces a function for device `place`. Also returns the NNX modules that it takes apart, by key path.
 
     Raises:
       UsageError: the argument at `params` has no module, and another argument has one.
@@ -171,9 +165,9 @@ def _on(args: tuple, place: Any) -> tuple:
 def _device(
     device: Any,
 ) -> tuple[Target | None, Any, contextlib.AbstractContextManager, Callable[[jax.stages.Lowered], Any]]:
-    """The target, the `jax.Device`, a context to trace in, and a function that compiles what was lowered.
+    """The target, the `jax.Device`, a context to trace in, and a function that compiles a lowered program.
 
-    The target is None unless `device` names an absent GPU. Without a device, the second is None too.
+    The target is None unless `device` names an absent GPU. The `jax.Device` is None if `device` is None.
 
     Args:
       device: as in `receipt`.

@@ -1,4 +1,4 @@
-"""The memory of this machine that is free."""
+"""Reads how much memory and swap of this machine are free."""
 
 import contextlib
 import os
@@ -12,9 +12,9 @@ OWN_GROUPS = pathlib.Path("/proc/self/cgroup")
 
 
 def free_memory() -> int:
-    """Returns the bytes that are free, at most what this process's control groups may still take.
+    """The bytes of memory that are free on this machine and within the limits of this process's control groups.
 
-    What the system keeps of files that were read counts as free. Outside of Linux, it is the memory of the machine.
+    The page cache counts as free. Outside of Linux, it is all the memory of the machine.
     """
     lines = _meminfo()
     limits = [*([lines["MemAvailable"]] if "MemAvailable" in lines else []), *_left_of_groups()]
@@ -22,7 +22,7 @@ def free_memory() -> int:
 
 
 def free_swap() -> int:
-    """Returns the bytes of swap that are free; 0 if the system does not say."""
+    """The bytes of swap that are free; 0 if unknown."""
     return _meminfo().get("SwapFree", 0)
 
 
@@ -34,14 +34,14 @@ def _meminfo() -> dict[str, int]:
 
 
 _FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
-"""The limit and the use of a control group, and a prefix in `memory.stat`: of version 2, and of version 1."""
+"""The files with the limit and the use of a control group, and a prefix in `memory.stat`: version 2, version 1."""
 
 
 def _left_of_groups() -> Iterator[int]:
     """Yields the bytes that each control group around this process may still take, if it has a limit."""
     for folder in _group_folders():
         for limit, used, prefix in _FILES:
-            with contextlib.suppress(OSError, ValueError):  # there is none, or it is of another kernel
+            with contextlib.suppress(OSError, ValueError):  # no limit, or no such file in this version
                 most = int((folder / limit).read_text())  # "max" is no number
                 lines = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
                 stat = {name: int(value) for name, value in lines}
@@ -56,7 +56,7 @@ def _group_folders() -> set[pathlib.Path]:
         if kinds not in ("", "memory"):
             continue
         root = GROUPS / kinds
-        # In a container, the path may be that of the host; what is seen of it is the root.
+        # In a container, the path may be the host's, of which only the root exists here.
         group = root / path.lstrip("/")
         folders |= {root, *(folder for folder in (group, *group.parents) if folder.is_relative_to(root))}
     return folders

@@ -117,7 +117,7 @@ def bits_of(dtype: str) -> tuple[int, int]:
     (4, 3)
 
     Raises:
-      ValueError: the name is not that of a floating dtype.
+      ValueError: no floating dtype has this name.
     """
     if dtype in _BITS:
         return _BITS[dtype]
