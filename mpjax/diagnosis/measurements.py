@@ -24,7 +24,7 @@ class Marks(NamedTuple):
     Attributes:
       finite: True if the whole value is finite in half precision.
       reference_finite: True if the whole value is finite in the reference.
-      flushed: the number of the latest site with underflow to zero that the value depends on; -1 if none.
+      flushed: the index of the latest site with underflow to zero that the value depends on; -1 if none.
     """
 
     finite: Any = np.True_
@@ -143,7 +143,7 @@ def onward(non_finite, reference_non_finite, underflow, marks: tuple[Marks, ...]
       reference_non_finite: the number of values that are not finite in the reference.
       underflow: the number of values that underflow to zero.
       marks: the marks of the operands.
-      number: the number of the result's site.
+      number: the index of the result's site.
     """
     flushed = functools.reduce(jnp.maximum, (mark.flushed for mark in marks), jnp.int32(-1))
     got_finite = functools.reduce(jnp.logical_and, (mark.finite for mark in marks), True)

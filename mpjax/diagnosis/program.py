@@ -53,7 +53,7 @@ class Program(NamedTuple):
         return self.jaxpr, [*self.inputs, jnp.float32(scale)], self.owners, self.progress, self.constants.exact
 
     def parameter(self, place: int) -> str:
-        """The name, for messages, of the parameter of gradient number `place`; "the parameter" if it has no path."""
+        """The name, for messages, of the parameter of the gradient at index `place`; "the parameter" without a path."""
         return self.gradients[place] or "the parameter"
 
     def beside(self, full: "Program") -> "Program":

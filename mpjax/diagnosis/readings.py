@@ -59,7 +59,7 @@ class Reading(NamedTuple):
         precision.
       reference_begins: number of evaluations with finite operands and a result that is not finite, both in the
         reference.
-      flushed: number of the latest earlier site with underflow to zero that the result depends on; -1 if none.
+      flushed: index of the latest earlier site with underflow to zero that the result depends on; -1 if none.
     """
 
     size: float
@@ -108,7 +108,7 @@ class Recorder:
     Attributes:
       sites: one site for each floating result, in program order; the iterations of a loop share their sites.
       measured: the readings of the sites, as arrays.
-      start: the number of the first site.
+      start: the index of the first site.
     """
 
     def __init__(self, start: int = 0):

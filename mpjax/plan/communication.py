@@ -147,7 +147,7 @@ class Reach:
 
     Attributes:
       size: number of devices.
-      near: number of the devices that share one host; equal to `size` if all do.
+      near: the fewest devices of the group on one of its hosts; equal to `size` on a single host.
     """
 
     size: int
@@ -157,8 +157,7 @@ class Reach:
 def reach_of(groups: Groups) -> Reach:
     """The reach of the group that has the smallest share of its devices on one host.
 
-    Its `near` is the fewest devices that it has on any of its hosts. Devices are placed in order: the first `HOST`
-    devices are on the first host.
+    Devices are placed in order: the first `HOST` devices are on the first host.
     """
     reaches = [Reach(len(group), min(collections.Counter(id // HOST for id in group).values())) for group in groups]
     return min(reaches, key=lambda reach: (reach.near / reach.size, -reach.size))

@@ -40,7 +40,7 @@ class Estimate:
       memory: memory at the peak.
       limit: bytes that a run may use.
       traffic: bytes between memory and kernels, and between devices.
-      overlap: the share of the bytes between devices that have a kernel between start and end.
+      overlap: the share of the bytes between devices whose collective has a kernel between its start and its end.
       flops: operations by dtype.
       roofline: lower bounds of the time.
       communication: the bytes that devices exchange, and the step time with communication.

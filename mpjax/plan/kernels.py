@@ -131,7 +131,7 @@ def update_bytes(program: HloProgram, outputs: Sequence[int]) -> int:
 
     Args:
       program: the compiled program.
-      outputs: the numbers of the outputs.
+      outputs: the indices of the outputs.
     """
     entry = program.computations[program.entry]
     starts = [_source(program, entry, entry.root, number) for number in outputs]

@@ -34,7 +34,7 @@ class Parameter:
     """A parameter that a program returns.
 
     Attributes:
-      output: the number of its output.
+      output: the index of its output.
       asked: the narrowest dtype allowed for its update.
       dims: its dimensions.
       stored: the dtype that it is stored in.
@@ -102,7 +102,7 @@ def rounded_of(updated: Mapping[str, Parameter], asked: AskedProgram) -> dict[st
 
 
 def other_argument(params: int, arguments: Any, results: Any, asked: AskedProgram) -> str:
-    """Text for a note that names an argument, other than number `params`, whose arrays the function returns changed.
+    """Text for a note that names an argument, other than argument `params`, whose arrays the function returns changed.
 
     It is empty if there is no such argument.
 
@@ -120,10 +120,10 @@ def other_argument(params: int, arguments: Any, results: Any, asked: AskedProgra
 
 
 def returned_of(given: Any, result: Any, *, narrower: bool = False) -> dict[str, tuple[Any, int]]:
-    """The floating arrays of an argument that are returned in their shape and dtype, with the number of the output.
+    """The floating arrays of an argument that are returned in their shape and dtype, with the index of the output.
 
     With `narrower`, the returned dtype of arrays with a path may have fewer bits. An output has the path of the
-    argument, or that path behind the number of the result.
+    argument, or that path after the index of the result.
     """
     outputs = list(_names(result).items())
     numbers = {path.partition("/")[2]: number for number, (path, _) in reversed(list(enumerate(outputs)))}
@@ -179,7 +179,7 @@ def rows_of_updates(
 
 
 def updates_of(program: HloProgram, outputs: Sequence[int]) -> list[frozenset[str] | None]:
-    """The dtypes of the last arithmetic before each output of a program whose number is in `outputs`.
+    """The dtypes of the last arithmetic before each output of a program whose index is in `outputs`.
 
     Casts, selections between the new and the old value, and changes of layout or of single bits are passed over. A
     dtype that they round to is in the set if it is narrower than the dtype of the output. The set is empty if an output

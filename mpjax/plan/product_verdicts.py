@@ -157,7 +157,7 @@ def _early(asked: Asked, ours: Sequence[str], policy: AskedDtypes, rounds: Colle
     """Explains how the function itself computes or rounds in fewer bits than asked for; empty if it does not.
 
     A device that widens its operands does not restore these bits. `ours` are the dtypes that the policy asks for.
-    Operands may be rounded to any dtype in `rounds` but float8.
+    Operands may be rounded to any dtype in `rounds` except float8.
     """
     if compared(ours, asked.operands) == NARROWER:
         done = "quantises it to" if asked.quantised else "computes it in"

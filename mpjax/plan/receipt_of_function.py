@@ -138,8 +138,8 @@ def _name(path: tuple, places: tuple) -> str:
     """Names a variable of an NNX object by its path among the arguments, such as `args/0/conv1/kernel`.
 
     Args:
-      path: the key path of the variable: the number of its object, then the names inside the object.
-      places: the key path of each object among the arguments, by number.
+      path: the key path of the variable: the index of its object, then the names inside the object.
+      places: the key paths of the objects among the arguments.
     """
     number, *names = path
     inner = names[:-1] if isinstance(names[-1], jax.tree_util.GetAttrKey) else names  # the `value` of a variable
