@@ -209,7 +209,7 @@ def _verdict(asked: Asked | None, run: CompiledProduct, ours: Sequence[str], tar
 
 
 def _only_made_equal(ours: Sequence[str], run: CompiledProduct) -> bool:
-    """True if operands of two dtypes run in the dtype that holds both: no device multiplies them directly."""
+    """True if operands of two dtypes run in the dtype that holds both, because no device multiplies two dtypes."""
     return len(set(ours)) > 1 and not _is_float8(ours) and set(run.operands) == {str(widest(*ours))}
 
 

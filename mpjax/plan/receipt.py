@@ -139,7 +139,7 @@ class Receipt:
         return [*phrases, *([f"{more} more products that the function does not ask for"] if more else [])]
 
     def _others(self) -> list[str]:
-        """Phrases for each verdict other than as asked on sums, updates and recipes."""
+        """Phrases for the sums, updates and recipes whose verdict is not "as asked"."""
         phrases = []
         for kind, plural in _OTHERS.items():
             rows = [row for row in self.rows if row.kind == kind]
@@ -208,7 +208,7 @@ def _became(operands: str, verdict: str, count: int, total: int, device: str) ->
 
 
 def _is_early(row: ReceiptRow) -> bool:
-    """True if a product is narrower although it runs in no fewer bits than asked: the function itself rounds."""
+    """True if a product is narrower, but runs in no fewer bits than asked, because the function itself rounds."""
     if row.verdict != NARROWER or not row.operands or not row.asked:
         return False
     return compared(*([narrowest(text.split(" x "))] for text in (row.asked, row.operands))) != NARROWER

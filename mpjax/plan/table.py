@@ -136,7 +136,7 @@ def _measured_peak(plan: Estimate) -> str:
 
 
 def _with_communication(text: Callable[[Estimate, StepTime], str]) -> "Text":
-    """Makes a cell's function of a plan from a function of the plan and its timing.
+    """Turns the text of a cell as a function of plan and timing into a function of the plan alone.
 
     The cell is empty if nothing is exchanged, or if the network is unknown.
     """

@@ -1,6 +1,6 @@
 """The rows of a receipt, and their verdicts: how the dtype that runs compares, by its bits, with the dtype asked for.
 
-JAX has no arrays of some of these dtypes: tensorfloat32, MX formats.
+Dtypes are names here, because JAX has no arrays of some of them, such as tensorfloat32.
 """
 
 import dataclasses
