@@ -60,7 +60,7 @@ class Native(Emulator):
         return pair
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Computes the results of an operation in its own dtypes, and records statistics of those to read."""
+        """Computes the results of an operation in its own dtypes, and records statistics of the results to read."""
         arrays = cast_like([pair.low for pair in pairs], [atom.aval for atom in eqn.invars])
         as_traced = as_function(eqn, debug_info)
         if self.recorder is None or id(eqn) not in self.read:

@@ -12,7 +12,7 @@ from mpjax.precision.casting.walk import bodies
 
 @functools.lru_cache(maxsize=16)
 def only_in_derivative(jaxpr) -> frozenset:
-    """The variables, also inside calls and loops, that a gradient depends on and the loss, the first output, does not.
+    """The variables, also inside calls and loops, that a gradient depends on but the loss (the first output) does not.
 
     Results of literals alone are excluded, such as the zero gradients of an evaluation.
     """

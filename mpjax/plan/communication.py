@@ -71,7 +71,7 @@ def along(axes: Iterable[str], sizes: Mapping[str, int]) -> Groups:
 def axes_of(each: Instruction, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
     """The mesh axes along which a collective exchanges; an empty tuple for groups of one device each.
 
-    The axes of a collective-permute are those along which any pair differs.
+    The axes of a collective-permute are the axes along which any pair differs.
 
     Args:
       each: the collective.

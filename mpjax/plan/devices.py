@@ -3,8 +3,8 @@
 Rates are NVIDIA's data sheet rates without sparsity, for the SXM form if there are several. A GPU under load is slower.
 Memory is the size that CUDA reports to a program, which is less than the data sheet's.
 
-Links are those of NVIDIA's own systems with eight GPUs; other hosts may have fewer network adapters. Data sheets give
-NVLink and PCIe in both directions together, and networks in bits/s. The table has bytes/s in one direction.
+Links are of NVIDIA's own systems with eight GPUs; other hosts may have fewer network adapters. Data sheets give NVLink
+and PCIe in both directions together, and networks in bits/s. The table has bytes/s in one direction.
 """
 
 import dataclasses

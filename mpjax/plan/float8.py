@@ -73,7 +73,7 @@ def _pattern(path: str) -> str:
 
 
 def _converts(program: HloProgram, each: Instruction) -> bool:
-    """True for a kernel whose result has a float8 array, and for one whose reductions all find a maximum."""
+    """True for a kernel whose result has a float8 array, or whose reductions all find a maximum."""
     if each.opcode not in ("fusion", "convert", "reduce"):
         return False
     if any(dtype.startswith("f8") for dtype, _ in shapes_of(each.type)):

@@ -88,7 +88,7 @@ def times_of(
 ) -> list[float]:
     """Times each of `repeats` steps in seconds, after `warm_up` steps.
 
-    Each step takes the state of the last step and is waited for.
+    Each step takes the state of the last step. Its time ends when its results are ready.
     """
     times = []
     for index in range(warm_up + repeats):

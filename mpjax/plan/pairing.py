@@ -119,7 +119,7 @@ class _Matching:
     def joined(self, parts: int, alike: Callable[[Asked, Asked], bool]) -> None:
         """Pairs a run with several products that XLA joined in it: their multiplications add up to the run's.
 
-        One of the products has the module of the run. The others are those nearest to it by path.
+        One of the products has the module of the run. The others are the nearest by path.
 
         Args:
           parts: the number of devices that the product is divided over; a run has one part of its multiplications.

@@ -172,7 +172,7 @@ class Overlap:
 
 
 def overlap_of(events: Iterable[Event]) -> Overlap:
-    """Counts the bytes of all collectives, and the bytes of those that have a kernel between their start and end."""
+    """Counts the bytes of all collectives, and of the collectives that have a kernel between their start and end."""
     pending: dict[str, Start] = {}
     busy: set[str] = set()
     total: dict[str, int] = {}
