@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def in_chunks(function: Callable, size: int, *arrays: Num[Array, "*S _"]) -> tuple[Float[Array, "*S"], ...]:
-    """Applies a function to `size` tokens at a time, without a derivative that would save memory.
+    """Applies a function to `size` tokens at a time, for evaluation: a derivative would keep all chunks in memory.
 
     Args:
       function: `(*chunks) -> results`, each [size], of chunks [size, ...] of the arrays.
@@ -51,8 +51,8 @@ def sums_in_chunks(
       size: the number of tokens in a chunk. Zeros fill up the last one, and do not count.
       features: floating [B, T, D].
       labels: integer [B, T].
-      unit: the cotangent to expect for the sum of the losses, float32, not 0. In half precision, gradients overflow or
-        underflow as if it were the cotangent.
+      unit: the expected cotangent of the sum of the losses, float32, not 0. Half-precision gradients overflow or
+        underflow as they would with this cotangent.
     """
     first, *rest = (_cut(x, size) for x in (features, labels, jnp.full(labels.shape, True)))
     function, closed_over = jax.closure_convert(function, first[0], rest[0][0])
@@ -63,7 +63,7 @@ def sums_in_chunks(
 def _sums(
     function: Callable, unit: jax.Array, features: jax.Array, closed_over: tuple, rest: tuple
 ) -> tuple[jax.Array, jax.Array]:
-    """The sums of `sums_in_chunks` for features [chunks, size, D], and `rest`: labels, and which tokens count."""
+    """Computes `sums_in_chunks` of features [chunks, size, D]; `rest` has the labels and the mask of counted tokens."""
     return _sums_and_gradients(function, unit, features, closed_over, rest)[0]
 
 

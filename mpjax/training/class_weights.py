@@ -54,9 +54,7 @@ def weighted_cross_entropy(
 
 
 def by_class(weights: Sequence[float], label_smoothing: float, *, ignores: bool) -> Comparison:
-    """Creates the comparison of a training loss with a weight for each class.
-
-    Metrics and the evaluation loss weight all classes equally.
+    """Creates a comparison whose training loss weights each class; metrics and the evaluation loss do not.
 
     Args:
       weights: the weight of each class; empty: 1 for all.

@@ -23,12 +23,11 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 def with_labels(
     smoothing: float, logits: Float[Array, "*S K"], labels: Int[Array, "*S"]
 ) -> tuple[Float[Array, "*S"], Bool[Array, "*S"]]:
-    """Computes the cross entropy of each position with its label, and whether that label is the class of `predicted`.
+    """Computes each position's cross entropy, and whether `predicted` gives its label, in one pass over the logits.
 
     Logits are cast to float32, or keep a wider dtype. `smoothing` is the share of the target that is spread evenly over
-    all classes. One pass reads the logits for both results. The loss is NaN where the label is no class. Labels are
-    compared with an iota: a gather of a logit and the scatter of its gradient would make XLA write all logits to memory
-    once more.
+    all classes. The loss is NaN where the label is no class. Labels are compared with an iota: a gather of a logit and
+    the scatter of its gradient would make XLA write all logits to memory once more.
     """
     logits, labels = widened(logits), labels.astype(jnp.int32)
     return _Row.of(logits, labels).loss_and_hit(smoothing, labels, logits.shape[-1])
@@ -50,7 +49,7 @@ def _with_labels_jvp(smoothing: float, primals: tuple, tangents: tuple) -> tuple
 
 def predicted(logits: Float[Array, "*S K"]) -> Int[Array, "*S"]:
     """The first class with the largest logit; K, which is no class, if that logit is infinite or any logit is NaN."""
-    # One reduction has no derivative, and a class needs none.
+    # A reduction of several operands cannot be differentiated, and a class number has no gradient.
     logits, none = jax.lax.stop_gradient(widened(logits)), logits.shape[-1]
     operands = (logits, jnp.broadcast_to(_classes(logits), logits.shape))
     initial = (jnp.asarray(-jnp.inf, logits.dtype), jnp.int32(none))
@@ -65,7 +64,7 @@ def _first_of_largest(left: tuple, right: tuple) -> tuple[jax.Array, jax.Array]:
 
 
 class _Row(NamedTuple):
-    """What remains of the logits [..., K] of each position after sums and maxima over the classes.
+    """Sums and maxima of the logits [..., K] over the classes.
 
     Attributes:
       largest: the largest logit [...].
@@ -113,7 +112,7 @@ def _reduced(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _joined(left: tuple, right: tuple) -> tuple[jax.Array, ...]:
-    """Combines the fields of a `_Row` for two disjoint sets of classes to those for their union."""
+    """Combines the fields of a `_Row` over two disjoint sets of classes into the fields over their union."""
     largest, first = _first_of_largest((left[0], left[4]), (right[0], right[4]))
     shift = _finite_or_zero(largest)
     total = left[1] * jnp.exp(left[0] - shift) + right[1] * jnp.exp(right[0] - shift)

@@ -16,7 +16,7 @@ from mpjax.precision.casting.jaxprs import opened
 
 
 def trace(function: Any, *arguments: Any) -> Any:
-    """Returns `function.trace(*arguments)` of a jitted function, whose static arguments are integers.
+    """Traces a jitted function, whose static arguments are its integers: `function.trace(*arguments)`.
 
     Raises:
       UsageError: the function computes with an array of an earlier trace. The message says where it was made.

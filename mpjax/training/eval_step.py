@@ -69,8 +69,8 @@ def in_evaluation(
 
     Returns the shares of the layout, whose methods map this function over a whole batch, and the function.
     """
-    # In the model's own dtypes: a moving average is wider than its parameter, and evaluation may use more parameters
-    # than training.
+    # Parameters are gathered in their own dtypes: a moving average is wider than its parameter, and evaluation may use
+    # more parameters than training.
     shares = shares_of(layout and dataclasses.replace(layout, travels={}, given={}))
 
     @cast

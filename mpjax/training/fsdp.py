@@ -85,9 +85,9 @@ class Gathers:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Divided:
-    """This device's part of a parameter, in its place while its block is not called. Any use of it is an error.
+    """This device's part of a parameter, stored in its variable outside calls of its block. Any use raises UsageError.
 
-    A bare array could pass for the whole: half of an embedding gives logits of half of the vocabulary.
+    A bare array could be taken for the whole: half of an embedding gives logits of half of the vocabulary.
     """
 
     array: jax.Array

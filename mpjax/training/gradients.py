@@ -60,14 +60,14 @@ def gradients_of(
     return gradients
 
 
-# Histories of float8 scales: zeros beside them take their part in the backward pass
+# Histories of float8 scales
 
 _BESIDE = "(zero beside) "
-"""Prefix of the zeros that are added to a history: one backward pass computes its derivative and the gradients."""
+"""Prefix of the paths of zeros that are added to the histories and differentiated together with the parameters."""
 
 
 def _of_histories(loss_of: Callable) -> Callable:
-    """Wraps a loss: the zeros, which are passed among the parameters, are added to the histories of the statistics."""
+    """Wraps a loss to add the zeros, which it takes among the parameters, to the histories in the statistics."""
 
     def with_zeros(params, stats, key, batch):
         histories = {name: stats[name] + params[_BESIDE + name] for name in filter(is_history, stats)}
@@ -79,7 +79,8 @@ def _of_histories(loss_of: Callable) -> Callable:
 def _with_histories(loss_of: Callable, shares: Shares, frozen: Collection[str]) -> Callable:
     """Builds `(scaling, params, stats, key, batch) -> (stats, contribution)` of one share.
 
-    It differentiates the loss, and records the largest gradients in the histories of their layers.
+    It differentiates the loss, and adds the gradients of the zeros, the largest gradient of each layer, to the
+    histories.
     """
     value_and_grad = shares.value_and_grad(loss_of, frozen)
 
@@ -95,7 +96,7 @@ def _with_histories(loss_of: Callable, shares: Shares, frozen: Collection[str]) 
 
 
 def _parameters(arrays: Arrays) -> Arrays:
-    """The arrays without the zeros beside histories."""
+    """Removes the zeros of the histories."""
     return {name: array for name, array in arrays.items() if not name.startswith(_BESIDE)}
 
 

@@ -1,4 +1,4 @@
-"""A user's metrics of the test set: checked on shapes, and those of clu and metrax as sums."""
+"""A user's metrics of the test set: checks them on shapes, and sums metrics of clu and metrax over examples."""
 
 import contextlib
 import dataclasses

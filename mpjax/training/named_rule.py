@@ -1,6 +1,7 @@
 """Update rules that mpjax does not build itself: optimizers of optax by name, and functions of the user.
 
-A rule is known only by its signature and its trace. An argument that mpjax does not have is an error.
+A rule is known only by its signature and its trace. A required argument that neither mpjax nor the settings pass is an
+error.
 """
 
 import dataclasses
@@ -42,7 +43,7 @@ _MOVED: Mapping[str, str] = {
     "ScheduleFreeState": "the parameters to evaluate are not those that it trains, which mpjax evaluates and saves",
     "SAMState": "it takes several gradients for one step, and parameters in between are not those to evaluate",
 }
-"""States of optimizers that train other parameters than are evaluated, and the reason for the error."""
+"""The states of refused optimizers, which train other parameters than are evaluated, and the reason in the error."""
 
 _MUON = (
     "muon orthogonalizes the updates of parameters of two axes; AdamW updates all others, such as filters of "

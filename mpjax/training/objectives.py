@@ -1,7 +1,8 @@
 """The objectives of the tasks, each an `mpjax.extend.Objective` with the logits of the model as its `outputs`.
 
-A key of None stands for evaluation, where labels are not smoothed and all classes count alike. A text has a value for
-each token, and a mask one for each class. A user's function may not return such arrays: it may have forgotten an axis.
+A key of None means evaluation, without label smoothing and class weights. Values are [B], but language modeling
+returns [B, T] and the `iou` of segmentation [B, num_classes]. A user's objective has to return [B]: another axis is
+often a forgotten sum.
 """
 
 import math
@@ -35,7 +36,7 @@ if TYPE_CHECKING:  # the objectives are called, and this protocol says how
 Comparison = Callable[[jax.Array, Batch, jax.Array | None], Values]
 """`(logits, batch, key) -> values` for logits [B, num_classes]: the loss and the metrics of each example.
 
-A training batch may have a `target` of mixed images, float32 [B, num_classes], beside its `label`."""
+A training batch of mixed images also has their mixed labels, `target`, float32 [B, num_classes]."""
 
 PixelLoss = Callable[..., jax.Array]
 """`(logits, mask, *, ignore) -> losses`, float32 [B], like `losses.cross_entropy_over`."""

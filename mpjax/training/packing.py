@@ -157,8 +157,7 @@ def _is_packed(name: str, shape: tuple[int, ...], stacks: Iterable[str]) -> bool
         return False  # differentiated separately
     if len(shape) < 2:
         return math.prod(shape) <= MOST
-    # The product of a packed kernel would need a copy of it. Optimizers take a stacked matrix for the vectors of its
-    # blocks.
+    # A product with a packed kernel would copy the kernel. Optimizers treat a stacked matrix as vectors of its blocks.
     return math.prod(shape) <= SMALL and name.split("/")[-1] != "kernel" and stack_of(name, stacks) is None
 
 
@@ -175,7 +174,7 @@ def _groups(shapes: Group) -> list[Group]:
 
 
 def _on_mappings(tree: Any, changes: Mapping[frozenset[str], Any]) -> Any:
-    """Replaces each dict in a tree whose keys are exactly `names` by `changes[names]` of it."""
+    """Replaces each dict in a tree whose set of keys is in `changes` by `changes[keys](dict)`."""
 
     def is_one(node: Any) -> bool:
         return isinstance(node, dict) and frozenset(node) in changes

@@ -53,10 +53,9 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) 
     """Builds the function `(model, batch) -> outputs` of a task.
 
     Classification outputs `classes` and `probabilities`, [B, top], the most probable first. Segmentation outputs
-    `mask`, the class of each pixel, uint8 [B, H, W]. Language modelling outputs `loss` and `tokens`, both [B]. `loss`
-    is the sum over the first tokens of an example, as many as the batch's field `count` says (all, without it), and
-    `tokens` is their number.
-    `finite` [B] is False for examples with a NaN or infinite output of the model.
+    `mask`, the class of each pixel, uint8 [B, H, W]. Language modelling outputs `loss` and `tokens`, both [B]: the sum
+    over the first `count` predicted tokens of an example (a field of the batch; all without it), and their number.
+    `finite` [B] is False for examples with a NaN or infinite logit; in language modelling, with such a loss.
 
     Args:
       task: the task.

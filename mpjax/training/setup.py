@@ -163,8 +163,8 @@ class Placed(NamedTuple):
 def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedReport | None]:
     """Loads parameters and statistics from `config.pretrained`, by path, and a report of the load.
 
-    The arrays have the dtypes in which the model stores them. The paths are those of single blocks, also for a model
-    with stacks. Without `config.pretrained` there are no arrays and no report.
+    The arrays have the dtypes in which the model stores them. The blocks of a stack have paths of single blocks.
+    Without `config.pretrained` there are no arrays and no report.
 
     Raises:
       UsageError: as `mpjax.load_pretrained`.
@@ -196,7 +196,7 @@ def make_state(
 
 
 _RUNS_ONCE = {"xla_backend_optimization_level": 0}
-"""For a program that takes longer to compile than to run: random numbers for each parameter are long code."""
+"""XLA options for a program that takes longer to compile than to run: the code for random numbers is long."""
 
 
 def initial_state(

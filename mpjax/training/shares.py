@@ -129,7 +129,7 @@ class ManyShares:
 
     def loss(self, loss: Any) -> jax.Array:
         """The share's term of the loss: its total divided by the weight of all shares, or a scalar by their number."""
-        # The share's own weight is no divisor: float16 gradients then have the same magnitude as on one device.
+        # Not divided by the share's own weight, so that float16 gradients have the same magnitude as on one device.
         if not isinstance(loss, Mean):
             return loss / self.layout.shares
         weight = self.add(loss.weight)

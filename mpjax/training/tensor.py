@@ -72,9 +72,9 @@ def tensor_axes(model: nnx.Module, parts: int, rules: Mapping[str, str]) -> dict
 
 
 def _axes(path: str, layer: Any, way: Way, parts: int, lead: int) -> Iterator[tuple[str, int]]:
-    """Yields the path of the kernel and the axis to divide, and those of the bias if it is divided.
+    """Yields `(path, axis to divide)` of the kernel, and of the bias if it is divided.
 
-    `lead` is the number of axes before those of a single block: 1 in a stack, else 0.
+    `lead` is the number of axes in front of a single block's axes: 1 in a stack, else 0.
     """
     kernel = layer.kernel.shape
     outputs = len(layer.out_features) if isinstance(layer.out_features, tuple | list) else 1

@@ -100,7 +100,7 @@ def require_names(names: Iterable[str], where: str) -> None:
 
 
 def require_per_example(value: Any, size: int, name: str) -> None:
-    """Raises UsageError unless a value is an array [B] or a `Mean` of two; the message tells how to return a mean."""
+    """Raises UsageError unless a value is an array [B] or a `Mean` of two; the message says how to return a mean."""
     for array in (value.total, value.weight) if isinstance(value, Mean) else (value,):
         if not is_array(array):
             raise UsageError(f"{name} is {kind_of(array)}: wanted one value per example, [{size}], or {_A_MEAN}")
@@ -131,7 +131,7 @@ def check_objective(task: Task, batch: Mapping[str, Any], *, name: str, mixing: 
       mixing: the settings that mix images with their labels, for messages.
 
     Raises:
-      UsageError: the objective raises it; the loss does not depend on a trained parameter; or images are mixed, and the
+      UsageError: as `checked_objective`; the loss does not depend on a trained parameter; or images are mixed, and the
         loss does not depend on the mixed labels.
     """
     objective = task.objective
