@@ -96,7 +96,7 @@ def _own(name: Code, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
 def _hold_arrays(model: nnx.Module, flag: str) -> None:
     """Makes attributes such as `self.offsets = jnp.arange(8)` part of the model's state, as they are outside a trace.
 
-    Within a trace, Flax takes them for settings, which would outlive the trace.
+    Within a trace, Flax treats them as static attributes, which would outlive the trace.
 
     Raises:
       UsageError: an attribute is a random key or complex, which a checkpoint cannot hold.
@@ -129,7 +129,7 @@ _FIELDS: Mapping[TaskName, tuple[str, ...]] = {
 """The fields in a batch of each task."""
 
 _SETTINGS = ("width", "depth", "heads", "patch", "dropout", "scan_blocks")
-"""Settings whose value 0 or False means the published value."""
+"""Settings that a model gets only if they are not 0 or False; else the default of its `make` holds."""
 
 
 def _images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:

@@ -274,12 +274,12 @@ def in_form_of(arrays: Mapping[str, Any], wanted: Iterable[str]) -> Arrays:
 
 
 def _counterpart(path: str, of: str, other: str, arrays: Mapping[str, Any]) -> str | None:
-    """The stack in which the blocks of `path` have the other form in `arrays`; None if there is none.
+    """Finds the stack whose blocks `arrays` has in the other form, stacked or single; None if there is none.
 
     Args:
       path: a path that `arrays` lacks, as in `params/blocks/all/x`.
-      of: a regular expression of the part of the path that stands for the block: `all` or a number.
-      other: the part that stands there in the other form, as in `params/blocks/0/x`.
+      of: a regular expression for the part of the path that names the block: `all` or a number.
+      other: this part in the other form: `0` for `params/blocks/0/x`, or `all`.
       arrays: arrays by path.
 
     Returns:

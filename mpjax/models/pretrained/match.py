@@ -140,8 +140,8 @@ def _choose(model: "nnx.Module", tensors: Mapping[str, Tensor], name: str | None
 def _plain_keys(tensors: Mapping[str, Tensor], layout: WeightMap) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors by key, and the key of each of our paths, both without the layout's base and with its new names.
 
-    A model may have a part that is named as a wrapper, `model`. Of either side, so many prefixes of wrappers are taken
-    off that most keys agree.
+    Prefixes of wrappers are removed from both sides as often as makes the most keys agree, because a prefix such as
+    `model.` may also be the name of a submodule.
     """
 
     def renamed(key: str) -> str:
@@ -159,7 +159,7 @@ def _plain_keys(tensors: Mapping[str, Tensor], layout: WeightMap) -> tuple[dict[
 
 
 def _unwrapped(keys: Iterable[str], layout: WeightMap) -> list[list[str]]:
-    """The keys without the layout's base and all prefixes of wrappers, then with one of the prefixes, with two, ..."""
+    """Lists of the keys without the layout's base: first without prefixes of wrappers, then with one, with two, ..."""
     found = [list(keys)]
     while wrapper := next((w for w in WRAPPERS if found[0] and all(key.startswith(w) for key in found[0])), None):
         found.insert(0, [key.removeprefix(wrapper) for key in found[0]])
