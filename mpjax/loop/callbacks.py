@@ -140,7 +140,7 @@ def _asked(callback: Any, event: str, method: Callable, arguments: Sequence[Any]
 
 
 def at_step(arguments: Sequence[Any]) -> str:
-    """Names the step of a call, its first argument, for a message; empty if the call has no step."""
+    """Formats the step of a call, its first argument, for a message; empty if the first argument is no step."""
     return f" at step {arguments[0]}" if arguments and isinstance(arguments[0], int) else ""
 
 

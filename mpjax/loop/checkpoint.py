@@ -35,7 +35,7 @@ class Checkpoints:
         self._saving: ocp.AsyncResponse[bool] | None = None
 
     def save(self, position: int, state, about: Mapping[str, Any], *, score: float | None) -> None:
-        """Waits for the write before, and starts to write a checkpoint, unless one exists for this position.
+        """Starts to write a checkpoint after the previous write ends, unless one exists for this position.
 
         Args:
           position: the number of steps attempted so far.
@@ -63,7 +63,7 @@ class Checkpoints:
             self._wait()
 
     def _wait(self) -> None:
-        """Waits for the current write and raises its error. Without the wait, its thread would stay."""
+        """Waits for the current write and raises its error; this also ends the thread of the write."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()

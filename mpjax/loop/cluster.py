@@ -43,7 +43,7 @@ def seat_of(settings: Distributed, environment: Mapping[str, str] = os.environ) 
 
 
 def _may_be_one_of_several(environment: Mapping[str, str]) -> bool:
-    """True if a cluster that JAX knows started this process. The check costs nothing elsewhere."""
+    """True if a cluster that JAX knows may have started this process; reads the environment only."""
     if int(environment.get("SLURM_NTASKS", "1")) > 1 or int(environment.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:
         return True
     # A single pod has no index. JAX's detection of TPUs queries the machine's metadata, so it runs only on a TPU.

@@ -1,4 +1,4 @@
-"""The processes of one run: what they tell each other, when they stop together, and what happens if one ends."""
+"""Connects the processes of one run: they gather values, stop at the same step, and all end if one fails."""
 
 import os
 import queue
@@ -15,13 +15,13 @@ from mpjax.loop.signals import StopRequest
 
 
 GRACE = 3.0
-"""Seconds in which a process may end by itself after another failed: most errors come to all at once."""
+"""Seconds from the error of one process to the end of another: most errors occur in all at about the same time."""
 
 BEAT = 5.0
-"""Seconds between the signs of life of a process."""
+"""Seconds between heartbeats."""
 
 SILENCE = 60.0
-"""Seconds without a sign of life after which a process is given up: it is stopped, or its machine hangs."""
+"""Seconds without a message after which a process counts as lost: it is stopped, or its machine hangs."""
 
 _NOWHERE = -1
 
@@ -40,10 +40,10 @@ class Alone:
 
 
 class Company:
-    """The processes of one run. Each is connected to process 0, which passes on what concerns all.
+    """The processes of one run. Each is connected to process 0, which sends the messages that are for all.
 
-    A thread for each connection listens. It ends this process when another has died, because this one may wait forever
-    inside a sum over all devices. One more thread ends it when another is there and says nothing.
+    A thread for each connection listens. It ends this process if the other one has died, because this one may wait
+    forever in a collective. One more thread sends heartbeats, and ends this process if another sends none.
 
     Attributes:
       process: the number of this process.
@@ -60,7 +60,7 @@ class Company:
         self.process, self.processes = process, processes
         self._lines = lines
         self._changed = threading.Condition()  # with a lock that one thread may take twice
-        # What all have gathered; on process 0 also what has come so far
+        # The values of complete gathers by number; on process 0 also those received so far, by process
         self._gathered: dict[int, list] = {}
         self._coming: dict[int, dict[int, Any]] = {}
         self._number = 0
@@ -95,7 +95,7 @@ class Company:
         return self._gather(value, last=False)
 
     def part(self) -> None:
-        """Waits until all processes are done; from here on each may end."""
+        """Waits until all processes are done; afterwards, the end of one does not end the others."""
         self._gather(None, last=True)
 
     def _gather(self, value: Any, *, last: bool) -> list:
@@ -115,10 +115,10 @@ class Company:
         self._requests.put(signal_number)  # not sent here: the interrupted code may hold the lock
 
     def due(self, position: int) -> bool:
-        """True if all processes stop after step number `position`; waits for their agreement once one has asked.
+        """True if all processes stop after step number `position`; after a request, first waits for their agreement.
 
-        Once one has asked, each says how far it is and goes no further until it knows how far the furthest is. They
-        stop after the next call of that one. Nothing is sent before, and the devices are not waited for.
+        After a request, each process sends its last position and waits for the largest of all. All stop after the call
+        that follows the largest. Without a request, nothing is sent. The devices are never waited for.
         """
         with self._changed:
             if self.signal_number is not None:
@@ -127,7 +127,7 @@ class Company:
             return self._stop_after is not None and position > self._stop_after
 
     def fail(self, text: str, code: int) -> None:
-        """Tells the others that this process is about to end with an error, its message and its exit code."""
+        """Sends the error with which this process is about to end, its message and exit code, to the others."""
         self._failed = True
         self._tell_first({"kind": "failed", "process": self.process, "text": text, "code": code})
 
@@ -138,7 +138,7 @@ class Company:
         """
         flushing = threading.Thread(target=_flush, daemon=True)
         flushing.start()
-        flushing.join(1.0)  # whoever reads the output may have stopped to
+        flushing.join(1.0)  # a reader that has stopped would block the flush
         if self.first:  # JAX ends the others with a stack trace once its service, in this process, is gone
             ends = time.monotonic() + 2 * GRACE
             for thread in self._listeners:
@@ -158,10 +158,10 @@ class Company:
         self._lose(process, "has ended without a word: it was killed, or its machine is gone")
 
     def _beat(self) -> None:
-        """Gives signs of life in a loop, and ends the run if another process gives none for `SILENCE` seconds.
+        """Sends heartbeats in a loop, and ends the run if another process sends no message for `SILENCE` seconds.
 
-        Silence is counted in the beats of this process. While it is stopped itself it counts none, so processes that
-        are suspended together, and go on, go on.
+        The seconds are counted by this process's own beats, which stop while it is suspended. So processes that are
+        suspended and continued together go on.
         """
         while not self._over:
             time.sleep(BEAT)
@@ -232,13 +232,13 @@ class Company:
                 case "stop":
                     self._stop_after = message["after"]
                 case "failed" | "lost" if message["process"] != self.process:
-                    # Process 0 passes on what others say, and lets them end before itself.
+                    # Process 0 forwards the messages of others and ends last: its own end needs no report.
                     self._explained |= {message["process"], 0}
                     threading.Thread(target=self._follow, args=(message,), daemon=True).start()
             self._changed.notify_all()
 
     def _follow(self, message: Message) -> None:
-        """Prints why another process has ended, and ends this one; process 0 first tells the others of a lost one."""
+        """Prints why another process has ended, and ends this one; process 0 first reports a lost one to the others."""
         process = message["process"]
         if message["kind"] == "failed":
             time.sleep(GRACE)

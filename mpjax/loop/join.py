@@ -1,4 +1,4 @@
-"""Joins the processes of one run: the roll is called, JAX is started over all, and all end together."""
+"""Joins the processes of one run: connects them, starts JAX over all, and ends all together."""
 
 import atexit
 import contextlib
@@ -19,7 +19,7 @@ from mpjax.loop.roll_call import call_roll
 
 
 SILENT = int(2 * SILENCE)
-"""Seconds without a sign of life after which JAX takes a process for dead; the connections tell sooner."""
+"""Seconds without a heartbeat after which JAX takes a process for dead; `Company` notices sooner."""
 
 STARTING = 120
 """Seconds that JAX may take to connect processes that have answered the roll."""
@@ -29,7 +29,7 @@ STARTING = 120
 def joined(config: Config) -> Iterator[Alone | Company]:
     """Context that joins the other processes of the run, and yields their `Company`, or `Alone` for one process.
 
-    It has to come before anything starts a device.
+    Enter it before JAX starts a device.
 
     Raises:
       UsageError: a process is missing, cannot be reached, or has other settings or other code; or the cluster's
@@ -49,7 +49,7 @@ def joined(config: Config) -> Iterator[Alone | Company]:
     lines = call_roll(seat, shared_settings(config) | _code(config), timeout=config.distributed.timeout)
     company = Company(seat.process, seat.processes, lines)
     with warnings.catch_warnings():
-        if not company.first:  # process 0 tells
+        if not company.first:  # process 0 shows them
             for category in WARNINGS:
                 warnings.simplefilter("ignore", category)
         try:
@@ -60,7 +60,7 @@ def joined(config: Config) -> Iterator[Alone | Company]:
             raise
         except BaseException as error:
             if not isinstance(error, (UsageError, Diverged, KeyboardInterrupt)):
-                time.sleep(GRACE)  # if another process has died, a sum over all fails here: its end explains it
+                time.sleep(GRACE)  # a collective fails if another process has died; `company` then reports that
             code = exit_code_of(error)
             company.fail(str(error) or type(error).__name__, code)
             atexit.register(company.end, code)
@@ -111,7 +111,7 @@ NUMERICS = (
 
 
 def _code(config: Config) -> dict[str, str]:
-    """Collects by name versions, JAX's settings, a checksum of mpjax's sources, and one of each file of the user."""
+    """Collects versions, JAX's settings, and checksums of mpjax's sources and of the user's files, by name."""
     import jax
 
     folder = pathlib.Path(__file__).parents[1]

@@ -233,7 +233,7 @@ def with_moments(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[st
 
 
 def _beside(like: Any, found: Any) -> Any:
-    """Fetches the arrays `found` to the host if `like` is a host array; else those of its shape take its sharding."""
+    """Fetches the arrays `found` to the host if `like` is on the host; else shards arrays of its shape as `like`."""
     if not isinstance(like, jax.Array):
         return jax.device_get(found)
     return jax.tree.map(lambda x: jax.device_put(x, like.sharding) if x.shape == like.shape else x, found)

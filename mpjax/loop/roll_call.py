@@ -1,6 +1,6 @@
-"""Calls the roll: waits until all processes of a run are there, and compares what they are about to do.
+"""Calls the roll: connects the processes of a run, and compares their settings and their code.
 
-It comes before JAX's own start, which ends the whole program, with a stack trace, if a process is missing.
+This comes before JAX's own start, which ends the whole program, with a stack trace, if a process is missing.
 """
 
 import contextlib
@@ -16,19 +16,19 @@ from mpjax.loop.messages import Connection
 
 _HELLO = "mpjax"
 _EACH = 5.0
-"""Seconds for whoever connects to say which process it is."""
+"""Seconds in which a new connection has to send its first message."""
 
 
 def call_roll(seat: Seat, about: Mapping[str, str], *, timeout: float) -> dict[int, Connection]:
-    """Waits for the other processes and returns the connections to them: process 0 to all, the others to process 0.
+    """Connects the processes: process 0 to all others, the others to process 0. Returns the connections by process.
 
     Args:
       seat: the place of this process.
-      about: what has to be the same in all processes, by name.
+      about: values that have to be equal in all processes, by name.
       timeout: the seconds to wait.
 
     Raises:
-      UsageError: processes are missing or differ, or process 0 cannot be reached; raised in all that are there.
+      UsageError: processes are missing or differ, or process 0 cannot be reached; raised in all connected processes.
     """
     if seat.process == 0:
         return _wait_for_others(seat, about, timeout)
@@ -68,7 +68,7 @@ def _wait_for_others(seat: Seat, about: Mapping[str, str], timeout: float) -> di
 
 
 def _is_hello(message: Mapping) -> bool:
-    """True if a message is the first of a process of a run; anybody may send anything to an open port."""
+    """True if a message is the first one of a process of a run; any program may connect to an open port."""
     process, processes, about = (message.get(name) for name in ("process", "processes", "about"))
     if message.get("kind") != _HELLO or type(process) is not int or type(processes) is not int:
         return False
@@ -93,12 +93,12 @@ def _listen(seat: Seat) -> socket.socket:
 
 
 def _no_seat(message: Mapping, seat: Seat, said: Mapping) -> str | None:
-    """The reason why a process that has come cannot take part, or None.
+    """The reason to refuse a process, or None.
 
     Args:
       message: the first message of the process.
       seat: the place of process 0.
-      said: the processes that are there, by number.
+      said: a mapping from the numbers of the accepted processes.
     """
     process, processes = message["process"], message["processes"]
     if processes != seat.processes:
@@ -117,9 +117,9 @@ def _absence(missing: list[int], seat: Seat, timeout: float) -> str:
 
 
 def _difference(said: Mapping[int, Mapping[str, str]]) -> str | None:
-    """A message that names each thing in which processes differ, with the values, or None if they agree.
+    """Formats the values that differ between processes as a message; None if all agree.
 
-    `said` has the description of each process: values by name.
+    `said` has the values of each process, by name.
     """
     lines = []
     for name in sorted(set().union(*said.values())):
@@ -133,7 +133,7 @@ def _difference(said: Mapping[int, Mapping[str, str]]) -> str | None:
 
 
 def by_value(said: Mapping[int, str]) -> dict[str, list[int]]:
-    """Groups processes by the value that each of them said.
+    """Groups the numbers of processes by their values.
 
     >>> by_value({0: "a", 1: "b", 2: "a"})
     {'a': [0, 2], 'b': [1]}

@@ -21,9 +21,9 @@ from mpjax.loop.checksums import damaged, digest_of
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """A log filter: False for Orbax's records of damage that mpjax reports in one line or its checksums exclude.
+    """A log filter that drops Orbax's records of damage: mpjax verifies checksums, and reports damage in one line.
 
-    Threads of Orbax log each error on its way. asyncio logs the errors of all arrays after the first.
+    Threads of Orbax log each error that passes through them. asyncio logs the errors of all arrays after the first.
     """
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     by_orbax = "orbax" in pathlib.PurePath(record.pathname).parts

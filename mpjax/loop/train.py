@@ -235,7 +235,7 @@ def train_loop(
 
 
 def _each(metrics: Metrics, count: int) -> list[Metrics]:
-    """Splits the metrics of a call of `count` steps into those of each step."""
+    """Splits the metrics of a call of `count` steps by step."""
     return [metrics] if count == 1 else [jax.tree.map(operator.itemgetter(index), metrics) for index in range(count)]
 
 

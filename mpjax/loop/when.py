@@ -65,9 +65,7 @@ class When:
         return kinds
 
     def advice(self, start: int) -> str:
-        """Explains why `per_call` has no effect, if no call after step number `start` has as many steps; else an empty
-        string.
-        """
+        """Explains why `per_call` has no effect; empty if a call after step number `start` has that many steps."""
         if start >= self.steps or self.per_call in self.kinds_of_calls(start):
             return ""
         position, longest = start, 0
