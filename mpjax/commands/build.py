@@ -201,8 +201,8 @@ def fresh_state(run: Run, pretrained: Arrays | None = None) -> TrainState:
 def resumed_state(run: Run, adopt: Callable[[TrainState], TrainState]) -> TrainState:
     """Calls `adopt` with a state that has shapes in place of arrays, and completes the state that it returns.
 
-    Leaves that are still shapes get initial values. The devices thus do not hold an initial state beside the adopted
-    one. An array that `adopt` uses twice, such as parameters at which a moving average starts, is copied.
+    Leaves that are still shapes get initial values, so the devices never hold a whole initial state in addition to the
+    adopted one. An array that `adopt` uses twice, such as parameters at which a moving average starts, is copied.
     """
     state = adopt(state_shapes(run.task, run.learner.tx, ema=run.config.training.ema > 0, layout=run.layout))
 

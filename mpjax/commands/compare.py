@@ -43,9 +43,9 @@ def compare_runs(settings: Compare) -> dict[str, Any]:
     """Compares the runs, prints the result and draws the curves.
 
     Returns:
-      The output of `--json`: `groups`, `comparisons` and `evidence`. `comparisons` holds, for each group but the first,
-        each metric's final and best values and `parts_at`. That is the first step from which the metric stays apart
-        from the first group (None if it does not). `evidence` holds sentences on the strength of the evidence.
+      The output of `--json`: `groups`, `comparisons` and `evidence`. `comparisons` has, for each group except the
+        first, the final and best values of each metric, and `parts_at`: the first step from which the metric stays
+        apart from the first group (None if it does not). `evidence` has sentences on the strength of the evidence.
 
     Raises:
       UsageError: the settings are invalid, a folder has no run, or a run lacks a seed or a metric. Or the runs are of
@@ -113,9 +113,9 @@ def _read(folder: str) -> ComparedRun:
 
 
 def _with_changes(settings: dict[str, Any], changed: Mapping[str, str]) -> dict[str, Any]:
-    """Replaces each setting that changed on the way by the text of all its values, from `changed`.
+    """Replaces each setting that changed at a resumption by the text of all its values, from `changed`.
 
-    The change of one rule is appended to the other rules.
+    The text of one changed entry, such as a rule, is appended to the setting with all entries.
     """
     told = dict(settings)
     for name, values in changed.items():
@@ -157,9 +157,9 @@ def _require_one_task(runs: Sequence[ComparedRun]) -> None:
 
 
 def _grouped(runs: Sequence[ComparedRun], seeds: Sequence[int]) -> list[Group]:
-    """Groups runs by all settings but the seed; each group is named by the settings that differ between groups.
+    """Groups runs by all settings except the seed; names each group by the settings that differ between groups.
 
-    `seeds` are those to keep in each group; empty: all.
+    `seeds` are the seeds to keep in each group; empty: all.
     """
     members: dict[tuple, list[ComparedRun]] = {}
     for run in runs:

@@ -36,7 +36,7 @@ from mpjax.training.setup import pretrained_arrays
 
 
 FURTHER = 20
-"""Steps in float32 after which a run that only precision broke has a lower loss than an untrained model again."""
+"""Steps in float32 after which the loss of a run that precision alone broke is low again; see `in_view_of_float32`."""
 
 
 def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
@@ -164,9 +164,9 @@ def explain_now(run: Run, train_call: Callable, folder: pathlib.Path) -> Explain
 
 
 def explain_later(folder: pathlib.Path) -> Explain:
-    """Builds functions that diagnose nothing: they return a text with the command to do so.
+    """Builds functions that return the command to diagnose the run, for runs of several processes.
 
-    They are for a run of several processes, because its diagnosis needs a separate process.
+    Such a run cannot diagnose itself: a diagnosis runs in one process.
     """
     text = "to find the first bad layer: "
     return Explain(

@@ -12,7 +12,7 @@ NO_DTYPE_REPAIRS = "Look at the learning rate, the data and the parameters: no c
 
 
 def write(found: Diagnosis, folder: pathlib.Path, name: str) -> pathlib.Path:
-    """Writes `diagnosis_<name>.json` and the HTML page beside it; returns the path of the page."""
+    """Writes `diagnosis_<name>.json` and the page `diagnosis_<name>.html` into `folder`; returns the page's path."""
     write_atomically(folder / f"diagnosis_{name}.json", f"{found.to_json()}\n".encode())
     metrics = folder / "metrics.jsonl"
     records = read_metrics(metrics) if metrics.exists() else []

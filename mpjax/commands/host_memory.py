@@ -1,4 +1,4 @@
-"""Keeps freed memory in a process that computes on a CPU, instead of a new request to the kernel each time."""
+"""Keeps freed memory in a process that computes on a CPU, instead of returning it to the kernel each time."""
 
 import ctypes
 import importlib.util
@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 
 
 _SETTINGS = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, 2**30), "M_ARENA_MAX": (-8, 1)}
-"""Arguments of glibc's mallopt: take large blocks from the heap too, return free memory beyond 1 GB, keep one heap."""
+"""Arguments of glibc's mallopt: take large blocks from the heap too, keep up to 1 GB of free memory, use one heap."""
 
 
 def keep_freed_memory() -> bool:

@@ -21,10 +21,7 @@ _THEN = "then: "
 
 @contextlib.contextmanager
 def named_together(config: Config) -> Iterator[None]:
-    """Context that extends a UsageError, raised inside a `with` block, by the errors that would follow it.
-
-    See `with_following`.
-    """
+    """Context that extends a UsageError by the errors that would follow it; see `with_following`."""
     try:
         yield
     except UsageError as error:
@@ -57,7 +54,7 @@ def _to_write(settings: Mapping[str, Any]) -> Iterator[str]:
 def _followed(error: UsageError, config: Config) -> tuple[list[str], dict[str, Any]]:
     """Collects the message of an error, the messages of the errors after its repair, and all settings that they name.
 
-    If a message repeats, its repair has no effect, or another repair undoes it. Then no settings are named.
+    If a message repeats, its repair has no effect or another repair undoes it. Then the settings are empty.
     """
     messages, settings = [str(error)], dict(error.repair)
     while error.repair and len(messages) < _MOST:

@@ -197,7 +197,7 @@ def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, st
 
 
 def _packing(config: Config, task: Task, layout: Layout) -> Packing:
-    """Chooses how states are packed: small arrays are joined on one device, if the optimizer allows it, else not."""
+    """Plans to pack small arrays, on one device, if the optimizer is elementwise and no array is frozen."""
     # On several devices, the sum of a packed gradient would wait for the last array of the backward pass. Frozen arrays
     # are identified by path.
     if not treats_numbers_one_by_one(config.optimizer) or task.frozen or layout.mesh.size > 1:

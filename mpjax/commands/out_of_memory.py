@@ -16,10 +16,7 @@ from mpjax.plan.system_memory import free_memory, free_swap
 
 @contextlib.contextmanager
 def memory_told(config: Config) -> Iterator[None]:
-    """Context that converts an out-of-memory error of a device or the host to a UsageError with settings that may fit.
-
-    It does so inside a `with` block. Other errors pass unchanged.
-    """
+    """Context that converts an out-of-memory error of device or host to a UsageError with settings that may fit."""
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:

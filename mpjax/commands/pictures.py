@@ -1,4 +1,4 @@
-"""Pictures of a segmentation for writers: test images beside their masks and the predicted masks."""
+"""Pictures of a segmentation for writers: test images next to their masks and the predicted masks."""
 
 import functools
 from collections.abc import Callable

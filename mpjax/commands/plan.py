@@ -163,7 +163,7 @@ def plan_run(
 
 
 def fields_of(config: Config, *, vocabulary: int = 0) -> Fields:
-    """The fields of a run's batches; see `planned_fields`, where a `vocabulary` of 0 means that of the tokenizer."""
+    """The fields of a run's batches, by `planned_fields`; a `vocabulary` of 0 means the tokenizer's own."""
     return planned_fields(config.task, config.data, data_folder(config), vocabulary=vocabulary)
 
 

@@ -84,7 +84,7 @@ def _stopping(stop: Stop, exchange: Any) -> Iterator[None]:
 class Reports(Writer):
     """Reports metrics at evaluations, and checkpoints once they are complete, to Ray.
 
-    Ray waits for the reports of all workers, so each worker has a `Reports`. The first has the checkpoints.
+    Ray waits for the reports of all workers, so each worker has a `Reports`. Only the first reports checkpoints.
 
     Args:
       config: the settings of the run.

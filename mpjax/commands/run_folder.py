@@ -47,11 +47,11 @@ def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
 
 @contextlib.contextmanager
 def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable[[], None]]:
-    """Context that restores a run's folder if its `with` block raises an error of the user before the first step.
+    """Context that removes new files of a run's folder after a UsageError or CallbackError before the first step.
 
-    It yields the function to call before the first step; after that call, nothing is restored. Until then no step has
-    run, and the corrected command must not find a folder. New files in the folder are removed. The files of a resumed
-    run stay until its first step (`Records`). The caller holds the lock of the folder, so no other process writes.
+    So the corrected command finds the folder as the refused one did. The context yields a function to call before the
+    first step; after that call, nothing is removed. A resumed run replaces its earlier files only after its first step
+    (`Records`). The caller holds the lock of the folder, so no other process writes.
 
     Args:
       folder: the folder of the run.
@@ -74,7 +74,7 @@ def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable
 
 @contextlib.contextmanager
 def resumption_told(config: Config, folder: pathlib.Path) -> Iterator[None]:
-    """Context that adds the command that resumes a run to an `Interrupted` that is raised inside a `with` block."""
+    """Context that adds the command that resumes a run to an `Interrupted`."""
     try:
         yield
     except Interrupted as error:
@@ -88,7 +88,7 @@ def held_folder(config: Config, company: Alone | Company) -> Iterator[tuple[path
     """Context that creates or opens the folder of a run; the first process holds its lock inside the `with` block.
 
     Yields:
-      The folder, and a function to call before the first step: errors of the user no longer restore the folder.
+      The folder, and a function to call before the first step; see `restored_if_refused`.
     """
     folder = run_folder_of(config, company)
     if not company.first:
@@ -166,9 +166,9 @@ def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning
 
 
 def _resumed(run: Run, folder: pathlib.Path, about: dict, company: Alone | Company) -> tuple[int, TrainState, dict]:
-    """Reads the last checkpoint; returns its position, the state and its description.
+    """Reads the last undamaged checkpoint; returns its position, the state and its description.
 
-    Later checkpoints, which are damaged, are set aside.
+    Later checkpoints, which are damaged, are renamed.
 
     Raises:
       UsageError: there is none, it is of another model, or of other data, and `run.config.other_data` is off.

@@ -72,7 +72,7 @@ def sweep(config: Config) -> dict:
 
 
 def _settled(config: Config) -> Config:
-    """Resolves the settings that depend on memory, once, so that all seeds share them."""
+    """Replaces `auto` sizes by numbers, which all seeds then share."""
     if is_auto(config):
         from mpjax.commands.fit import fitted  # local, because few runs need the modules of the plan
 
@@ -102,10 +102,10 @@ def _joined(config: Config, folder: pathlib.Path) -> Config:
 
 @contextlib.contextmanager
 def _config_written(config: Config, folder: pathlib.Path) -> Iterator[Callable[[], None]]:
-    """Context that stores the settings of a sweep, and restores the folder after a UsageError of its `with` block.
+    """Context that stores the settings of a sweep, and restores the folder after a UsageError.
 
-    It restores nothing once the function that it yields has been called. The settings are stored before the first run
-    starts, because a sweep may be killed at any time.
+    After a call of the function that it yields, nothing is restored. The settings are stored before the first run,
+    because a sweep may be killed at any time.
     """
     file = folder / CONFIG_FILE
     before = file.read_bytes()

@@ -242,7 +242,7 @@ def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
     """Settles `auto` sizes in the settings, and builds the run; also returns notes for the user.
 
     Raises:
-      UsageError: as `build_run`; it lists what else the command lacks.
+      UsageError: as `build_run`; the message also lists the flags that the command lacks.
     """
     fit = ""
     try:

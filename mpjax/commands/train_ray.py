@@ -52,7 +52,7 @@ def train_on_ray(settings: OnRay, config: Config) -> "ray.train.Result":
       Diverged: as `mpjax.run`.
       Interrupted: SIGINT or SIGTERM arrived here; a checkpoint was saved.
       OSError: workers died more often than `settings.restarts`.
-      ray.train.TrainingFailedError: a worker failed more often than that, through a fault of a program.
+      ray.train.TrainingFailedError: workers failed for another reason more often than `settings.restarts`.
     """
     settings.check(config)
     check(config)
