@@ -59,7 +59,7 @@ class Company:
     def __init__(self, process: int, processes: int, lines: Mapping[int, Connection]):
         self.process, self.processes = process, processes
         self._lines = lines
-        self._changed = threading.Condition()  # with a lock that one thread may take twice
+        self._changed = threading.Condition()  # its lock is reentrant
         # The values of complete gathers by number; on process 0 also those received so far, by process
         self._gathered: dict[int, list] = {}
         self._coming: dict[int, dict[int, Any]] = {}
@@ -69,7 +69,7 @@ class Company:
         self.signal_number: int | None = None
         self._positions: dict[int, int] = {}
         self._stop_after: int | None = None
-        # The end
+        # Ending
         self._over = False
         self._failed = False
         self._explained: set[int] = set()  # processes that have said why they end

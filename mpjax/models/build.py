@@ -129,7 +129,7 @@ _FIELDS: Mapping[TaskName, tuple[str, ...]] = {
 """The fields in a batch of each task."""
 
 _SETTINGS = ("width", "depth", "heads", "patch", "dropout", "scan_blocks")
-"""Settings that a model gets only if they are not 0 or False; else the default of its `make` holds."""
+"""Settings that override the arguments from `inputs` and the defaults of `make`, unless they are 0 or False."""
 
 
 def _images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:

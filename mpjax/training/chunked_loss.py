@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def in_chunks(function: Callable, size: int, *arrays: Num[Array, "*S _"]) -> tuple[Float[Array, "*S"], ...]:
-    """Applies a function to `size` tokens at a time, for evaluation: a derivative would keep all chunks in memory.
+    """Applies a function to `size` tokens at a time, for evaluation: a derivative would keep the logits of all tokens.
 
     Args:
       function: `(*chunks) -> results`, each [size], of chunks [size, ...] of the arrays.

@@ -79,7 +79,7 @@ def _of_histories(loss_of: Callable) -> Callable:
 def _with_histories(loss_of: Callable, shares: Shares, frozen: Collection[str]) -> Callable:
     """Builds `(scaling, params, stats, key, batch) -> (stats, contribution)` of one share.
 
-    It differentiates the loss, and adds the gradients of the zeros, the largest gradient of each layer, to the
+    It differentiates the loss, and records the gradients of the zeros, the largest gradient of each layer, in the
     histories.
     """
     value_and_grad = shares.value_and_grad(loss_of, frozen)

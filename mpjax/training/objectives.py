@@ -29,7 +29,7 @@ from mpjax.training.losses import (
 from mpjax.training.objective import OUTPUTS, Batch, Mean, Metrics, Values
 
 
-if TYPE_CHECKING:  # the objectives are called, and this protocol says how
+if TYPE_CHECKING:  # the protocol of the functions that this module returns
     from mpjax.extend import Objective
 
 
