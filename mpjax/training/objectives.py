@@ -178,7 +178,7 @@ def segmentation(policy: Policy, *, pixel_loss: PixelLoss = cross_entropy_over) 
 
 
 def require_pixels(metrics: dict[str, float]) -> dict[str, float]:
-    """Returns the metrics of a segmentation, the loss first.
+    """Checks that a pixel of the set counts, and orders the metrics: `loss`, `accuracy`, `iou`, then others.
 
     Raises:
       UsageError: every pixel of the set has the ignored label.
