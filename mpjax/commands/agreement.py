@@ -22,12 +22,6 @@ def require_agreement(
 
     Settings, versions and sources were compared when the processes joined. This check finds other differences: code
     that a user's module imports, data that differs from machine to machine, values passed in Python.
-
-    Args:
-      company: the processes.
-      run: the run.
-      lowered: the lowered programs of the training call.
-      state: the initial state.
     """
     if company.processes == 1:
         return

@@ -39,7 +39,7 @@ def diagnosed_evaluation(
 
     Args:
       run: the run.
-      policy: the policy in question.
+      policy: the policy of the diagnosed evaluation.
       state: the evaluated state, unpacked.
       tolerance: the largest relative error of the batch's loss.
       search: whether to search for modules to keep in float32.

@@ -150,12 +150,7 @@ class Learner:
 def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, steps: int, warmup: int) -> Learner:
     """Builds the model, the objective and the optimizer that `config` describes, without creating an array.
 
-    Args:
-      config: the settings of the run.
-      plan: the precision of the run.
-      fields: the fields of a batch.
-      steps: the length of training, which schedules need.
-      warmup: the steps until the peak of the learning rate.
+    The schedule has its peak after `warmup` steps, and ends after `steps`.
 
     Raises:
       UsageError: as `make_task`, or the model does not fit the task.

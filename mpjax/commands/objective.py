@@ -22,12 +22,7 @@ def choose_objective(
 ) -> RunObjective:
     """Builds the objective that `config` names: the task's or the user's own, with the user's metrics.
 
-    Args:
-      config: the settings of the run.
-      prepare: `(batch, key) -> batch`, which augments unless the key is None.
-      policy: the policy of the run.
-      abstract: the model with shapes in place of arrays.
-      fields: the fields of a batch.
+    `prepare` is as in `RunObjective`. `abstract` is the model with shapes in place of arrays.
 
     Raises:
       UsageError: the code that a setting names cannot be used, or the model cannot compute its logits in parts.

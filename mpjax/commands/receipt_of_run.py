@@ -18,13 +18,7 @@ Programs = Mapping[int, CallProgram]
 def check_receipt(
     run: Run, programs: Programs, folder: pathlib.Path, put: Callable[[pathlib.Path, bytes], object]
 ) -> str:
-    """Writes the receipt of the program with the most steps per call, and returns a message for the user.
-
-    Args:
-      run: the run.
-      programs: the programs of the training call.
-      folder: the folder of the run.
-      put: writes a file of the run.
+    """Writes the receipt of the program with the most steps per call by `put`; returns a message for the user.
 
     Raises:
       DtypeError: with `precision.strict`, an operation runs in another dtype than asked for, although the device could.

@@ -51,11 +51,7 @@ def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable
 
     So the corrected command finds the folder as the refused one did. The context yields a function to call before the
     first step; after that call, nothing is removed. A resumed run replaces its earlier files only after its first step
-    (`Records`). The caller holds the lock of the folder, so no other process writes.
-
-    Args:
-      folder: the folder of the run.
-      new: whether this command created it.
+    (`Records`). A `new` folder is removed as a whole. The caller holds its lock, so no other process writes.
     """
     kept = () if new else {path.name for path in folder.iterdir()}
     calls = []

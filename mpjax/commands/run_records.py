@@ -62,12 +62,6 @@ class Records:
 def put_records(records: Records, run: Run, folder: pathlib.Path, beginning: Beginning) -> History:
     """Hands history, settings and environment to `records`, which writes their files, and returns the history.
 
-    Args:
-      records: the files of the run.
-      run: the run.
-      folder: the folder of the run.
-      beginning: where its next steps begin.
-
     Warns:
       CheckpointWarning: metrics.jsonl has lost lines of steps before the checkpoint.
     """
@@ -95,13 +89,8 @@ def put_results(
 ) -> dict[str, Any]:
     """Writes the summary and the curves of a run, and returns the summary.
 
-    Args:
-      run: the run.
-      folder: the folder of the run.
-      state: the last state, packed or not.
-      history: the conditions of all steps.
-      spent: the seconds of the run by name.
-      ran: whether this command ran a step. Otherwise the results belong to the settings of earlier steps.
+    The state may be packed. `spent` has the seconds of the run by name. If this command `ran` no step, the results
+    belong to the settings of earlier steps.
     """
     config, file = run.config, folder / "summary.json"
     if not ran:

@@ -322,16 +322,7 @@ def _checked(
 ) -> str:
     """Checks that processes agree and that the programs fit into memory; writes the receipt.
 
-    Args:
-      run: the run.
-      programs: the compiled training calls by their number of steps; none for a finished run.
-      state: the packed state.
-      company: the processes of the run.
-      folder: the folder of the run.
-      records: the files of the run.
-
-    Returns:
-      A line about the dtypes that the programs run in; empty if this process reads none.
+    Returns the line of the receipt for the user; empty for a finished run, and in processes that read no receipt.
     """
     if company.processes > 1:
         from mpjax.commands.agreement import require_agreement

@@ -180,11 +180,8 @@ def with_weights(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[st
     """Adds the master weights and compensations that follow from the other arrays.
 
     A master weight is the sum of a parameter and its compensation. A compensation is the difference between a master
-    weight, or a wider parameter, and the rounded parameter.
-
-    Args:
-      saved: the arrays of a checkpoint by path.
-      wanted: the leaves of the state to resume by path.
+    weight, or a wider parameter, and the rounded parameter. `saved` has the arrays of a checkpoint, and `wanted` the
+    leaves of the state to resume, by path.
     """
     completed = dict(saved)
     for path, rest in saved.items():
@@ -214,12 +211,7 @@ def _left_over(param: Any, master: Any, dtype: np.dtype) -> Any:
 
 
 def with_moments(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts moments, by path, to float8 or to plain arrays, as `wanted` has them.
-
-    Args:
-      saved: the arrays of a checkpoint by path.
-      wanted: the leaves of the state to resume by path.
-    """
+    """Converts the moments of a checkpoint, by path, to float8 or to plain arrays, as the resumed state has them."""
     converted = dict(saved)
     for path in wanted.keys() - saved.keys():
         whole = path.removesuffix(_VALUES)

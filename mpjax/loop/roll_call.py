@@ -93,13 +93,7 @@ def _listen(seat: Seat) -> socket.socket:
 
 
 def _no_seat(message: Mapping, seat: Seat, said: Mapping) -> str | None:
-    """The reason to refuse a process, or None.
-
-    Args:
-      message: the first message of the process.
-      seat: the place of process 0.
-      said: a mapping from the numbers of the accepted processes.
-    """
+    """The reason to refuse a process by its first message, or None; the keys of `said` are the accepted processes."""
     process, processes = message["process"], message["processes"]
     if processes != seat.processes:
         return f"--distributed.processes is {seat.processes} on process 0 and {processes} on process {process}"

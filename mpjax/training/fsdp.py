@@ -164,12 +164,8 @@ def _gather(layout: Layout, name: str, part: jax.Array) -> jax.Array:
 def _gather_in_float8(part: jax.Array, axis: int, axes: tuple[str, ...]) -> jax.Array:
     """Gathers a parameter in float8, with the scale of the whole parameter, and casts it to bfloat16.
 
-    A layer that quantises the result again gets the same numbers, since all scales are powers of two.
-
-    Args:
-      part: this device's part.
-      axis: the axis to gather along.
-      axes: the axes of the mesh that the parameter is divided over.
+    `axes` are the axes of the mesh that the parameter is divided over. A layer that quantises the result again gets the
+    same numbers, since all scales are powers of two.
     """
     half = part.astype(BFLOAT16)
     quantised = quantise_by(half, jax.lax.pmax(largest_of(half), axes), E4M3)

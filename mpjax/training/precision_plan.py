@@ -92,12 +92,7 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
 
 
 def advice(plan: PrecisionPlan, device) -> list[str]:
-    """Collects advice on settings that are valid on `device` (a `jax.Device`) but seldom intended.
-
-    Args:
-      plan: the precision of the run.
-      device: the device that runs it.
-    """
+    """Collects advice on settings that are valid on `device` (a `jax.Device`) but seldom intended."""
     policy = plan.policy
     notes = []
     computes_in_float16 = FLOAT16 in (policy.compute_dtype, *_rule_dtypes(policy))

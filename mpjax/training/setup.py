@@ -180,14 +180,9 @@ def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedRepo
 def make_state(
     task: Task, tx: optax.GradientTransformation, key: jax.Array, pretrained: Arrays, *, ema: bool
 ) -> TrainState:
-    """Creates the state before the first step.
+    """Creates the state before the first step, with a moving average of the parameters if `ema`.
 
-    Args:
-      task: the task to train.
-      tx: the optimizer.
-      key: the random key of the initial values.
-      pretrained: parameters and statistics that replace initial values, by the paths of single blocks.
-      ema: True to keep a moving average of the parameters.
+    `pretrained` parameters and statistics, by the paths of single blocks, replace initial values.
     """
     model = task.make_model(key)
     _, params, stats = take_apart(model)

@@ -128,7 +128,7 @@ def check_objective(task: Task, batch: Mapping[str, Any], *, name: str, mixing: 
       task: the task, with the objective.
       batch: the shapes of a stored batch.
       name: the name of the objective in messages.
-      mixing: the settings that mix images with their labels, for messages.
+      mixing: the settings that mix images with their labels, for messages; empty if none does.
 
     Raises:
       UsageError: as `checked_objective`; the loss does not depend on a trained parameter; or images are mixed, and the

@@ -131,12 +131,9 @@ def load_pretrained(
 
 
 def _stack_rows(model: "nnx.Module", rows: Mapping[str, Any], stacks: Stacks) -> None:
-    """Sets the arrays of a model with stacks, from the arrays of single blocks; does nothing without stacks.
+    """Sets the arrays of a model with stacks from `rows`, the variables of its copy with single blocks (`one_by_one`).
 
-    Args:
-      model: the model.
-      rows: the variables of its copy with single blocks (`one_by_one`), by path.
-      stacks: the number of blocks of each stack.
+    Does nothing without stacks.
 
     Raises:
       UsageError: the model is abstract, and only some blocks were loaded.
@@ -176,13 +173,7 @@ def read_entry(tensor: Tensor, entry: FileEntry) -> np.ndarray:
 def _checked(
     fit: Match, variables: Mapping[str, Any], dtypes: Mapping[str, np.dtype], *, allow_lossy: bool
 ) -> Iterator[WeightRow]:
-    """Reads all tensors, counts the losses of their casts, and yields the rows of the report.
-
-    Args:
-      fit: the tensor of each variable that is loaded.
-      variables: the variables of the model with single blocks, by path.
-      dtypes: the dtype in which each variable will be stored, by path.
-      allow_lossy: whether the casts may lose values.
+    """Reads all tensors, counts the losses of their casts to `dtypes`, and yields the rows of the report.
 
     Raises:
       UsageError: after the last row, if the file has NaN or inf, the cast loses values, or tied tensors differ.

@@ -218,14 +218,9 @@ def _pattern(name: str, separator: str) -> str:
 
 
 def _skip_advice(faults: list[str], patterns: list[str], variables: int) -> str:
-    """Formats advice on what to skip if only a few modules do not fit.
+    """Formats advice to skip the `patterns` of the modules that do not fit, if they are few.
 
-    Empty for the file of another model, and if a dtype does not fit.
-
-    Args:
-      faults: the lines of the message so far.
-      patterns: the patterns of the modules that do not fit.
-      variables: the number of variables of the model.
+    Empty if half of the model's `variables` or more do not fit, as for another model, or if a dtype does not fit.
     """
     of_model = sum(not fault.startswith("unexpected") for fault in faults)
     if len(patterns) > _FEW or 2 * of_model >= variables or any(fault.startswith("dtype") for fault in faults):

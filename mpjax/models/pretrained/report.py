@@ -43,7 +43,7 @@ class PretrainedReport:
 
     Attributes:
       source: the path of the file or folder.
-      layout: "mpjax", "huggingface" or "timm".
+      layout: the name of the layout, such as "mpjax", "huggingface" or "timm".
       rows: one for each variable of the model.
       ignored: the keys of the file that were not read: unused by the model or skipped.
     """

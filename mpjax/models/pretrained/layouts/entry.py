@@ -106,7 +106,7 @@ class WeightMap:
     """The keys and shapes of one model in the files of one library.
 
     Attributes:
-      name: "huggingface", "timm" or "mpjax".
+      name: the name of the layout, such as "huggingface", "timm" or "mpjax".
       entries: the entry of every parameter and statistic, by our path (attribute names and indices joined by `/`).
       base: the prefix of all keys except the head's, such as `bert.` in `bert.encoder…`. The keys in `entries` have
         it. Files of a model without a head lack it and are read too.
