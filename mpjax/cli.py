@@ -179,10 +179,10 @@ def _named(place: str) -> Any:
 
 
 def exit_code(command: Callable[[], None]) -> int:
-    """Runs a command, prints its user errors without a traceback, and returns its exit code.
+    """Runs a command and returns its exit code; prints errors of user or system without a traceback, raises others.
 
     Returns:
-      0: done; 1: system error; 2: usage error; 3: diverged; 128 + signal number: interrupted.
+      0: done; 1: error of the system or of a callback; 2: usage error; 3: diverged; 128 + signal number: interrupted.
     """
     logging.getLogger("absl").setLevel(logging.ERROR)
     warnings.showwarning = show_warning

@@ -17,7 +17,7 @@ from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32, is_floating
 
 
 def in_numpy(*arrays: np.ndarray, primitive, params: tuple) -> list[np.ndarray] | None:
-    """Evaluates a JAX primitive on NumPy arrays; None if NumPy cannot compute it.
+    """Evaluates a JAX primitive in NumPy; None if no rule of `IN_NUMPY` applies, or an operand has over 32 bits.
 
     Args:
       arrays: the operands.

@@ -169,7 +169,9 @@ def with_sources() -> Iterator[None]:
 
 
 def compiled_for(lowered: Any, name: GpuName, own: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """Compiles a lowered program for a GPU, which need not be present; without Triton's products if it fails with them.
+    """Compiles a lowered program for a GPU, which need not be present; its machine code is not optimized.
+
+    If that fails, compiles it again without Triton's matrix products.
 
     Args:
       lowered: a `jax.stages.Lowered`.

@@ -48,9 +48,10 @@ def has_compiler() -> bool:
 
 
 def require_compiler() -> None:
-    """Raises UsageError if no CUDA compiler of jaxlib's version is available.
+    """Raises UsageError unless XLA's compiler for CUDA is there in jaxlib's version.
 
-    JAX's own packages for a GPU come first: JAX loads them if it finds them, in any version.
+    It is in JAX's packages for GPUs, or else in `compiler_folder()`. Packages of another version are an error even if
+    the folder has the right one, because JAX would load them.
     """
     expected, install = jaxlib_version(), command_line("plan", "--install")
     versions = [{package: _version(package) for package in pair} for pair in PACKAGES]

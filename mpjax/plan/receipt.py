@@ -139,7 +139,7 @@ class Receipt:
         return [*phrases, *([f"{more} more products that the function does not ask for"] if more else [])]
 
     def _others(self) -> list[str]:
-        """Phrases for the sums, updates and recipes whose verdict is not "as asked"."""
+        """Phrases such as "2 of 5 updates wider" by kind and verdict, "as asked" left out; then one for each recipe."""
         phrases = []
         for kind, plural in _OTHERS.items():
             rows = [row for row in self.rows if row.kind == kind]

@@ -67,7 +67,7 @@ class PolicyForModules:
         self._rules = None if policy is None else rules_for_modules(policy)
 
     def __call__(self, path: str) -> AskedDtypes | None:
-        """Finds the dtypes that the policy asks of products in the module at `path`."""
+        """The dtypes that the policy asks of products in the module at `path`; None without a policy."""
         policy, module = self._policy, self._held.get(path)
         if policy is None or self._rules is None:
             return None

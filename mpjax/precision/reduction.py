@@ -159,7 +159,7 @@ def _is_inexact(leaf) -> bool:
 
 
 def _varying(array) -> frozenset[str]:
-    """The mesh axes over which a value differs between devices, as far as JAX tracks it."""
+    """The mesh axes over which a value differs between devices; empty if JAX does not track it."""
     aval: Any = jax.typeof(array)
     tracked = getattr(aval, "manual_axis_type", None)  # since JAX 0.10; before it, and for a while after, `vma`
     return frozenset(getattr(aval, "vma", ()) if tracked is None else tracked.varying)

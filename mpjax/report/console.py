@@ -203,7 +203,7 @@ class _LiveTable(Writer):
 
 
 def _publisher(stream: TextIO) -> _Show | None:
-    """A function that shows an output in the notebook that `stream` prints to, or None if it prints elsewhere.
+    """A function that shows or replaces one output in the notebook that `stream` prints to; None without a notebook.
 
     IPython is not imported: a notebook has already imported it.
     """

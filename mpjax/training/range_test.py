@@ -61,7 +61,7 @@ class Watch:
     def explodes(self, loss: float) -> bool:
         """Adds the loss of the next update; True if it is not finite, or the smoothed loss exceeds the limit.
 
-        The limit is `limit` times the smallest smoothed loss so far.
+        The limit is `limit` times the smallest smoothed loss so far, or 0 if that loss is negative.
         """
         self._sum, self._weight = _KEPT * self._sum + loss, _KEPT * self._weight + 1
         smoothed = self._sum / self._weight

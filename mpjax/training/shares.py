@@ -58,7 +58,7 @@ class OneShare:
         return value_of(loss)
 
     def adapt(self, model: nnx.Module) -> None:
-        """Adapts a model during its trace; one share needs no gathers and no averages of statistics."""
+        """Leaves a model unchanged: one share needs no gathers and no averages of statistics."""
 
     def value_and_grad(self, loss_of: Callable, frozen: Collection[str] = ()) -> Callable:
         """Builds `(scaling, params, ...) -> ((loss, aux), grads)` of one share, for `loss_of(params, ...)`.

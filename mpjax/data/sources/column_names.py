@@ -139,7 +139,7 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def _guessed(split: Any) -> tuple[str, ...]:
-    """Guesses a name for each column: `text` for the longest texts, `label` for the fewest values."""
+    """Guesses names: `text` for the most text, `label` for the fewest distinct values, else `column` and a number."""
     columns = {name: split.data.column(name).slice(0, 1000).to_pylist() for name in split.column_names}
     lengths = {name: sum(len(value) for value in values if isinstance(value, str)) for name, values in columns.items()}
     longest = max(columns, key=lambda name: lengths[name])

@@ -148,5 +148,5 @@ def compose(digits: list[tuple[np.ndarray, int]], random: np.random.Generator) -
 
 
 def prepare_digits_canvas(data_dir: pathlib.Path) -> None:
-    """Writes the canvases below `data_dir`, unless they exist."""
+    """Writes the data set `digits_canvas` below `data_dir`, unless it exists."""
     prepare(DigitsCanvas, data_dir)

@@ -104,9 +104,10 @@ def _require_no_header(what: str, header: Sequence[str]) -> None:
 
 
 def _read(datasets: Any, what: str, reading: Mapping[str, Any], header: Sequence[str], **where: Any) -> Any:
-    """Loads files with `datasets.load_dataset`; `what` is a format or a folder, `reading` the settings of the format.
+    """Loads files with `datasets.load_dataset`; the columns of a table get the names `header`, unless it is empty.
 
-    In csv, an empty text, NA or None in a text column stays a text, not a missing value.
+    `what` is a reader of `datasets`, such as csv, or the path of a data set; `reading` has its settings, `where` its
+    files. In csv and tsv, an empty text, NA or None in a text column stays a text, not a missing value.
     """
     settings = {**reading, **({"header": None} if header else {}), **where}
     if settings.get("sep") == "\t":

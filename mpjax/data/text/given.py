@@ -142,10 +142,11 @@ def column_of_table(
       content: the bytes of the file.
       column: the name of the column.
       delimiter: the separator of values.
-      header: the column names of tables without a line of names, `--data.header` of the run.
+      header: the column names if the first line does not hold them, `--data.header` of the run.
 
     Raises:
-      UsageError: the table is not UTF-8, lacks the column, a line of names or rows below it, or has an unclosed quote.
+      UsageError: the table is not UTF-8, lacks the column or rows, starts with an example in place of names, or is a
+        csv file with an unclosed quote.
     """
     try:
         text = content.decode("utf-8-sig")
