@@ -26,7 +26,10 @@ from mpjax.precision.float8.operations import note, noted
 
 
 def jit(run, eqn, inputs, debug_info) -> list:
-    """Runs an inner `jit` equation as a `jit` of its body with casts. Facts about its inputs are known inside too."""
+    """Runs an inner `jit` equation as a `jit` of its body with casts, with the same name and shardings.
+
+    Facts about its inputs, such as known numbers and origins, hold inside; facts about its outputs hold outside.
+    """
     params = eqn.params
     facts = tuple(value.fact for value in inputs)
     shardings = open_shardings(params["in_shardings"]), open_shardings(params["out_shardings"])
@@ -92,7 +95,7 @@ def scan(run, eqn, inputs, debug_info) -> list:
 
 
 def _carried(initial: Value) -> Value:
-    """The facts about the carry of a loop that hold in every iteration, from its value before the first."""
+    """The facts about a loop's carry in every iteration: origin `BATCH` if its initial value has it, else `UNKNOWN`."""
     return Value(None, origin=Origin.BATCH if initial.origin == Origin.BATCH else Origin.UNKNOWN)
 
 
@@ -122,7 +125,7 @@ def while_loop(run, eqn, inputs, debug_info) -> list:
 def cond(run, eqn, inputs, debug_info) -> list:
     """Runs an equation of `lax.cond`, `lax.switch` or `lax.platform_dependent` with casts in each branch.
 
-    An output gets the widest dtype that a branch gives it.
+    A floating output gets the widest dtype that a branch gives it.
     """
     index, *operands = arrays_of(inputs)
     facts = [value.fact for value in inputs[1:]]

@@ -24,7 +24,10 @@ from mpjax.precision.casting.values import (
 
 
 def custom_jvp(run, eqn, inputs, debug_info) -> list:
-    """Runs an equation of a `jax.custom_jvp` function with casts in the primal and in the user's rule."""
+    """Runs an equation of a `jax.custom_jvp` function with casts in the primal and in the user's rule.
+
+    Differentiation with respect to an array that the function closes over raises UsageError.
+    """
     original = as_function(eqn, debug_info)
     facts = [value.fact for value in inputs]
     avals = avals_of(eqn.invars)
@@ -57,7 +60,10 @@ def custom_jvp(run, eqn, inputs, debug_info) -> list:
 
 
 def custom_vjp(run, eqn, inputs, debug_info) -> list:
-    """Runs an equation of a `jax.custom_vjp` function with casts in the primal and in both of the user's rules."""
+    """Runs an equation of a `jax.custom_vjp` function with casts in the primal and in both of the user's rules.
+
+    Differentiation with respect to an array that the function closes over raises UsageError.
+    """
     original = as_function(eqn, debug_info)
     facts = [value.fact for value in inputs]
     in_avals, out_avals = avals_of(eqn.invars), avals_of(eqn.outvars)

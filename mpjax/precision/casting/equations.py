@@ -22,7 +22,7 @@ _SCATTERS = {
 
 
 def bind(primitive, arrays: Sequence, params: dict) -> Sequence[jax.Array]:
-    """Applies a primitive; returns the sequence of its outputs."""
+    """Applies a primitive to arrays, also of other dtypes than traced; returns the sequence of its outputs."""
     if primitive.name in _SCATTERS:
         operand, indices, updates = arrays
         kept = {name: params[name] for name in ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")}
@@ -60,9 +60,10 @@ def source_lines(eqn) -> list[SourceLine]:
 
 
 def source_of(eqns: Iterable) -> str:
-    """Finds the user's line (`file:line`) of an equation, or the nearest line of a library if there is none.
+    """Finds the user's line (`file:line`) of an equation: the innermost that is in none of `LIBRARIES`.
 
-    In a notebook it is the line of a cell, `Cell In[3]:7`.
+    Without one, it is the innermost line of Flax, Haiku, Equinox or Optax; without that too, `NO_SOURCE`. In a notebook
+    it is the line of a cell, `Cell In[3]:7`.
 
     Args:
       eqns: the equation and the equations that contain it, innermost first.

@@ -25,10 +25,10 @@ _COUNTED = {"dot_general", "conv_general_dilated", *_PRODUCTS}
 
 
 def flops_of(jaxpr: Any) -> Mapping[str, int]:
-    """Counts the operations of a jaxpr by the dtype of the operands.
+    """Counts the operations of a jaxpr by the dtype of the first operand.
 
-    The body of a scan counts once per iteration. The body of a while loop counts once. float32 operands count as
-    "tensorfloat32" unless the operation requests `HIGH` or `HIGHEST` precision.
+    The body of a scan counts once per iteration. The body of a while loop and each branch of a `cond` count once.
+    float32 operands count as "tensorfloat32" unless the operation requests `HIGH` or `HIGHEST` precision.
 
     >>> import jax.numpy as jnp
     >>> flops_of(jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3), jnp.bfloat16), jnp.ones((3, 4), jnp.bfloat16)))
@@ -47,7 +47,7 @@ def flops_of(jaxpr: Any) -> Mapping[str, int]:
 
 
 def dtype_in(eqn: Any, body: Body) -> str:
-    """The name of the dtype that determines how fast a GPU computes a product, an equation of `body`."""
+    """The dtype, as named in `flops_of`, of a product in `body`; "float8_e4m3fn" if `body` stands in for float8."""
     return "float8_e4m3fn" if stands_in(body) else _dtype(eqn)
 
 

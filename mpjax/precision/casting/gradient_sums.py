@@ -62,14 +62,14 @@ def _reads(body) -> collections.Counter:
 
 
 class ManyReads:
-    """The variables of a jaxpr that many of its equations read, and a float32 sum for the gradient of each."""
+    """The variables that equations of a jaxpr read `MANY` times or more, and a float32 sum for the gradient of each."""
 
     def __init__(self, body):
         self._many = {var for var, count in _reads(body).items() if count >= MANY}
         self._sums: dict[core.Var, tuple[jax.Array, jax.Array]] = {}
 
     def operands(self, eqn, inputs: list[Value]) -> list[Value]:
-        """The operands of an equation; gradients of variables with many reads go to one float32 sum each."""
+        """The operands of an equation; the gradient of a half-precision variable with many reads is a float32 sum."""
         return [self._read(var, value) for var, value in zip(eqn.invars, inputs, strict=True)]
 
     def _read(self, var, value: Value) -> Value:
@@ -81,7 +81,10 @@ class ManyReads:
 
 
 def adds_in_half(jaxpr) -> bool:
-    """True if a program or its derivative adds many terms in half precision."""
+    """True if a program or its derivative adds many terms in half precision.
+
+    Many are `MANY` or more. Cumulative sums, and sums over windows or devices, count with any number of terms.
+    """
     body = opened(jaxpr)[0]
     rules = [eqn for eqn in body.eqns if eqn.primitive.name in DERIVED]
     inner = (held for eqn in body.eqns if eqn.primitive.name not in DERIVED for held in held_by(eqn))
@@ -158,9 +161,9 @@ def _adds(eqn) -> bool:
 
 
 def adds_between_casts(eqn) -> bool:
-    """True if an equation in half precision must run in float32: it or its derivative adds many terms.
+    """True if an equation must run in float32 instead of half precision: it or its derivative may add many terms.
 
-    The casts before and after the equation change no value that it moves or picks.
+    The operands' dtype is not checked. The casts before and after the equation change no value that it moves or picks.
     """
     name, params = eqn.primitive.name, eqn.params
     if name in PICKS | SCATTERED_SUMS and "window_dimensions" in params:
@@ -173,7 +176,7 @@ def adds_between_casts(eqn) -> bool:
 
 
 def gathers_from_many(eqn) -> bool:
-    """True for an `all_gather` of many devices, whose derivative adds the cotangents of all devices."""
+    """True for an `all_gather` of `MANY` devices or more, whose derivative adds the cotangents of all devices."""
     return eqn.params["axis_size"] >= MANY
 
 

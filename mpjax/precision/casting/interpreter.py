@@ -164,7 +164,7 @@ class Interpreter(NamedTuple):
 def _stretched(array, shape: tuple[int, ...], once: "_CastOnce"):
     """Broadcasts a half-precision operand to `shape` and keeps its dtype; its gradients are added in float32.
 
-    Arrays of that shape stay unchanged, and so do Python numbers.
+    Operands that have this shape, or are not in half precision, stay unchanged.
     """
     if np.shape(array) == shape or not is_half(array):
         return array
@@ -219,7 +219,7 @@ def _with_own_dtypes(eqn) -> str:
 
 
 def _is_full_precision(eqn) -> bool:
-    """True for a `full_precision` region, and for JAX functions that are written for 32 bits and more."""
+    """True for a `full_precision` region, and for functions of jax.scipy and jnp.linalg, jnp.cov and jnp.corrcoef."""
     if eqn.primitive.name not in ("jit", "custom_jvp_call"):
         return False
     name, file = function_of(called(eqn))

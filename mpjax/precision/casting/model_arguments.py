@@ -27,7 +27,8 @@ class ModelArguments(NamedTuple):
       tree: `(state, rest)`: the state of all objects, and the arguments with None in place of the objects.
       join: a function of a tree like `tree`. It returns the arguments with new objects, and a function that returns
         the part of their state that has changed since.
-      write_back: a function that writes the changed part to the original objects.
+      write_back: a function that writes the changed part to the original objects, and the other attributes (counters,
+        flags) that the new objects had set when that part was taken.
       originals: the objects, by their key path among the arguments.
     """
 
@@ -160,7 +161,7 @@ _NAMED = "_mpjax_named"
 def equinox_scopes(tree) -> Iterator[None]:
     """Context: inside the `with` block, Equinox modules of a tree run under a `jax.named_scope` of their path.
 
-    The path is the path inside the outermost module (`layers/0`). It wraps the `__call__` of their classes permanently;
+    The path is the path inside the outermost module (`layers/0`). The `__call__` of their classes is wrapped for good;
     outside the block the wrapper adds no scope.
     """
     if "equinox" not in sys.modules:

@@ -85,8 +85,8 @@ class Operations:
         JAX primitives are given by name, primitives of other packages as objects.
 
         Raises:
-          UsageError: a primitive is given in two lists, is control flow or a call, or its name is unknown (the message
-            suggests the nearest names).
+          UsageError: a list is a string, or a primitive is given in two lists, is control flow or a call, or has an
+            unknown name (the message suggests the nearest names).
         """
         low, full, widest = _names(low), _names(full), _names(widest)
         if twice := (low & full) | (low & widest) | (full & widest):

@@ -30,6 +30,9 @@ _NONE: Arguments = frozenset()
 def origins_of(tree: Any, jaxpr: Any) -> tuple[list[Origin], Origin]:
     """Finds the origin of each array of a call, and the origin of the arrays that the function closes over.
 
+    Arrays of modules, or else of arguments that multiply like weights, are `PARAMETERS`, keys `NUMBERS`, all others
+    `BATCH`. Without modules and such arguments all are `UNKNOWN`.
+
     Args:
       tree: the call, `(state of NNX objects, (function, arguments, keyword arguments))`.
       jaxpr: the program, whose inputs are the arrays of the tree.

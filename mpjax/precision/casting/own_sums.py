@@ -25,14 +25,14 @@ def with_sums_in_float32(fn: Callable) -> Callable:
     >>> [float(jax.grad(each)(jnp.ones(1))[0]) for each in (row, with_sums_in_float32(row))]
     [256.0, 4992.0]
 
-    Products and all other operations run in the dtypes of `fn`. The sum of a window is in float32, and so are results
-    computed from it. Outputs have the dtypes that `fn` gives them.
+    Products and all other operations run in the dtypes of `fn`. `cumsum`, `psum` and sums of windows are in float32,
+    and so are results computed from them. Outputs have the dtypes that `fn` gives them.
 
     Each call traces `fn`, like `jax.jit`. NumPy arrays among its arguments are traced too. Do not use values that it
     stores outside, as in a list: they may be tracers. `fn` runs unchanged if no sum of many terms is in half precision.
-    It also runs unchanged if a trace cannot describe it: it changes a list or a dict among its arguments, or returns
-    objects that JAX does not know. NNX modules may be among the arguments; all of their state must exist before the
-    call.
+    It also runs unchanged if a trace cannot describe it: it gets an `nnx.Variable` or `nnx.State`, changes a list or a
+    dict among its arguments or a module outside them, or returns objects that JAX does not know. NNX modules may be
+    among the arguments; all of their state must exist before the call.
 
     Args:
       fn: a function of pytrees, such as a loss: `jax.grad(with_sums_in_float32(loss_fn))`.
@@ -83,7 +83,7 @@ class _Result(NamedTuple):
       leaves: all leaves, with None in place of the arrays.
       places: the positions of the arrays among the leaves.
       treedef: the tree structure of the leaves.
-      known: False if an object in the result may hold arrays.
+      known: False if an object in the result may hold arrays, or the function changed its arguments.
     """
 
     arrays: list[jax.Array]
@@ -108,7 +108,7 @@ def _taken_apart(result: Any) -> _Result:
 
 
 def _is_object(node: Any) -> bool:
-    """True for an NNX object, which is a tree of its own."""
+    """True for an NNX object or variable, which is a tree of its own."""
     if "flax" not in sys.modules:
         return False
     from flax import nnx
@@ -121,7 +121,7 @@ def _is_variable(node: Any) -> bool:
 
 
 def _is_object_or_state(node: Any) -> bool:
-    """True for an NNX object, and for an NNX state, which is a tree of variables."""
+    """True for an NNX object or variable, and for an NNX state, which is a tree of variables."""
     if "flax" not in sys.modules:
         return False
     from flax import nnx
@@ -135,7 +135,7 @@ def _same(before: tuple, after: tuple) -> bool:
 
 
 def has_own_code(model: Any) -> bool:
-    """True if a module of a model has a class, or calls a function, that is not from JAX, Flax or mpjax.
+    """True if a module of a model has a class, or holds a function, that is not from JAX, Flax or mpjax.
 
     A `functools.partial` counts too: a `Sequential` holds Flax's pools, which add in half precision, as partials.
     """

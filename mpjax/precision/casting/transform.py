@@ -139,7 +139,10 @@ def _pure(fn: Callable, args: tuple, kwargs: dict) -> tuple[ModelArguments, list
 
 
 def _rules_for_scopes(policy: Policy) -> Rules:
-    """Selects the rules that can apply to a scope. Raises UsageError for other rules of the user's."""
+    """Selects the rules that can apply to a scope, without the default rules that autocast decides by operation.
+
+    Raises UsageError for any other `type:` rule and for float64.
+    """
     kept = {}
     for pattern, value in policy.rules.items():
         dtype = policy.computes(value)

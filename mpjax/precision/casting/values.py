@@ -73,7 +73,7 @@ def values_of(arrays: Iterable, facts: Sequence[Value] = ()) -> list[Value]:
 
 
 def joined(values: Iterable[Value]) -> Origin:
-    """The origin of a result that is computed from values: the largest of theirs."""
+    """The origin of a result that is computed from values: the largest of theirs; `NUMBERS` without values."""
     return max((value.origin for value in values), default=Origin.NUMBERS)
 
 
@@ -84,7 +84,7 @@ def computed_from(inputs: Iterable[Value], arrays: Iterable) -> list[Value]:
 
 
 def split_arrays(tree) -> tuple[list[jax.Array], Callable]:
-    """Collects the arrays of a tree; also returns a function that builds the tree with other arrays in their places."""
+    """Collects the arrays of a tree as JAX arrays; also returns a function that builds the tree with other arrays."""
     leaves, treedef = jax.tree.flatten(tree)
     positions = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
 
@@ -98,7 +98,7 @@ def split_arrays(tree) -> tuple[list[jax.Array], Callable]:
 
 
 def is_array(leaf) -> bool:
-    """True for an array that JAX can trace; False for other leaves."""
+    """True for a JAX array, and a NumPy array or scalar with a dtype of JAX; False for other leaves."""
     if isinstance(leaf, np.ndarray | np.generic):
         return has_jax_dtype(leaf)
     return isinstance(leaf, jax.Array)
@@ -116,7 +116,7 @@ def arrays_of(values: Iterable[Value]) -> list[jax.Array]:
 
 
 def cast(array, dtype):
-    """Casts a floating array, or the number of a literal, to `dtype`; returns other arrays unchanged, as with None."""
+    """Casts a floating array, or the number of a literal, to `dtype`; others, and all with None, stay unchanged."""
     if dtype is None or not (is_floating(array) or isinstance(array, float)):
         return array
     return array if getattr(array, "dtype", None) == dtype else jnp.asarray(array).astype(dtype)
@@ -133,7 +133,7 @@ def avals_of(atoms: Iterable) -> list:
 
 
 def number_of(constant) -> float | None:
-    """The value of a real scalar that is known at trace time; None if it is unknown or not a scalar."""
+    """The value of a real scalar that is known at trace time, inf for NaN; None if unknown, a bool or no scalar."""
     if isinstance(constant, Tracer) or np.ndim(constant) > 0:
         return None
     if jnp.issubdtype(getattr(constant, "dtype", np.dtype(float)), jax.dtypes.extended):  # a typed random key
@@ -158,7 +158,10 @@ def computed(eqn, numbers: Sequence[float | None]) -> float | None:
 
 
 def holds(dtype: np.dtype, number: float) -> bool:
-    """True if `dtype` rounds a number as precisely as others. In float16, -1e9 overflows and 1e-8 underflows."""
+    """True if `dtype` rounds a number with a relative error of at most epsilon / 2, or the number is inf or NaN.
+
+    In float16, -1e9 overflows and 1e-8 underflows.
+    """
     if not math.isfinite(number):
         return True
     band = float_range(dtype)
@@ -170,7 +173,8 @@ def holds(dtype: np.dtype, number: float) -> bool:
 def bounds(dtype: np.dtype, number: float) -> bool:
     """True if `dtype` holds a number that is used as a bound, in a comparison or a clip.
 
-    Half precision rounds the bound 1 - 1e-6 to 1, the value that this bound excludes.
+    The error must be small beside the distance from 1 and -1 too. Half precision rounds the bound 1 - 1e-6 to 1, the
+    value that this bound excludes.
     """
     if not holds(dtype, number) or not math.isfinite(number):
         return holds(dtype, number)

@@ -116,5 +116,5 @@ def held_by(eqn) -> list:
 
 
 def called(eqn):
-    """The jaxpr of a call."""
+    """The jaxpr of a call; None if the equation has no parameter `jaxpr` or `call_jaxpr`."""
     return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
