@@ -43,7 +43,10 @@ def is_history(name: str) -> bool:
 
 
 def keep_history(module: Any, recipe: Recipe | None) -> None:
-    """Makes a linear layer keep a history and scale its products by it, in place; removes both if `recipe` is None."""
+    """Makes a linear layer keep a history and scale its products by it, in place; removes both if `recipe` is None.
+
+    A history that the layer has stays; a new one is zeros.
+    """
     from flax import nnx
 
     unwrap(module, KeepsHistory)
@@ -70,7 +73,7 @@ class KeepsHistory:
     depth: ClassVar[int] = 5
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls a layer with a product that scales by the layer's history; in training, records the operands in it."""
+        """Calls a layer with a product that scales by its history; in training, records the operands in the history."""
         variable = getattr(module, HISTORY)
         history = variable[...]
 

@@ -24,7 +24,7 @@ _MULTIPLE = 16
 
 
 def is_linear(module: Any) -> bool:
-    """True for a Flax layer that multiplies by a weight, with Flax's own product.
+    """True for an `nnx.Linear` or `nnx.LinearGeneral` whose product is Flax's own, or float8 by `set_products`.
 
     False with a `dot_general` or a `precision` of the user's, or with a weight for each example. Also False for a
     subclass whose own `__call__` multiplies by itself.
@@ -71,6 +71,7 @@ def tags_of(modules: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     `linear_layer`: layers that can multiply in float8. `first_or_last`: linear layers and embeddings outside all lists,
     such as a head, and the first and last layer of a list. Consecutively numbered attributes (`layer1`, `layer2`,
     `layer3`) count as a list. `small_product`: linear layers with a side that is below 64 or not a multiple of 16.
+    Only linear layers and embeddings are in the result.
 
     Args:
       modules: the modules of a model by path.
@@ -187,7 +188,7 @@ def nothing_quantised(recipe: Recipe, decided: Mapping[str, str | None], tags: M
 
     Args:
       recipe: the recipe.
-      decided: the pattern that decides each module, by path.
+      decided: the pattern that decides each module, by path; None for a module that no pattern matches.
       tags: the tags of layers, by path.
     """
     linear = [path or "the model itself" for path, module_tags in tags.items() if LINEAR in module_tags]

@@ -111,7 +111,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def multiplied_in_blocks(a: Quantised, b: Quantised, dtype: np.dtype) -> jax.Array:
-    """Multiplies two matrices in blocks, contracted over their last axes.
+    """Multiplies two matrices in blocks, contracted over their last axes; outside CUDA, not in float8 but in `dtype`.
 
     Args:
       a: `values` [M, K] and `inverse` [M, K / 32].

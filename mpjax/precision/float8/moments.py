@@ -83,7 +83,7 @@ def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> opt
       seed: the seed of the random numbers, which differ from moment to moment and from update to update.
 
     Raises:
-      UsageError: `inner` keeps no moments.
+      UsageError: at `init`, the state of `inner` has no moments (`mu`, `nu`, `nu_max`, `trace`).
     """
     inner = optax.with_extra_args_support(inner)
 

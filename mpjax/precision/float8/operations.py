@@ -31,8 +31,8 @@ def why_not_quantised(
       recipe: the recipe.
       operands: the operands of `dot_general`, cast to the compute dtype.
       params: the parameters of the `dot_general` equation.
-      weight: the index of the weight, 0 or 1; None if it is not known. Then the batch must be large and divisible too,
-        like the sides of a weight.
+      weight: the index of the weight, 0 or 1; None if it is not known. Then the batch, like the sides of a
+        weight, must be at least `SMALLEST_SIDE` and a multiple of `recipe.multiple`.
     """
     of, batch = params["dimension_numbers"]
     if any(batch):

@@ -62,12 +62,13 @@ class Float8Dot:
 def product(x: Float[Array, "M K"], w: Float[Array, "K N"], recipe: Recipe, dtype: np.dtype) -> Float[Array, "M N"]:
     """Multiplies two matrices in float8 with a recipe, forward and backward.
 
-    Second derivatives are right too; their products are in the dtype of the operands.
+    Second derivatives are right too; their products are in the dtype of the operands. Outside `jax.jit`, forward-mode
+    derivatives raise UsageError.
 
     Args:
       x: activations, bfloat16 or float32.
       w: a weight, bfloat16 or float32.
-      recipe: the recipe.
+      recipe: the recipe; a delayed recipe uses the present values here.
       dtype: the dtype of the result; sums are in float32.
     """
     if not (x.size and w.size):

@@ -34,7 +34,7 @@ class Recipe:
       gradient: the dtype of incoming gradients.
       multiple: the number that must divide the sides of a weight.
       capability: the lowest compute capability of a GPU with units for the recipe.
-      history: the number of earlier steps that determine a delayed scale.
+      history: the number of earlier steps that determine a delayed scale; 0 for the other scalings.
       aliases: other names, of torchao and TransformerEngine.
     """
 
@@ -74,7 +74,7 @@ _BY_NAME = {_normalised(name): recipe for recipe in RECIPES for name in recipe.n
 
 
 def find_recipe(spec: object) -> Recipe | None:
-    """Finds the recipe that `spec` is or names, or None."""
+    """Finds the recipe that `spec` is or names, whatever its case, `_`, `-` and spaces; None if there is none."""
     return spec if isinstance(spec, Recipe) else _BY_NAME.get(_normalised(spec)) if isinstance(spec, str) else None
 
 
