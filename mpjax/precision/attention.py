@@ -123,8 +123,9 @@ def flax_attention(
 ) -> jax.Array:
     """Calls `dot_product_attention` with the signature of Flax's own attention, and applies dropout like Flax.
 
-    With `broadcast_dropout` all batch axes and heads share one dropout mask. `precision` is ignored, because it only
-    concerns float32 on tensor cores.
+    With `broadcast_dropout` all batch axes and heads share one dropout mask. Without a `dropout_rng` nothing drops.
+    The computation is in `dtype`, or in the dtype of `query`. `module` sows the weights, as they are before dropout.
+    `precision`, which only concerns float32 on tensor cores, and `promote_dtype` are ignored.
     """
     dtype = query.dtype if dtype is None else dtype
     query, key, value = (x.astype(dtype) for x in (query, key, value))

@@ -82,7 +82,7 @@ def wrappers_of(module: Any) -> tuple[Wrapper, ...]:
 
 
 def owner_of_call(cls: type) -> type | None:
-    """Finds the class from which `cls` inherits `__call__`; None if its instances cannot be called."""
+    """Finds the class, `cls` or a base, that defines its `__call__`; None if its instances cannot be called."""
     return next((base for base in cls.__mro__ if "__call__" in vars(base)), None)
 
 
@@ -115,7 +115,7 @@ def _looking_for_wrappers(owner: type) -> Callable:
 
 
 def modules_of(model: "nnx.Module") -> "dict[str, nnx.Module]":
-    """Finds `model` and its submodules by module path: attribute names and indices joined by `/`."""
+    """Finds `model` ("") and its submodules by module path, names and indices joined by `/`; a shared module once."""
     from flax import nnx
 
     return {"/".join(map(str, path)): module for path, module in nnx.iter_modules(model)}

@@ -45,9 +45,9 @@ def audit(
       fn: a function of pytrees, or a Flax NNX module, which is called in its current mode (training or evaluation).
       *args: the arguments of `fn`. Arrays may be abstract (`jax.ShapeDtypeStruct`); NNX modules may be among them.
       policy: the expected policy of products and stored leaves: a `Policy`, or anything that `get_policy` takes. The
-        expected dtypes of NNX parameters are the dtypes that `apply_policy` would set.
+        expected dtypes of NNX parameters are the dtypes that `apply_policy` would set. None expects no dtypes.
       params: without an NNX module, the index in `args` of the parameters; None if there are none.
-      operations: the lists of operations.
+      operations: the lists of operations, which decide the kind of each operation.
 
     Returns:
       An `Audit`. It prints as a table; `assert_clean()` is for tests, `to_json()` for machines. Module paths are named
@@ -83,7 +83,7 @@ def audit(
 
 
 def inputs_of(models: ModelArguments) -> tuple[dict[str, Any], Callable]:
-    """Collects the traced inputs (arrays, abstract arrays, numbers) of a call by path.
+    """Collects the traced inputs (arrays, abstract arrays, numbers but no bools) of a call by path.
 
     Also returns a function that takes one value for each input and builds `models.tree` with these values in place.
     """

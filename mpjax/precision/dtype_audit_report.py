@@ -53,7 +53,7 @@ class Upcast(NamedTuple):
       from_dtype: the dtype before.
       to_dtype: the dtype after.
       shape: the shape of the value.
-      source: the file and line.
+      source: the user's line, `file:line`, that widened the value.
     """
 
     path: str

@@ -63,7 +63,7 @@ def is_floating(leaf) -> bool:
 
 
 def in_float32(tree):
-    """Casts the half-precision arrays of a tree to float32."""
+    """Casts the half-precision arrays of a tree to float32; other leaves stay unchanged."""
     return jax.tree.map(lambda leaf: leaf.astype(FLOAT32) if is_floating(leaf) and leaf.dtype in HALF else leaf, tree)
 
 
@@ -102,7 +102,7 @@ class Range:
 
 
 def float_range(spec: DTypeLike) -> Range:
-    """The representable range of a dtype: `float_range("float16").largest` is 65504.0."""
+    """The representable range of a dtype of 16, 32 or 64 bits: `float_range("float16").largest` is 65504.0."""
     info = jnp.finfo(as_dtype(spec))
     return Range(float(info.max), float(info.tiny), float(info.smallest_subnormal), float(info.eps))
 

@@ -92,7 +92,7 @@ def all_finite(tree: Any) -> jax.Array:
 def global_norm(tree: Any) -> Float[Array, ""]:
     """The Euclidean norm of all floating and complex values of a tree, in float32 or wider.
 
-    It is inf if one of them is not finite.
+    It is inf if one of them is not finite, or if the sum of their squares overflows.
     """
     total = square_sum(tree)
     # A skipped step is not an error. Its norm is inf, not NaN, so that `jax_debug_nans` does not stop the program.

@@ -48,8 +48,9 @@ def stochastic_weights(inner: optax.GradientTransformation, *, seed: int = 0) ->
     """Wraps an optimizer so that half-precision parameters take its float32 updates by stochastic rounding.
 
     There is no float32 copy. A parameter plus its update rounds at random to one of the two neighbours in its dtype.
-    The nearer neighbour is more likely, so that the mean is exact. A parameter without an update keeps every bit. Put
-    it inside the loss scaling: `no_loss_scaling(stochastic_weights(optax.adamw(1e-3)))`.
+    The nearer neighbour is more likely, so that the mean is exact. A parameter without an update keeps every bit. Other
+    parameters are updated as without the wrapper. Put it inside the loss scaling:
+    `no_loss_scaling(stochastic_weights(optax.adamw(1e-3)))`.
 
     >>> import jax.numpy as jnp, mpjax, optax
     >>> params, tx = jnp.ones(10_000, jnp.bfloat16), mpjax.precision.stochastic_weights(optax.sgd(2**-10))
@@ -86,7 +87,8 @@ def compensated_weights(inner: optax.GradientTransformation) -> optax.GradientTr
     """Wraps an optimizer so that each half-precision parameter keeps its rounding error in a second array of its dtype.
 
     The optimizer sees the sum of a parameter and its compensation in float32: 16 bits of mantissa for bfloat16, at half
-    the memory of float32 copies. Put it inside the loss scaling.
+    the memory of float32 copies. A parameter that is set to another value loses its compensation. Put it inside
+    the loss scaling.
 
     >>> import jax.numpy as jnp, mpjax, optax
     >>> params, tx = jnp.bfloat16(1), mpjax.precision.compensated_weights(optax.sgd(2**-10))
@@ -150,7 +152,7 @@ def _sum(param: jax.Array, rest: jax.Array | None) -> jax.Array:
 def _rounded(param: jax.Array, before: jax.Array, after: jax.Array, seed: jax.Array) -> jax.Array:
     """Rounds `after`, a parameter in float32 after an update, stochastically to the stored dtype.
 
-    A number that is the same as `before` the update keeps every bit.
+    A number that is the same as `before` the update keeps every bit. A parameter in another dtype becomes `after`.
     """
     if param.dtype not in HALF:
         return after

@@ -34,9 +34,9 @@ def heads_of(modules: Mapping[str, Any]) -> list[str]:
     A candidate is a `Linear`, `LinearGeneral` or `Conv` with Flax's own product. It is in no list, or it is the last
     layer of a list. Attributes that are numbered one after the other are a list. A head is a candidate with a usual
     name, such as `head`, `lm_head`, `classifier`, `fc` or `output_layer`. Without these names, a head is the only
-    linear candidate. Of several, it is the last attribute of the model, except norms and layers without parameters.
-    Without linear candidates, a head is the model itself if it is a `Conv`. Attention, recurrent cells and models that
-    cannot be called have no head.
+    linear candidate. Of several, it is the one that the model sets last, except norms and layers without parameters. If
+    another layer is last, there is no head. Without linear candidates, a head is the model itself if it is a `Conv`.
+    Attention, recurrent cells and models that cannot be called have no head.
 
     Args:
       modules: the modules of a model by path.
@@ -121,7 +121,7 @@ def _is_stacked(module: Any) -> bool:
 
 
 def keeps_sums(module: Any) -> bool:
-    """True for a Flax layer with Flax's product, which `leave_in_float32` can change."""
+    """True for an `nnx.Linear`, `nnx.LinearGeneral` or `nnx.Conv`, no subclass, with Flax's product or `InFloat32`."""
     from flax import nnx
 
     if type(module) is nnx.Conv:

@@ -68,7 +68,8 @@ def dynamic_loss_scaling(
       An optax transformation whose state is a `LossScaleState`.
 
     Raises:
-      UsageError: a setting would let the scale leave the powers of two or [min_scale, max_scale].
+      UsageError: a scale or factor is no power of two, or another setting is out of its range; at `init`, `inner`
+        already contains a loss scale.
     """
     initial_scale = _power_of_two("initial_scale", initial_scale)
     min_scale, max_scale = _power_of_two("min_scale", min_scale), _power_of_two("max_scale", max_scale)
@@ -129,7 +130,7 @@ def static_loss_scaling(
 
 
 def no_loss_scaling(inner: Optimizers) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer in the state of loss scaling, with scale 1; checks no gradients and skips no step."""
+    """Wraps an optimizer in the state of loss scaling, with scale 1; checks, counts and skips no steps."""
     attempt = _attempt(inner)
 
     def init(params) -> LossScaleState:

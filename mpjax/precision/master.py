@@ -35,8 +35,9 @@ def master_weights(
     """Wraps an optimizer so that it updates float32 copies of the half-precision parameters.
 
     `optax.apply_updates` then sets each half-precision parameter to its rounded copy. Updates too small for the stored
-    dtype add up in the copy until they change the parameter. Other parameters are updated as without the wrapper. Put
-    it inside the loss scaling: `dynamic_loss_scaling(master_weights(optax.adamw(1e-3)))`.
+    dtype add up in the copy until they change the parameter. A parameter that is set to another value replaces its
+    copy. Parameters in other dtypes are updated as without the wrapper. Put it inside the loss scaling:
+    `dynamic_loss_scaling(master_weights(optax.adamw(1e-3)))`.
 
     >>> import jax.numpy as jnp, mpjax, optax
     >>> params, tx = jnp.bfloat16(1), mpjax.master_weights(optax.sgd(2**-10))

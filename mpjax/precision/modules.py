@@ -52,8 +52,8 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
       `rule`), one for each submodule that has parameters or a `dtype`.
 
     Raises:
-      UsageError: a rule matches nothing, a dtype is float64 without 64-bit JAX, no layer multiplies in float8 under a
-        policy whose products are in float8, or `model` is not an NNX module.
+      UsageError: a rule matches nothing, a dtype is float64 without 64-bit JAX, `model` is not an NNX module, or no
+        layer multiplies in float8 although the policy's products are in float8 and only default rules exclude layers.
     """
     from flax import nnx
 
@@ -114,7 +114,7 @@ def _require_products(policy: Policy, found: bool, decided: dict, tags: dict) ->
 def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.dtype]:
     """The dtype in which `apply_policy(model, policy)` would store each parameter and statistic, by path.
 
-    The model stays unchanged.
+    The model stays unchanged. Raises UsageError like `apply_policy`.
     """
     from flax import nnx
 
@@ -153,7 +153,8 @@ def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
     """Converts the `type:` patterns of a policy's rules to the module paths of a model, for `autocast` of that model.
 
     Raises:
-      UsageError: the policy's products are in float8, and no linear layer of the model multiplies in float8.
+      UsageError: the policy's products are in float8, and the default rules keep all linear layers of the model, if it
+        has any, out of float8.
     """
     modules = modules_of(model)
     tags = layer_tags(modules)

@@ -55,7 +55,7 @@ def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax
       seed: the seed of the random numbers, which differ from moment to moment and from update to update.
 
     Raises:
-      UsageError: `inner` keeps no moments.
+      UsageError: at `init`, the state of `inner` has no field of `MOMENTS`.
     """
     inner = optax.with_extra_args_support(inner)
 

@@ -15,7 +15,11 @@ from mpjax.precision.master import MasterWeightsState
 
 
 def parameters_seen(inner: optax.GradientTransformation, params: Any) -> Any:
-    """Casts parameters to float32 for an optimizer; keeps their dtypes if the optimizer distinguishes dtypes."""
+    """Casts parameters to float32 for an optimizer; keeps their dtypes if the optimizer distinguishes dtypes.
+
+    It does if its state has another structure for float32 parameters, or contains the state of `master_weights`,
+    `compensated_weights` or `stochastic_weights`.
+    """
     wide = in_float32(params)
     if all(a is b for a, b in zip(jax.tree.leaves(wide), jax.tree.leaves(params), strict=True)):
         return params

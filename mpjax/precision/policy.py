@@ -162,13 +162,14 @@ def from_jmp(policy: jmp.Policy) -> Policy:
 
 
 def parse_policy(text: str) -> Policy:
-    """Parses `"params=float32,compute=float16,output=float32;stem/*=float32"`: jmp's grammar plus reduce and rules.
+    """Parses `"params=float32,compute=float16,output=float32;stem/*=float32"`: jmp's grammar plus more.
 
-    As in jmp, keys may be short (`p`, `c`, `o`; also `r` for reduce). By default params is float32, compute equals
-    params and output equals compute. A rule, `pattern=dtype` or `pattern=policy`, follows each `;`.
+    As in jmp, keys may be short (`p`, `c`, `o`). Further keys are reduce (`r`) and products. By default params is
+    float32, compute equals params and output equals compute. A rule, `pattern=dtype` or `pattern=policy`, follows each
+    `;`.
 
     Raises:
-      UsageError: a key is unknown or given twice, or a part has no value; the message names the part.
+      UsageError: a key, dtype or recipe is unknown, a key is given twice, a part has no value, or a rule no `=`.
     """
     head, *tail = split_rules(text)
     return dataclasses.replace(_parse_dtypes(head), rules=parse_rules(tail))
@@ -180,7 +181,7 @@ def split_rules(text: str) -> list[str]:
 
 
 def parse_rules(parts: list[str]) -> Rules:
-    """Parses rules such as `["stem/*=float32", …]`."""
+    """Parses rules such as `["stem/*=float32", …]` to texts by pattern; without a `=`, raises UsageError."""
     pairs = []
     for rule in parts:
         pattern, equals, value = rule.partition("=")

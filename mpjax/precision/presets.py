@@ -75,7 +75,7 @@ _BY_NAME = {_normalised(name): preset for preset in PRESETS for name in (preset.
 
 
 def find_preset(spec) -> Preset | None:
-    """Finds the preset named `spec`, or None; rules after `;` are ignored."""
+    """Finds the preset with the name or alias `spec`, or None; rules after `;` are ignored."""
     return _BY_NAME.get(_normalised(spec.split(";")[0])) if isinstance(spec, str) else None
 
 
@@ -89,10 +89,12 @@ def get_policy(spec: "str | Policy | jmp.Policy") -> Policy:
     Args:
       spec: a preset (`"mixed_float16"`), an alias (`"bf16-mixed"`, `"O2"`), a jmp string
         (`"params=float32,compute=float16,output=float32"`, `"p=f32,c=bf16"`), any of them followed by rules after
-        semicolons (`"mixed_float16;stem/*=float32"`), a `jmp.Policy`, or a `Policy`. Case and spaces are ignored.
+        semicolons (`"mixed_float16;stem/*=float32"`), a `jmp.Policy`, a `Policy`, or a number (16, 32, 64). In
+        names, case, spaces, `-` and `_` are ignored.
 
     Raises:
-      UsageError: no policy has that name; the message lists the presets and suggests the nearest.
+      UsageError: no policy has that name (the message lists the presets and suggests the nearest), or a part of `spec`
+        is invalid.
     """
     if isinstance(spec, Policy):
         return spec

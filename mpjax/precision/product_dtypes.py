@@ -23,7 +23,7 @@ class AskedDtypes(NamedTuple):
       compute: the dtype of products, also of products that a recipe leaves alone, such as attention scores.
       recipe: the recipe of float8 products, or None.
       required: True if every product must follow the recipe: the layer is linear, its sides large and divisible.
-      refused: True if no product may be in float8: the layer is linear, and has no recipe.
+      refused: True if no product may be in float8: the layer is linear, and has no recipe that its sides allow.
       applied: the recipe that the layer uses; None without a recipe, or if it is not known.
       own: True for a layer with the user's own product, which no policy changes.
       unknown: True if no modules are known. A recipe is then allowed in every module, and required in none.
@@ -39,7 +39,7 @@ class AskedDtypes(NamedTuple):
 
     @property
     def accepted(self) -> frozenset[np.dtype]:
-        """The dtypes that products may have."""
+        """The dtypes that products may have: `compute`, the dtypes of `recipe` too, or these alone if `required`."""
         if self.recipe is None:
             return frozenset({self.compute})
         float8 = {self.recipe.forward, self.recipe.gradient}
@@ -67,7 +67,7 @@ class PolicyForModules:
         self._rules = None if policy is None else rules_for_modules(policy)
 
     def __call__(self, path: str) -> AskedDtypes | None:
-        """The dtypes that the policy asks of products in the module at `path`; None without a policy."""
+        """Finds the dtypes that the policy asks of products in the module at `path`; None without a policy."""
         policy, module = self._policy, self._held.get(path)
         if policy is None or self._rules is None:
             return None
@@ -111,6 +111,8 @@ class PolicyForModules:
 
     def require_rules(self, scopes: Iterable[str] | None) -> None:
         """Raises UsageError if a rule decides nothing: neither a module nor a named scope of the traced program.
+
+        Also raises it for a `type:` rule without modules. Rules of `DEFAULTS` may decide nothing.
 
         Args:
           scopes: the named scopes; None if the traced program is not known, in which case paths are not checked.

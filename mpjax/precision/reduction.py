@@ -36,7 +36,7 @@ def reduce_gradients(grads: T, policy: "str | Policy | jmp.Policy", axis_name: A
     Array([9004.], dtype=float32)
 
     Args:
-      grads: a pytree of this device's gradients. Leaves that are not floating stay unchanged.
+      grads: a pytree of this device's gradients. Leaves that are neither floating nor complex stay unchanged.
       policy: the policy, as for `mpjax.get_policy`.
       axis_name: the name of the mapped axis, or several names.
 
@@ -94,7 +94,7 @@ BUCKET = 8 * 2**20
 
 
 def sum_in_buckets(arrays: Mapping[str, jax.Array], dtype: np.dtype, axis_name: Axes) -> dict[str, jax.Array]:
-    """Sums arrays over devices like `sum_across`, with few collectives for many small arrays.
+    """Sums arrays over devices like `sum_across`, by one collective for neighbouring arrays of one dtype (a bucket).
 
     XLA combines small sums too. On GPUs it leaves out the sums for which it has its own kernel, and waits for each of
     them. The sum of a bucket runs during the backward pass.
@@ -140,7 +140,7 @@ def _in_reduction(own: np.dtype, dtype: np.dtype) -> np.dtype:
 def _refuse_summed(grads, axis_name: Axes) -> None:
     """Raises UsageError if JAX has already summed a gradient over one of the axes.
 
-    Such a gradient no longer varies over the devices of the axis, as far as JAX tracks it.
+    The type of such a gradient (`jax.typeof`) does not vary over the axis. With `check_vma=False` no type does.
     """
     axes = {axis_name} if isinstance(axis_name, str) else set(axis_name)
     tracked = _varying(jax.lax.axis_index(axis_name))
@@ -159,7 +159,7 @@ def _is_inexact(leaf) -> bool:
 
 
 def _varying(array) -> frozenset[str]:
-    """The mesh axes over which a value differs between devices; empty if JAX does not track it."""
+    """The mesh axes over which the type of a value varies (`jax.typeof`); empty with `check_vma=False`."""
     aval: Any = jax.typeof(array)
     tracked = getattr(aval, "manual_axis_type", None)  # since JAX 0.10; before it, and for a while after, `vma`
     return frozenset(getattr(aval, "vma", ()) if tracked is None else tracked.varying)

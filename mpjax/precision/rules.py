@@ -43,7 +43,8 @@ class Rules(Mapping[str, Any]):
 
     A pattern is a glob on the module path (`"stem/*"`, `"layers/?/conv1"`; `*` crosses `/`), or `type:` and a glob on
     the name of the class, of a base class or of a tag (`"type:Attention"`, `"type:head"`). Either covers the modules it
-    matches and their submodules. `"type:norm"` covers only the normalisation layers themselves.
+    matches and their submodules. `"type:norm"` covers only the normalisation layers themselves. A pattern that
+    is empty, is repeated, or contains `=` or `;` raises UsageError.
     """
 
     def __init__(self, rules: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()):
@@ -81,7 +82,7 @@ def _checked(pattern: Any) -> str:
 
 
 def is_norm(types: Iterable[str]) -> bool:
-    """True if `types` (the names of a class and its bases) name a normalisation layer."""
+    """True if `types` (the names of a class and its bases) contain one of `NORM_TYPES`, such as "LayerNorm"."""
     return not NORM_TYPES.isdisjoint(types)
 
 
@@ -175,8 +176,8 @@ def decide(
       second_names: the further paths of shared modules, each mapped to the first path of its module.
 
     Raises:
-      UsageError: a rule matches nothing, or only modules that earlier rules decide. The message lists these rules with
-        the nearest paths or types.
+      UsageError: a rule, other than of `DEFAULTS`, matches nothing, or only modules that earlier rules decide. The
+        message lists these rules with the nearest paths or types.
     """
     lineages = tuple(lineages)
     decided = {lineage[-1][0]: winner(rules, lineage) for lineage in lineages}

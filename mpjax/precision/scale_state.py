@@ -66,7 +66,8 @@ def where_finite(opt_state, new: T, old: T, *, group: str | None = None) -> T:
       group: the name of the optimizer whose gradients decide, if several share a scale; by default all must be finite.
 
     Raises:
-      UsageError: no optimizer has the name `group`, or a leaf of `new` differs in shape from that of `old`.
+      UsageError: `opt_state` has not exactly one loss scale, no optimizer has the name `group`, or a leaf of `new`
+        differs in shape from that of `old`.
       DtypeError: a leaf of `new` differs in dtype from that of `old`; the message lists all these leaves by path.
     """
     state = loss_scale_state(opt_state)

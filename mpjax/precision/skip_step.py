@@ -103,7 +103,7 @@ def one_optimizer(inner: optax.GradientTransformation) -> Attempt:
 def several_optimizers(attempts: Mapping[str, Attempt]) -> Attempt:
     """Builds the `Attempt` of several optimizers by name; non-finite gradients skip only their own optimizer.
 
-    Parameters and gradients are mappings with the same names.
+    Parameters and gradients are mappings with the same names; other names raise UsageError.
     """
 
     def named(tree, kind: str) -> dict[str, Any]:
