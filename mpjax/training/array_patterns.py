@@ -40,7 +40,7 @@ class ArrayPaths:
         """Maps each path to the first pattern that covers it; paths without a pattern are left out.
 
         Args:
-          patterns: a glob on the path of an array or of a module around it, or `type:` and the class of a module.
+          patterns: a glob on the path of an array or of a module around it, or `type:` and a glob on a module's class.
           paths: the paths to match.
           flag: the setting with the patterns, for messages.
 

@@ -79,7 +79,7 @@ def by_class(weights: Sequence[float], label_smoothing: float, *, ignores: bool)
 
 
 def require_counted(metrics: dict[str, float]) -> dict[str, float]:
-    """Checks that at least one example of a set counts; returns the metrics unchanged.
+    """Checks that at least one example of a set counts, so that accuracy is not NaN; returns the metrics unchanged.
 
     Raises:
       UsageError: all examples are ignored.

@@ -67,7 +67,8 @@ def in_evaluation(
 ) -> tuple[Shares, Callable[[Arrays, Arrays, Any], Any]]:
     """Builds `(params, stats, batch) -> run(model, batch)` of one share, with the model in evaluation mode.
 
-    Returns the shares of the layout, whose methods map this function over a whole batch, and the function.
+    Returns the shares of the layout, whose methods map this function over a whole batch, and the function. `cast` and
+    `layout` are as for `make_train_step`.
     """
     # Parameters are gathered in their own dtypes: a moving average is wider than its parameter, and evaluation may use
     # more parameters than training.
@@ -92,7 +93,7 @@ def evaluate(
       eval_step: the step from `make_eval_step`.
       params: parameters by path.
       stats: statistics by path.
-      batches: batches on the host or on the device.
+      batches: at least one batch, on the host or on the device.
       conclude: maps the sums over all examples, added in float64 on the host, to metrics; by default means.
     """
     sums: list = []

@@ -51,7 +51,9 @@ class Feed(Protocol):
 
 
 def feed_of(batches: Batches, sharding: NamedSharding, *, most_steps: int, device_bytes: int) -> Feed:
-    """Chooses the feed for calls of up to `most_steps` steps.
+    """Chooses the feed for calls of up to `most_steps` steps: `Single`, `Resident` or `Stacked`.
+
+    With several steps it is `Resident` if the set is in memory and fits `device_bytes`, in a run of one process.
 
     Args:
       batches: the training data.

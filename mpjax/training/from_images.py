@@ -21,8 +21,8 @@ MOST_VALUES = 2**24
 def arrays_from_images(task: Task, source: Source, config: Data) -> Arrays:
     """Computes the initial values that modules take from the training images, by path; reads nothing if no module does.
 
-    The images are spread evenly over the training split and prepared without augmentation. They are the same in each
-    process.
+    A module does if it is a `FromImages`. The images, at most `MOST_IMAGES` and `MOST_VALUES`, are spread evenly over
+    the training split and prepared without augmentation. They are the same in each process.
 
     Raises:
       UsageError: the data has no images, or a module names a variable that it does not have or returns another shape.

@@ -22,7 +22,7 @@ from mpjax.training.state import Arrays
 
 
 def widened(layout: Layout, params: Arrays) -> Arrays:
-    """Casts the parameters that are divided over `fsdp` to the layout's `reduce_dtype`, unless they are wider.
+    """Casts parameters that are divided over `fsdp`, and in `layout.given`, to `layout.reduce_dtype`, if not wider.
 
     A gradient has the dtype of its parameter, so a sum in float32 needs a parameter in float32.
     """

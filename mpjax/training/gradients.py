@@ -145,7 +145,10 @@ def _in_turn(one: Callable, count: int, shares: Shares) -> Callable:
 
 
 def _micro_batches(batch, count: int):
-    """Reshapes [B, ...] to [count, B / count, ...]. Each takes every count-th example, so no example changes device."""
+    """Reshapes [B, ...] to [count, B / count, ...]. Each takes every count-th example, so no example changes device.
+
+    Raises UsageError if `count` does not divide B.
+    """
 
     def cut(x):
         if x.shape[0] % count:

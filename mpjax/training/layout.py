@@ -86,7 +86,8 @@ class Layout:
     def state(self, state: Any) -> Any:
         """The sharding of each leaf of a training state: moments, masters and EMA follow their parameter.
 
-        The values of a float8 moment follow it too; its scales do where the mesh divides their number.
+        The values of a float8 moment follow it too; its scales do where the mesh divides their number. All else is
+        replicated.
 
         Args:
           state: a `TrainState` of arrays or of shapes.
@@ -123,8 +124,8 @@ def divide(
 ) -> dict[str, PartitionSpec]:
     """Chooses the spec of each parameter to divide over the axes `fsdp` and `tensor` of a mesh.
 
-    Over `fsdp`, a parameter is divided along its longest axis that the mesh divides evenly, unless it has fewer than
-    `SMALL` elements. Parameters that are not divided at all are left out.
+    Over `fsdp`, a parameter is divided along its longest other axis that the mesh divides evenly, unless it has fewer
+    than `SMALL` elements. Parameters that are not divided at all are left out.
 
     Args:
       params: arrays or shapes by path.

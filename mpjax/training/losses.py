@@ -58,7 +58,7 @@ def cross_entropy_over(
       ignore: the label of positions to leave out, such as 255; None counts all positions.
 
     Returns:
-      float32 (or wider) [B]; 0 for an example without counted positions.
+      float32 (or wider) [B]; 0 for an example without counted positions; NaN if a counted label is out of range.
     """
     total, count = masked_cross_entropy(logits, labels, _counts(labels, ignore))
     return total / jnp.maximum(count, 1)
@@ -83,7 +83,7 @@ def masked_cross_entropy(
       mask: bool, integer or floating [B, ...]; nonzero at counted positions.
 
     Returns:
-      The sums and the counts, both float32 (or wider) [B].
+      The sums and the counts, both float32 (or wider) [B]; a sum is NaN if a counted label is out of range.
     """
     counts = mask.astype(bool)
     # A masked label may be outside the classes. Its NaN is masked out below, but `jax_debug_nans` would raise.

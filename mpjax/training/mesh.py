@@ -23,7 +23,8 @@ def make_mesh(devices: Sequence | None = None, /, *, data: int = -1, fsdp: int =
       tensor: the number of parts that attention heads and MLPs are divided into; may be -1 instead of `data`.
 
     Raises:
-      UsageError: the product of the sizes is not the number of devices; the message names the nearest sizes.
+      UsageError: the product of the sizes is not the number of devices, or two sizes are -1; the message names the
+        nearest sizes.
     """
     devices = jax.devices() if devices is None else devices
     sizes = settle({DATA: data, FSDP: fsdp, TENSOR: tensor}, len(devices))
@@ -35,7 +36,7 @@ def settle(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
     """Replaces a size of -1, so that the product of the sizes of the mesh is the number of devices.
 
     Raises:
-      UsageError: the product of the sizes is not `devices`.
+      UsageError: the product of the sizes is not `devices`, two sizes are -1, or a size is 0 or below -1.
     """
     known = math.prod(size for size in sizes.values() if size > 0)
     settled = {name: devices // known if size == -1 else size for name, size in sizes.items()}
@@ -95,7 +96,7 @@ def own_rows(sharding: NamedSharding, size: int) -> Share:
     Processes that divide a model over `tensor` between them read the same rows.
 
     Returns:
-      The number of this process's block of rows, and the number of blocks.
+      The index of this process's block of rows, from 0, and the number of blocks.
 
     Raises:
       UsageError: its devices do not hold one contiguous block of rows.

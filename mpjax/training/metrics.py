@@ -58,8 +58,8 @@ def checked_metrics(
       taken: the names of the objective's metrics.
 
     Raises:
-      UsageError: a metric fails or returns something else on these shapes, or two have the same name. The message names
-        it.
+      UsageError: a metric fails or returns something else on these shapes, or has the name of another metric or of
+        another value of a run. The message names it.
     """
     size = next(iter(batch.values())).shape[0]
     names: list[str] = []

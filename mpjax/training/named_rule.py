@@ -53,7 +53,7 @@ _MUON = (
 
 @functools.cache
 def optax_rules() -> dict[str, Callable]:
-    """Collects the optimizers of optax and optax.contrib by name: the public functions with a learning rate."""
+    """Collects the optimizers of optax and optax.contrib by name: functions with a learning rate, no `scale_by_...`."""
     rules = {}
     for module in (contrib, optax):
         for name, function in vars(module).items():
@@ -104,8 +104,9 @@ class NamedRule:
           warmup: the length of the warm-up, likewise.
 
         Raises:
-          UsageError: an argument is missing, the rule takes a number as learning rate, or its state or updates do not
-            fit. Or its first steps are not finite, because the schedule begins at 0.
+          UsageError: an argument is missing, the rule takes only a number as learning rate and the schedule is not
+            constant, its updates or state have wrong shapes, dtypes or fields, or the rule fails on shapes. Or its
+            first steps are not finite, because the schedule begins at 0.
         """
         names = parameters_of(self.function, self.name)
         known: dict[str, Any] = {"mask": mask, "weight_decay_mask": mask} if "weight_decay" in names else {}
@@ -172,7 +173,10 @@ class NamedRule:
         return True
 
     def _require_fit(self, rule: Any, params: Mapping[str, Any], config: schema.Optimizer) -> None:
-        """Traces one update; raises UsageError unless its updates fit the parameters and its state keeps its shapes."""
+        """Traces one update; raises UsageError unless its updates fit the parameters and its state keeps its shapes.
+
+        Also raises it for the optimizers of `_MOVED`, and if narrow moments are set and the state has none.
+        """
         if not isinstance(rule, optax.GradientTransformation):
             raise UsageError(
                 f"{self.name} returned {type(rule).__name__}: wanted an optax.GradientTransformation, as optax.chain "
@@ -312,7 +316,7 @@ _STEPS = 3  # a fault of the first step may show only in a later one
 
 
 def begins_finite(rule: optax.GradientTransformation, *tried: Mapping[str, Any]) -> bool:
-    """True if parameters are finite after the first steps of a rule.
+    """True if parameters, ones at the start, are finite after the first three steps of a rule.
 
     Args:
       rule: the update rule, with its schedule.

@@ -46,20 +46,22 @@ def update_rule(
 ) -> optax.GradientTransformation:
     """Chains clipping of the unscaled gradient and the update rule, for parameters by path.
 
-    Weight decay applies to kernels only, not to norms and biases. `config.moments` sets the dtype of the moments.
+    Weight decay applies to kernels only (two axes or more), but to all parameters if an optimizer of optax or of the
+    user takes `weight_decay` and no mask. `config.moments` sets the dtype of the moments. A `config.clip_norm` of 0
+    does not clip.
 
     Args:
       config: the `optimizer` section.
       learning_rate: the learning rate of each step.
       stacks: the stacks of blocks in the model; a rule for an array applies to each of their rows.
       factors: factors on the learning rate by path; see `scale_by_path`.
-      params: the shapes of the parameters, on which an optimizer of optax or of the user is traced.
+      params: the shapes of the parameters, to trace an optimizer of optax or of the user; None: small ones of its own.
       steps: the length of training, for an optimizer of the user that takes it.
       warmup: the length of the warm-up, likewise.
 
     Raises:
-      UsageError: the optimizer does not fit (see `find_rule` and `NamedRule.build`), or moments narrower than float32
-        are set for float64 parameters.
+      UsageError: the optimizer does not fit (see `find_rule` and `NamedRule.build`), it may depend on whole arrays and
+        blocks are stacked, or moments narrower than float32 are set for float64 parameters.
     """
     if config.moments != "float32" and FLOAT64 in [param.dtype for param in (params or {}).values()]:
         raise UsageError(
@@ -89,7 +91,7 @@ def advice_on(config: schema.Optimizer) -> tuple[str, ...]:
 
 
 def treats_numbers_one_by_one(config: schema.Optimizer) -> bool:
-    """True if the update rule is elementwise, so its state may be packed."""
+    """True if the rule is elementwise, has one rate for all paths and no float8 moments, so its state may be packed."""
     return config.name in ELEMENTWISE and not config.rates and config.layer_decay == 1 and config.moments != "float8"
 
 

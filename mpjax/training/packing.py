@@ -102,6 +102,8 @@ class Packing:
     def of(cls, params: Mapping[str, Any], stats: Mapping[str, Any], stacks: Iterable[str] = ()) -> "Packing":
         """Plans to pack vectors, and small matrices that are not kernels, in groups of one dtype; packs nothing yet.
 
+        Vectors have up to `MOST` numbers, matrices up to `SMALL`; a group has two arrays or more. Histories stay apart.
+
         Args:
           params: parameters by path, or their shapes.
           stats: statistics by path, or their shapes.

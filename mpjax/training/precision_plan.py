@@ -50,7 +50,7 @@ class PrecisionPlan(NamedTuple):
 
     @property
     def float64(self) -> bool:
-        """True if the run needs 64-bit arrays."""
+        """True if the policy's parameter, compute or output dtype is float64; rules do not count."""
         return FLOAT64 in (self.policy.param_dtype, self.policy.compute_dtype, self.policy.output_dtype)
 
 
@@ -117,7 +117,7 @@ def advice(plan: PrecisionPlan, device) -> list[str]:
 
 
 def floor_of(plan: PrecisionPlan, config: schema.Precision) -> float | None:
-    """The smallest loss scale of the run, or None without loss scaling."""
+    """The smallest loss scale of the run, `min_scale` or the static scale; None without loss scaling."""
     if plan.loss_scale == "none":
         return None
     return config.min_scale if plan.loss_scale == "dynamic" else float(plan.loss_scale)

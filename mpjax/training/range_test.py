@@ -28,8 +28,9 @@ class Suggestion(NamedTuple):
     """The suggested learning rate, and the smoothed losses behind it.
 
     Attributes:
-      rate: the learning rate at which the smoothed loss falls fastest; None if it does not fall.
-      lowest: the learning rate of the smallest smoothed loss.
+      rate: the learning rate at which the smoothed loss falls fastest; None if it falls by no more than noise, or with
+        fewer than 3 points.
+      lowest: the learning rate of the smallest smoothed loss before training becomes unstable; NaN with fewer points.
       reason: why the rate is suggested, or why none is.
       smoothed: the smoothed loss of each point.
     """
@@ -41,7 +42,7 @@ class Suggestion(NamedTuple):
 
 
 def growing_rates(lowest: float, highest: float, updates: int) -> optax.Schedule:
-    """A schedule from `lowest` at update 0 to `highest` at update `updates - 1`, by equal factors."""
+    """A schedule from `lowest` at update 0 to `highest` at update `updates - 1` and after, by equal factors."""
     factor = np.log(highest / lowest) / (updates - 1)
     return lambda count: jnp.minimum(lowest * jnp.exp(factor * count), highest)
 
@@ -61,7 +62,8 @@ class Watch:
     def explodes(self, loss: float) -> bool:
         """Adds the loss of the next update; True if it is not finite, or the smoothed loss exceeds the limit.
 
-        The limit is `limit` times the smallest smoothed loss so far, or 0 if that loss is negative.
+        The limit is `limit` times the smallest smoothed loss so far, or 0 if that is negative. Each loss multiplies the
+        weights of earlier losses by 0.9.
         """
         self._sum, self._weight = _KEPT * self._sum + loss, _KEPT * self._weight + 1
         smoothed = self._sum / self._weight
@@ -88,7 +90,7 @@ def suggest(points: Sequence[Point]) -> Suggestion:
     neighbours.
 
     Args:
-      points: finite losses in the order of their rates.
+      points: finite losses in the order of their rates; without at least 3, no rate is suggested.
     """
     rates, losses = np.array([p.rate for p in points]), np.array([p.loss for p in points], np.float64)
     if len(points) < 3:

@@ -32,8 +32,8 @@ def factors_of(config: schema.Optimizer, task: Task, batch: Mapping[str, Any]) -
       batch: the shapes of a prepared batch, to trace the model and find the parameters used before its blocks.
 
     Raises:
-      UsageError: a pattern decides no parameter, or only frozen ones; or the model has no blocks, or several lists of
-        them.
+      UsageError: a pattern decides no parameter, or only frozen ones; or, with layer decay, the model has no blocks, or
+        several lists of them.
     """
     paths = ArrayPaths.of(task.abstract)
     frozen = task.frozen_apart

@@ -69,7 +69,7 @@ def apply_remat(model: nnx.Module, remat: Remat) -> None:
         keeps only the inputs.
 
     Raises:
-      UsageError: the model has no blocks.
+      UsageError: the model has no blocks, and `remat` is not "none", which changes nothing.
     """
     if remat == "none":
         return

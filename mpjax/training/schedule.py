@@ -18,6 +18,8 @@ from mpjax.precision.skip_step import optax_promotion
 def learning_rate_schedule(config: schema.Optimizer, *, steps: int, warmup: int) -> optax.Schedule:
     """Builds the learning rate as a function of applied steps: linear warm-up to the peak, then `config.schedule`.
 
+    `one_cycle`, and a function of the user with a parameter `warmup`, contain their own warm-up.
+
     Args:
       config: the `optimizer` section.
       steps: length of training.

@@ -43,7 +43,7 @@ def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, n
       dtype: the dtype of the images.
 
     Raises:
-      UsageError: the model takes other arguments, or returns logits of another shape.
+      UsageError: the model takes other arguments, or returns logits of another shape. Other errors pass through.
     """
     inputs, expected = _call(task, fields, dtype)
     try:
@@ -203,7 +203,7 @@ def initial_state(
     layout: Layout,
     pretrained: Arrays | None = None,
 ) -> TrainState:
-    """Creates the state of `make_state` directly on its devices, divided by the layout."""
+    """Creates the state of `make_state` directly on its devices, divided by the layout; `pretrained` may be None."""
     make = functools.partial(make_state, task, tx, ema=ema)
     arguments = jax.random.key(seed), pretrained or {}
     shardings = layout.state(jax.eval_shape(make, *arguments))

@@ -50,7 +50,7 @@ class OneShare:
         return stats
 
     def add(self, array: jax.Array) -> jax.Array:
-        """Sums a value over the shares, inside a function of one share."""
+        """Returns the value itself: the sum over one share."""
         return array
 
     def loss(self, loss: Any) -> jax.Array:
@@ -58,7 +58,7 @@ class OneShare:
         return value_of(loss)
 
     def adapt(self, model: nnx.Module) -> None:
-        """Leaves a model unchanged: one share needs no gathers and no averages of statistics."""
+        """Does nothing: a model on one share needs no gathers and no averages of statistics."""
 
     def value_and_grad(self, loss_of: Callable, frozen: Collection[str] = ()) -> Callable:
         """Builds `(scaling, params, ...) -> ((loss, aux), grads)` of one share, for `loss_of(params, ...)`.
@@ -68,9 +68,9 @@ class OneShare:
         return _of_trained(loss_of, frozen)
 
     def on_each(self, run: Callable, frozen: Collection[str] = ()) -> Callable:
-        """Maps `run(scaling, params, stats, key, batch) -> (stats, part)` over the shares of the whole batch.
+        """Returns `run(scaling, params, stats, key, batch) -> (stats, part)` itself: the batch is one share.
 
-        The part has no gradients of `frozen` parameters.
+        `frozen` is ignored: the part that `run` returns has no gradients of these parameters.
         """
         del frozen
         return run
@@ -91,15 +91,15 @@ class OneShare:
         return row_major_before_casts(run, lambda result: result[1].grads)
 
     def sums(self, run: Callable) -> Callable:
-        """Maps `run(params, stats, batch) -> sums` over the shares of a whole batch, of any size, and adds them up."""
+        """Returns `run(params, stats, batch) -> sums` itself, for a whole batch of any size."""
         return run
 
     def rows(self, run: Callable) -> Callable:
-        """Maps `run(params, stats, batch) -> values`, arrays [B, ...], over the shares of a whole batch."""
+        """Returns `run(params, stats, batch) -> values`, arrays [B, ...], itself, for a whole batch."""
         return run
 
     def settle(self, state: Any) -> Any:
-        """Constrains a training state to the sharding of its layout."""
+        """Returns a training state unchanged: one share is not divided."""
         return state
 
 

@@ -53,7 +53,7 @@ class Structure:
     streams: tuple["Stream", ...]
 
     def assemble(self, params: Arrays, stats: Arrays, key: jax.Array | None = None) -> nnx.Module:
-        """Builds the model with these arrays; `key` seeds its random streams (dropout)."""
+        """Builds the model with these arrays; `key`, by default key 0, seeds its random streams (dropout)."""
         # The offset keeps these keys distinct from those that a loss splits off: split(key)[i] is fold_in(key, i).
         key = jax.random.fold_in(jax.random.key(0) if key is None else key, _STREAMS)
         rngs = jax.tree.unflatten(self.rngs.wrapped, [stream.start(key) for stream in self.streams])
@@ -171,6 +171,8 @@ class TrainState:
 
 def create_state(params: Arrays, stats: Arrays, tx: optax.GradientTransformation, *, ema: bool = False) -> TrainState:
     """Creates the state before the first step. The function is pure: it works under `jit` and `jax.eval_shape`.
+
+    With `ema`, the state has a moving average, which starts at the parameters.
 
     Raises:
       DtypeError: batch statistics are not float32 (float64 for float64 parameters).

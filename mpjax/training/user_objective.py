@@ -46,7 +46,8 @@ def checked_objective(function: Callable, *, name: str) -> "Objective":
 
     Raises:
       UsageError: the function has another signature. During its trace: it fails, its result is no mapping or has no
-        `loss`, a value does not have one entry per example, or its loss is of integers.
+        `loss`, a value does not have one entry per example, its loss is of integers, or a metric has the name of
+        another value of a run.
     """
     parameters = _parameters(function, name)
 
@@ -162,7 +163,7 @@ def check_objective(task: Task, batch: Mapping[str, Any], *, name: str, mixing: 
 
 
 def check_augmentation(task: Task, batch: Mapping[str, Any], *, name: str) -> None:
-    """Checks that a user's augmentation can be computed, and the loss of its result.
+    """Checks that a user's augmentation can be computed, and, if it changes shapes, the loss of its result.
 
     Raises:
       UsageError: as `preparation_of`; or the loss cannot be computed for images of the returned shape.
