@@ -37,12 +37,12 @@ def _relu_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
 
 
 def gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
-    """Computes x * Phi(x), where Phi is the standard normal CDF (Hendrycks & Gimpel, 2016, arXiv:1606.08415)."""
+    """Computes x * Phi(x) in float32 or wider; Phi is the normal CDF (Hendrycks & Gimpel, 2016, arXiv:1606.08415)."""
     return _in_float32(lambda x: nnx.gelu(x, approximate=False), _gelu_slope, x)
 
 
 def tanh_gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
-    """Computes the tanh approximation of GELU from the same paper."""
+    """Computes the tanh approximation of GELU from the same paper, in float32 or wider."""
     return _in_float32(lambda x: nnx.gelu(x, approximate=True), _tanh_gelu_slope, x)
 
 

@@ -67,7 +67,7 @@ class Attention(nnx.Module):
         self.implementation: Implementation = implementation
 
     def __call__(self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
-        """Maps features to features; positions of sequence b from `lengths[b]` on are masked out."""
+        """Maps features to features; masks positions of sequence b from `lengths[b]` on, or none without `lengths`."""
         # `project` adds a constant to the bias of `out`: the compiler would sum it over the devices that divide the
         # heads. Under fsdp, the stacked kernels of `project` would be kept from the forward to the backward pass.
         projected = called if _is_divided(TENSOR) or _is_divided(FSDP) else project
@@ -91,7 +91,7 @@ def attend(
       query: [B, T, N, H].
       key: [B, T, N, H].
       value: [B, T, N, H].
-      lengths: int32 [B], the number of positions of each sequence to attend to; 0 is treated as 1.
+      lengths: int32 [B], the number of positions of each sequence to attend to; 0 is treated as 1. None: all.
       is_causal: whether a position attends only to itself and earlier positions.
       implementation: "auto", "xla" or "cudnn".
 

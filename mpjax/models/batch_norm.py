@@ -25,6 +25,7 @@ class BatchNorm(nnx.BatchNorm):
     """Flax's batch norm (Ioffe & Szegedy, 2015, arXiv:1502.03167), with an optional ReLU.
 
     In training it has its own derivative: the derivatives of the single operations take one more sum over the input.
+    In half precision, with a mask, without scale or bias, or with further options, it computes like Flax's.
     """
 
     def __call__(
@@ -75,9 +76,9 @@ LARGE = 2**25
 def relu_after(norm: BatchNorm, x: Float[Array, "*S C"]) -> Float[Array, "*S C"]:
     """Computes ReLU(norm(x)), with the derivative that moves fewer bytes on a GPU.
 
-    For a large array, XLA recomputes the mask of ReLU from x, which the backward pass reads anyway. For an array that
-    fits into the GPU's cache, XLA would store the mask. The result of ReLU holds the same mask, and the next layer
-    keeps it.
+    For an array of `LARGE` elements or more, XLA recomputes the mask of ReLU from x, which the backward pass reads
+    anyway. For an array that fits into the GPU's cache, XLA would store the mask. The result of ReLU holds the same
+    mask, and the next layer keeps it.
     """
     size_is_known = all(isinstance(length, int) for length in x.shape)  # not for an export with any batch size
     return norm(x, relu=True) if size_is_known and x.size >= LARGE else relu(norm(x))

@@ -37,8 +37,8 @@ _CHEAP = (
 def costly(primitive: Any, *operands: Any, **params: Any) -> bool:
     """True if a loop keeps a primitive's result for the backward pass: products, kernels, reductions, dropout masks.
 
-    It is a policy of `jax.checkpoint`. The backward pass recomputes all other values from these. Without a loop, XLA
-    recomputes them by fusion. A loop without a policy stores every value that the backward pass reads.
+    It is a policy of `jax.checkpoint`. The backward pass recomputes all other values (`_CHEAP`) from these. Without a
+    loop, XLA recomputes them by fusion. A loop without a policy stores every value that the backward pass reads.
     """
     if primitive.name == "lt":  # the mask of dropout: a byte, in place of the random numbers that it compares
         return is_floating(operands[0])
@@ -145,7 +145,7 @@ def stacks_in(model: nnx.Module) -> dict[str, Stack]:
 
 
 def require_alike(model: nnx.Module, patterns: Iterable[str], flag: str) -> None:
-    """Checks that rules (see `mpjax.precision.rules.Rules`) treat all blocks of a stack alike.
+    """Checks that rules (see `mpjax.precision.rules.Rules`) treat all blocks of a stack alike, as `type:` patterns do.
 
     Args:
       model: the model, which may be abstract.

@@ -125,7 +125,7 @@ class Block(nnx.Module):
         self.order = order
 
     def __call__(self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
-        """Maps features to features; positions of sequence b from `lengths[b]` on are masked out."""
+        """Maps features to features; masks positions of sequence b from `lengths[b]` on, or none without `lengths`."""
         x = self.order(x, self.norm1, lambda x: self.dropout(self.attention(x, lengths)))
         return self.order(x, self.norm2, lambda x: self.dropout(self.mlp(x)))
 

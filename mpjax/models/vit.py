@@ -33,11 +33,12 @@ class ViT(nnx.Module):
     Args:
       image_shape: height, width and channels of an image.
       num_classes: number of logits.
-      patch: side of a patch in pixels; divides height and width.
+      patch: side of a patch in pixels; if it does not divide height and width, raises UsageError.
       width: D.
       depth: number of blocks.
       heads: number of attention heads, a divisor of the width.
-      pool: input of the classifier: "gap" for the mean over patches, "cls" for a learned token before the patches.
+      pool: input of the classifier: "gap" for the mean over patches, "cls" for a learned token before the patches;
+        others raise UsageError.
       dropout: dropout rate.
       epsilon: epsilon of the layer norms; Hugging Face's models have 1e-12.
       implementation: attention implementation; see `attend`.

@@ -49,8 +49,8 @@ def export_safetensors(
       A `PretrainedReport` of the written variables.
 
     Raises:
-      UsageError: the name of the file has another ending, the model does not have the layout, or values overflow or
-        flush to zero without `allow_lossy`.
+      UsageError: the name of the file has another ending, the model does not have the layout, the layout has no key for
+        a variable, or values overflow or flush to zero without `allow_lossy`.
     """
     file, model = pathlib.Path(path), one_by_one(model)
     if file.suffix != ".safetensors":

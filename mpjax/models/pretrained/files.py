@@ -208,7 +208,7 @@ PATTERNS = ["model.safetensors", "model-*.safetensors", "model.safetensors.index
 
 
 def download(name: str) -> pathlib.Path:
-    """Downloads a hub model's files, unless they are in the hub's cache, and returns their folder.
+    """Downloads a hub model's files (`PATTERNS`), unless they are in the hub's cache, and returns their folder.
 
     Args:
       name: the id, `owner/name`, or only `name` for some old models.

@@ -106,8 +106,9 @@ def load_pretrained(
       `overflow`, `flushed`, `error`), one for each variable of the model.
 
     Raises:
-      UsageError: `path` is a pickle or does not exist; tensors are missing, unexpected or of another shape (up to
-        20 of each are listed); the file has NaN or inf; or values overflow or flush to zero without `allow_lossy`.
+      UsageError: `path` is a pickle or does not exist; the layout or a pattern of `skip` fits nothing; tensors are
+        missing, unexpected or of another shape or dtype (up to 20 of each are listed); the file has NaN or inf, or two
+        tied tensors that differ; or values overflow or flush to zero without `allow_lossy`.
     """
     from flax import nnx
 

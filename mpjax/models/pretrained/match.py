@@ -218,7 +218,7 @@ def _pattern(name: str, separator: str) -> str:
 
 
 def _skip_advice(faults: list[str], patterns: list[str], variables: int) -> str:
-    """Formats advice to skip the `patterns` of the modules that do not fit, if they are few.
+    """Formats advice to skip the `patterns` of the modules that do not fit, if they are at most `_FEW`.
 
     Empty if half of the model's `variables` or more do not fit, as for another model, or if a dtype does not fit.
     """

@@ -47,6 +47,7 @@ def transposed(name: str, *axes: int) -> Transform:
 def reshaped(theirs: tuple[int, ...], ours: tuple[int, ...]) -> Transform:
     """The transform between the file's shape `theirs` and our shape `ours`. Values keep their order.
 
+    An array of another shape raises ValueError.
     A projection to 12 heads of 64 features is `LINEAR.then(reshaped((768, 768), (768, 12, 64)))`.
     """
     return Transform(
