@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mpjax.errors import UsageError
@@ -10,6 +12,7 @@ from mpjax.precision.calls import modules_of
 from mpjax.precision.float8.layers import SMALLEST_SIDE, is_linear, is_quantised, sides, why_wide
 from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.heads import layer_tags
+from mpjax.precision.layers import CONVOLUTION
 from mpjax.precision.module_tree import class_names, second_names
 from mpjax.precision.modules import rules_for_modules
 from mpjax.precision.policy import Policy
@@ -158,4 +161,8 @@ def _has_own_product(module: Any) -> bool:
         return False
     from flax import nnx
 
-    return isinstance(module, nnx.Linear | nnx.LinearGeneral | nnx.Einsum | nnx.Conv) and not is_linear(module)
+    if isinstance(module, nnx.Conv):
+        return module.conv_general_dilated not in (jax.lax.conv_general_dilated, CONVOLUTION)
+    if isinstance(module, nnx.Einsum):
+        return getattr(module, "einsum_op", jnp.einsum) is not jnp.einsum
+    return isinstance(module, nnx.Linear | nnx.LinearGeneral) and not is_linear(module)

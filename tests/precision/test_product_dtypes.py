@@ -1,5 +1,6 @@
 """What a policy asks of products, by module path."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
@@ -55,6 +56,14 @@ def test_the_recipe_that_a_layer_was_made_to_multiply_by_is_known():
     apply_policy(model, "mixed_float8_rowwise")
     assert asked_dtypes(get_policy("mixed_float8"), {"": model})("blocks/0/linear").applied == ROWWISE
     assert asked_dtypes(get_policy("mixed_bfloat16"), {"": model})("blocks/0/linear").refused
+
+
+@pytest.mark.parametrize("function", [None, lambda *args, **kwargs: jax.lax.conv_general_dilated(*args, **kwargs)])
+def test_a_convolution_has_a_product_of_the_users_own_if_it_was_given_one(function):
+    given = {"conv_general_dilated": function} if function else {}
+    model = nnx.Conv(1, 1, (3,), **given, rngs=nnx.Rngs(0))
+    assert asked_dtypes(get_policy("float32"), {"": model})("").own is (function is not None)
+    assert not asked_dtypes(get_policy("float32"), {"": nnx.Einsum("ab,bc->ac", (2, 2), rngs=nnx.Rngs(0))})("").own
 
 
 def test_a_layer_with_a_product_of_the_users_own_is_told():
