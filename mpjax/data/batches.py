@@ -20,7 +20,9 @@ from mpjax.errors import UsageError
 
 
 def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE) -> Batches:
-    """Builds shuffled batches of `source.train`, in memory if the set fits into `config.in_memory_mb`.
+    """Builds endless shuffled batches of `source.train` and the sets of `source.mix`.
+
+    They are read into memory now if `fits_in_memory`, else streamed.
 
     Args:
       source: the data set, or the first of a mixture.
@@ -30,7 +32,8 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
 
     Raises:
       UsageError: `config` is invalid for the set, an epoch is smaller than a batch, `seed` is not in [0, 2**32), or
-        `conform` raises for an example. A streamed example is checked only when it is read.
+        `conform` raises for an example. A streamed example is checked only when it is read. A batch that does not
+        divide among the processes is an error here if streamed, else in the first batch.
     """
     check_data(config)
     require_batch(source, config)
@@ -107,11 +110,12 @@ def training_split(source: Source, config: Data) -> Split:
 def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatches:
     """Builds batches of all of `source.test` in order, each of `config.eval_batch_size` examples.
 
-    The field `weight` [B] is 1 for an example and 0 for padding of the last batch. Each batch holds only the rows of
-    `share`, the part of this process.
+    They are read into memory now if `fits_in_memory`, else streamed. The field `weight` [B] is 1 for an example and 0
+    for padding of the last batch. Each batch holds only the rows of `share`, the part of this process.
 
     Raises:
-      UsageError: the split is empty, `conform` raises for an example, or dtypes differ from the training split.
+      UsageError: the split is empty, `config` is invalid for the set, `conform` raises for an example, or the first
+        examples of the two splits differ in dtype. A streamed example is checked only when it is read.
     """
     size, batch_size = len(source.test), config.eval_batch_size
     check_data(config)

@@ -56,7 +56,8 @@ class Reader:
           numbers: the number of each example, for error messages.
 
         Raises:
-          UsageError: an example does not match the fields, or differs in dtype from the first example.
+          UsageError: an image cannot be decoded, or an example does not match the fields, or differs in dtype from the
+            first of `examples`.
         """
         numbered = Numbered(self.name, numbers)
         numbered.each(functools.partial(require_fields, fields=self.fields), examples)
@@ -169,5 +170,9 @@ def _resized(field: Any, size: int) -> Any:
 
 
 def batch_fields(source: Source, config: Data) -> Fields:
-    """The fields of a batch: the fields of `source`, with images and masks in the size of `config`."""
+    """The fields of a batch: the fields of `source`, with images and masks in `config.image_size` if that is set.
+
+    Raises:
+      UsageError: see `reader`.
+    """
     return reader(source, config, training=True).fields

@@ -152,7 +152,7 @@ class Source:
 
     @property
     def varies(self) -> bool:
-        """True if images differ in size."""
+        """True if the height or width of the images is not the same in all (None in the shape of their field)."""
         return any(isinstance(field, Image) and None in field.shape for field in self.fields.values())
 
 

@@ -77,7 +77,7 @@ class Image(_FromColumn):
         return 3
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Checks pixels, and casts them to uint8 or float32 [..., H, W, C]."""
+        """Checks pixels [..., H, W, C]: uint8 stays, floating point is cast to float32, where it has to be finite."""
         if not _fits(value.shape, self.shape):
             raise UsageError(
                 f"{called(name, self)}: shape {value.shape}; wanted "
@@ -137,7 +137,8 @@ class Mask(_FromColumn):
 
     Args:
       shape: (H, W); H and W are None if they vary.
-      num_classes: the number of classes; values are in [0, num_classes). 0: unknown, only in a stored column.
+      num_classes: the number of classes, at most 255; values are in [0, num_classes). 0: unknown, only in a stored
+        column.
       ignores: True if values may also be `IGNORED`.
       values: the stored value of each class; empty if unknown.
     """
@@ -233,7 +234,7 @@ class Numbers(_FromColumn):
         return len(self.shape)
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Checks numbers [..., *shape], and casts them to the field's dtype."""
+        """Checks numbers [..., *shape] and casts them to the field's dtype; another kind or an overflow is an error."""
         if not _fits(value.shape, self.shape):
             raise UsageError(
                 f"{called(name, self)}: shape {value.shape}; wanted {self.shape}, that of the first example"
@@ -279,7 +280,8 @@ def _words(shape: tuple[int | None, ...], *names: str) -> str:
 def batch_shapes(fields: Fields, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """The abstract arrays of a batch: images are uint8 [B, H, W, C], all other fields int32 [B, ...].
 
-    Images of more than 8 bits are float32. Numbers of a user's own task have their own dtype.
+    Image files of more than 8 bits are float32. Arrays of floats are listed as uint8 too: a field does not hold the
+    dtype of arrays. Numbers of a user's own task have their own dtype.
     """
 
     def shape_of(field) -> tuple[int, ...]:

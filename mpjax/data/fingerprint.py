@@ -29,7 +29,8 @@ def fingerprint_of(source: Source, config: Data, batches: Batches, tests: EvalBa
     """Computes the fingerprint of both splits, as read for the model before augmentation.
 
     It covers every value of a split in memory. Of a streamed split, it covers the number of examples and `SAMPLE` of
-    them. It is the same in all processes.
+    them. The values of a field that differ when some examples are read again, such as random ones, are left out. It is
+    the same in all processes.
 
     Args:
       source: the data set, or the first of a mixture.
@@ -109,6 +110,7 @@ def differences(before: Fingerprint | None, now: Fingerprint) -> list[str]:
     """Describes how the data differ, one line for each difference of a split or field.
 
     Settings that change the values of a split, such as `--data.image_size` or `--data.length`, also cause a difference.
+    Values are compared only if the number of examples, the dtypes and shapes, and memory or stream agree.
 
     Args:
       before: the fingerprint of a checkpoint. None: the checkpoint has none, and no difference is reported.

@@ -104,7 +104,8 @@ def given_batches(
       skip: receives the message about an unreadable input, which is then left out. None: such an input is an error.
 
     Raises:
-      UsageError: an input cannot be read, and `skip` is None; the message names it.
+      UsageError: an input cannot be read, and `skip` is None; or, whatever `skip`, an input has another dtype than the
+        first. The message names the input.
     """
     first: Arrays = {}
     waiting: list[tuple[int, Arrays]] = []  # the position of an input, and one of its rows
@@ -169,12 +170,13 @@ def given_images(inputs: Sequence[str], source: Source, config: Data) -> Inputs:
     """Builds `Inputs` of image files, read as the set's images are for evaluation.
 
     Args:
-      inputs: files, folders (with all files below them, sorted by name) and globs.
+      inputs: files, folders and globs; see `files_of`.
       source: the set that the model was trained on.
       config: the settings of the set.
 
     Raises:
-      UsageError: a file does not exist, a folder has no files or a glob matches none.
+      UsageError: a file does not exist, a folder has no files, a glob matches none, or `reader` raises. When an image
+        is read: it cannot be decoded, or has colours and the model takes grayscale.
     """
     image: Any = source.fields["image"]
 
@@ -239,10 +241,10 @@ def _to_segment(
 def files_of(given: str) -> list[str]:
     """Lists the file at a path, all files below a folder, or the files that match a glob, sorted by name.
 
-    Hidden files in folders are left out.
+    Of a folder, its own files come before the files of its subfolders; hidden files and folders are left out.
 
     Raises:
-      UsageError: the path does not exist, or has no file.
+      UsageError: the path does not exist, the folder has no file, or the glob matches none.
     """
     path = expanded(given)
     if path.is_dir():

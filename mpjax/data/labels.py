@@ -20,6 +20,8 @@ _FEWEST = 10  # the fewest examples that are checked
 def check_labels(fields: Fields, batches: Batches, tests: EvalBatches, config: Data) -> None:
     """Checks the labels of both splits. Of a streamed set, checks only that some test label or pixel is not ignored.
 
+    That check needs `config.ignore_index`; without it, nothing is ignored.
+
     Warns:
       DataWarning: the classes of the splits are improbable for splits drawn at random, or nearly every training example
         has a class of its own.
@@ -52,7 +54,7 @@ def _require_counted(split: str, name: str, config: Data, counted: bool) -> None
 
 
 def _of_no_class(train: np.ndarray, config: Data) -> str:
-    """The warning if nearly every example has a class of its own, else an empty text.
+    """The warning if at least 90% of 10 examples or more have a class of their own, else an empty text.
 
     `train` counts the training examples of each class.
     """
@@ -103,7 +105,7 @@ def _of_other_classes(train: np.ndarray, test: np.ndarray, label: Label, config:
 
 
 def _log_choices(among: int, chosen: int) -> float:
-    """The logarithm of the binomial coefficient `among` over `chosen`."""
+    """The logarithm of the binomial coefficient `among` over `chosen`; -inf if `chosen` is larger."""
     if chosen > among:
         return -math.inf
     return math.lgamma(among + 1) - math.lgamma(chosen + 1) - math.lgamma(among - chosen + 1)

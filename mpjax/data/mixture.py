@@ -77,7 +77,8 @@ def mixed(first: Source, others: Sequence[Portion], config: Data) -> Source:
 
     Raises:
       UsageError: a set differs from the first in fields, shapes, dtypes or classes; the message describes the field
-        in both sets.
+        in both sets. Or only one of the two names its classes, and `config.num_classes` is not set (if it is, a
+        DataWarning tells of it).
     """
     for other in others:
         _require_agreement(first, other.source, config)

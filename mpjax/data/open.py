@@ -89,7 +89,7 @@ def _after(train: PreprocessedExamples, chosen: Mapping[str, Column]) -> dict[st
 
 
 def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data, origins: Mapping[str, str]) -> Field:
-    """Builds the field of a column. `config.num_classes` takes precedence over the classes of the column.
+    """Builds the field of a column. `config.num_classes` (`stated_classes` for a mask) overrides the column's classes.
 
     Raises:
       UsageError: the image column holds no images, or the number of classes is not known.

@@ -111,7 +111,7 @@ class BatchesInMemory:
     def rows_from(self, position: int) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yields, for the same batches as `from_position`, the example indices and the fields that depend on the epoch.
 
-        The indices are int64 [B], for the rows that this process reads.
+        The indices are int64 [B], for the rows that this process reads. The fields are `mirrored`, or none.
         """
         rows = self.share.rows(self.batch_size)
         for number in itertools.count(position):

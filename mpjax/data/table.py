@@ -76,6 +76,8 @@ _HELD = {"label": "labelled images", "mask": "masks", "text": "texts"}  # keyed 
 def choose_columns(table: Table, fields: tuple[str, ...], config: Data) -> dict[str, str]:
     """Chooses a column for each of `fields`, by `config.columns`, then the set's preference, then the usual names.
 
+    If none of them decides, the only column of the field's type is chosen.
+
     Raises:
       UsageError: a named column or field does not exist, or not exactly one column fits a field; the message lists
         the columns, the settings to write, and the tasks that the set supports.

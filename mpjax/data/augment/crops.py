@@ -97,7 +97,8 @@ def random_resized_crop(
       ratio: smallest and largest height over width.
 
     Returns:
-      Images, interpolated bilinearly, and the mask, by nearest neighbour, in the same dtypes.
+      Images, interpolated bilinearly without antialiasing, and the mask, by nearest neighbour, in the same dtypes.
+      Without a mask, None takes its place.
     """
     batch, height, width, _ = images.shape
     boxes = random_boxes(key, batch, (height, width), area, ratio)
@@ -106,7 +107,10 @@ def random_resized_crop(
 
 
 def resized(images: Num[Array, "B H W C"], boxes: Boxes, size: tuple[int, int]) -> Num[Array, "B h w C"]:
-    """Crops each image to its box and resizes it to `size` bilinearly."""
+    """Crops each image to its box and resizes it to `size` (height, width) bilinearly, without antialiasing.
+
+    The dtype stays; integers are rounded.
+    """
     # Two matrix products with at most two nonzero weights per row: accelerators multiply faster than they gather.
     rows = _weights(boxes.top, boxes.height, images.shape[1], size[0])
     columns = _weights(boxes.left, boxes.width, images.shape[2], size[1])
@@ -119,25 +123,25 @@ def resized(images: Num[Array, "B H W C"], boxes: Boxes, size: tuple[int, int]) 
 
 
 def resized_mask(mask: Integer[Array, "B H W"], boxes: Boxes, size: tuple[int, int]) -> Integer[Array, "B h w"]:
-    """Crops each mask to its box and resizes it to `size` by nearest neighbour."""
+    """Crops each mask to its box and resizes it to `size` (height, width) by nearest neighbour."""
     rows = _nearest(boxes.top, boxes.height, size[0])
     columns = _nearest(boxes.left, boxes.width, size[1])
     return jax.vmap(lambda mask, rows, columns: mask[rows][:, columns])(mask, rows, columns)
 
 
 def _places(length: jax.Array, size: int) -> jax.Array:
-    """The centres of `size` output pixels that span `length` [B] input pixels, float32 [B, size]."""
+    """The centres, along one axis, of `size` output pixels that span `length` [B] input pixels, float32 [B, size]."""
     centres = (jnp.arange(size, dtype=jnp.float32) + 0.5) / size
     return centres[None, :] * length.astype(jnp.float32)[:, None]
 
 
 def _nearest(start: jax.Array, length: jax.Array, size: int) -> jax.Array:
-    """The nearest input pixel of each output pixel, int32 [B, size]."""
+    """The nearest input pixel, along one axis, of each output pixel, int32 [B, size]."""
     return start[:, None] + jnp.minimum(_places(length, size).astype(jnp.int32), length[:, None] - 1)
 
 
 def _weights(start: jax.Array, length: jax.Array, pixels: int, size: int) -> jax.Array:
-    """The bilinear weight of each input pixel in each output pixel, float32 [B, size, pixels]."""
+    """The linear weight, along one axis, of each input pixel in each output pixel, float32 [B, size, pixels]."""
     last = length.astype(jnp.float32)[:, None] - 1
     centres = start.astype(jnp.float32)[:, None] + jnp.clip(_places(length, size) - 0.5, 0, last)
     distance = jnp.abs(centres[:, :, None] - jnp.arange(pixels, dtype=jnp.float32)[None, None, :])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 def mixup(
     images: Float[Array, "B H W C"], targets: Float[Array, "B K"], key: jax.Array, alpha: float
 ) -> tuple[Float[Array, "B H W C"], Float[Array, "B K"]]:
-    """Averages pairs of images, and their targets, by random shares (Zhang et al., 2017, arXiv:1710.09412).
+    """Averages images i and B - 1 - i, and their targets, by random shares (Zhang et al., 2017, arXiv:1710.09412).
 
     Args:
       images: floating [B, H, W, C], normalised.
@@ -44,9 +44,9 @@ def mixup(
 def cutmix(
     images: Num[Array, "B H W C"], targets: Float[Array, "B K"], key: jax.Array, alpha: float
 ) -> tuple[Num[Array, "B H W C"], Float[Array, "B K"]]:
-    """Replaces a rectangle of each image by the same rectangle of another (Yun et al., 2019, arXiv:1905.04899).
+    """Replaces a rectangle of image i by the same rectangle of image B - 1 - i (Yun et al., 2019, arXiv:1905.04899).
 
-    The targets of both are averaged.
+    Each image has a random rectangle of its own. The targets of both images are averaged.
 
     Args:
       images: [B, H, W, C] of any dtype.
@@ -70,7 +70,11 @@ def cutmix(
 def cutmix_masks(
     images: Num[Array, "B H W C"], masks: Int[Array, "B H W"], key: jax.Array, alpha: float
 ) -> tuple[Num[Array, "B H W C"], Int[Array, "B H W"]]:
-    """Applies CutMix to images and to their masks, [B, H, W] of any dtype, with the same rectangles."""
+    """Applies `cutmix` to images and to their masks, [B, H, W] of any dtype, with the same rectangles.
+
+    Raises:
+      UsageError: `alpha` is not above 0.
+    """
     share_key, place_key = jax.random.split(key)
     shares = _beta(share_key, images.shape[0], alpha)
     inside = _cut(place_key, shares, *images.shape[1:3]).contain(*images.shape[1:3])
@@ -117,7 +121,11 @@ def _shares(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float)
 
 
 def _beta(key: jax.Array, batch: int, alpha: float) -> jax.Array:
-    """Draws the share of each image that is kept, from Beta(alpha, alpha), float32 [B]."""
+    """Draws the share of each image that is kept, from Beta(alpha, alpha), float32 [B].
+
+    Raises:
+      UsageError: `alpha` is not above 0.
+    """
     if alpha <= 0:
         raise UsageError(
             f"alpha: got {alpha}; wanted a number above 0, such as 0.2; to train without mixing, remove the call"

@@ -34,8 +34,9 @@ def prepare(
       [B, num_classes].
 
     Raises:
-      UsageError: images have a wrong dtype or rank, `mean` or `std` has a wrong length, a `std` is not positive,
-        mixup is set for masks, or `config.alternate_flips` is set and `mirrored` is missing or malformed.
+      UsageError: images have a wrong dtype or rank (RandAugment needs uint8 and 1 or 3 channels), `mean` or `std` has a
+        wrong length, a `std` is not positive, a strength is outside its range, mixup is set for masks, or
+        `config.alternate_flips` is set and `mirrored` is missing or malformed.
     """
     images = batch["image"]
     if images.ndim != 4 or not (images.dtype == jnp.uint8 or jnp.issubdtype(images.dtype, jnp.floating)):
@@ -63,7 +64,11 @@ class _Keys(NamedTuple):
 def moved(batch: dict[str, jax.Array], config: Data, keys: _Keys) -> dict[str, jax.Array]:
     """Crops, shifts, flips and applies RandAugment to the images and masks of a batch, by the settings in `config`.
 
-    This comes before the cast to float32, because uint8 moves a quarter of the bytes.
+    This comes before the cast to float32, because uint8 moves a quarter of the bytes. Mask pixels that move in become
+    `IGNORED`, except that `config.crop_edges` 'reflect' reflects them with the image.
+
+    Raises:
+      UsageError: `config.alternate_flips` is set and `mirrored` is missing or malformed, or `randaugment` raises.
     """
     images, mask = batch["image"], batch.get("mask")
     if config.random_resized_crop:

@@ -135,7 +135,7 @@ def warp(values: Num[Array, "B H W *C"], moves: Float[Array, "B 2 3"], fill: int
 
 
 def rotation(degrees: Float[Array, " B"], height: int, width: int) -> Float[Array, "B 2 3"]:
-    """Moves that rotate counterclockwise by `degrees` around the centre of the image."""
+    """The `moves` for `warp` that rotate counterclockwise by `degrees` around the centre of the image."""
     angle = jnp.deg2rad(degrees)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     x, y = width / 2, height / 2
@@ -143,13 +143,16 @@ def rotation(degrees: Float[Array, " B"], height: int, width: int) -> Float[Arra
 
 
 def shear(x: Float[Array, " B"], y: Float[Array, " B"]) -> Float[Array, "B 2 3"]:
-    """Moves that shift each row left by `x` times its y coordinate and each column up by `y` times its x coordinate."""
+    """The `moves` for `warp` that shear images.
+
+    Each row shifts left by `x` times its y coordinate, and each column up by `y` times its x coordinate.
+    """
     one, zero = jnp.ones_like(x), jnp.zeros_like(x)
     return _moves(one, x, zero, y, one, zero)
 
 
 def translation(x: Float[Array, " B"], y: Float[Array, " B"]) -> Float[Array, "B 2 3"]:
-    """Moves that shift the image by `x` pixels to the left and `y` pixels up."""
+    """The `moves` for `warp` that shift the image by `x` pixels to the left and `y` pixels up."""
     one, zero = jnp.ones_like(x), jnp.zeros_like(x)
     return _moves(one, zero, x, zero, one, y)
 

@@ -27,8 +27,9 @@ def preparation_of(config: Data, fields: Fields) -> Prepare:
     only.
 
     Raises:
-      UsageError: the function does not exist, or the image would move or mix without another field. During tracing: the
-        function fails, drops a field, or changes a dtype or the number of examples.
+      UsageError: the function does not exist or does not take (batch, key), or the image would move or mix without
+        another field (`require_together`). During tracing: the function fails, drops a field, or changes a dtype or the
+        number of examples.
     """
     if "image" in fields:
         require_together(config, fields)
@@ -57,7 +58,10 @@ def _as_stored(batch: Mapping[str, jax.Array], key: jax.Array | None) -> Mapping
 
 
 def _require_alike(before: Mapping[str, jax.Array], after: Mapping[str, jax.Array], where: str) -> None:
-    """Raises UsageError if a field is missing, or its dtype or number of examples has changed."""
+    """Raises UsageError if `after` is no dict, lacks a field, or has a field of another dtype or number of examples.
+
+    `where` is the setting, for messages. Added fields and other shapes of an example are accepted.
+    """
     if not isinstance(after, Mapping):
         raise UsageError(f"{where} returned {type(after).__name__}; wanted a dict of the same fields")
     if missing := before.keys() - after.keys():

@@ -36,6 +36,7 @@ class FileBytes(bytes):
 
         Raises:
           UsageError: the path is not a regular file; reading a pipe would block forever.
+          OSError: the file does not exist or cannot be read.
         """
         require_regular(path)
         with open(path, "rb") as file:
@@ -45,7 +46,7 @@ class FileBytes(bytes):
 
 
 def require_regular(path: str) -> None:
-    """Raises UsageError if `path` is a pipe, a socket, a device or a folder."""
+    """Raises UsageError if `path` is a pipe, a socket, a device or a folder, and OSError if nothing is there."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise UsageError(f"{path}: not a regular file; wanted an image; remove it from the folder")
 
@@ -96,11 +97,16 @@ class Picture:
         return MODES[self.channels]
 
     def shrink(self, width: float, height: float) -> None:
-        """Makes a JPEG decode at 1/2, 1/4 or 1/8 of its size, which is faster, but not below `width` and `height`."""
+        """Makes a JPEG decode at 1/2, 1/4 or 1/8 of its size, which is faster, but not below `width` and `height`.
+
+        Other formats keep their size.
+        """
         self.image.draft(None, (math.ceil(width), math.ceil(height)))
 
     def decoded(self) -> Image.Image:
         """Decodes the image to `channels` of 8 bits each, or to fractions of its range (Pillow's mode F).
+
+        A DataWarning tells of the lower bits of 16-bit channels, which are lost, and of transparency, which is dropped.
 
         Raises:
           UsageError: the image is damaged, its depth differs from the set's, or its colours would be lost.
@@ -147,7 +153,8 @@ def read_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT)
     Decoding later converts any mode of Pillow, such as palette, grayscale or CMYK, to `channels` channels.
 
     Raises:
-      UsageError: the header is damaged, or an array is not uint8 [height, width, channels] with 1, 3 or 4 channels.
+      UsageError: the header is damaged, `channels` is not 1, 3 or 4, or an array is not uint8 [height, width,
+        channels].
     """
     if channels not in MODES:
         raise UsageError(f"image: {channels} channels; only 1, 3 or 4 can be resized; write --data.image_size 0")

@@ -30,7 +30,7 @@ class Depth:
         return f"{self.name}, {read}"
 
     def fractions(self, image: Image.Image) -> np.ndarray:
-        """Maps a decoded image linearly to float32 [H, W]: `bounds` become 0 and 1."""
+        """Maps a decoded image linearly to float32 [H, W]: `bounds` become 0 and 1. Without bounds, numbers stay."""
         values = np.asarray(image)
         if _is_unsigned(image):
             values = values.view(np.uint32)

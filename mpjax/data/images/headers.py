@@ -28,7 +28,7 @@ def stored_image(count: int, open_at: Callable[[int], bytes | str], called: str)
       The field. H and W are None if they vary. C is 1 if all sampled images are grayscale, else 3.
 
     Raises:
-      UsageError: a sampled image cannot be decoded, or two images differ in depth.
+      UsageError: the header of a sampled image is damaged, a path is not a regular file, or two images differ in depth.
     """
     chosen = np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).astype(int))
     sizes: set[tuple[int, int]] = set()

@@ -61,7 +61,8 @@ def _plain_part(picture: Picture, size: int, box: Box) -> np.ndarray | None:
 
     Returns:
       uint8 [H, W, C], the same pixels as in the whole picture, in memory that the thread's next call overwrites. None
-      if libjpeg-turbo reports an error, so that Pillow decides if the file is damaged and describes the damage.
+      if the JPEG is not plain, narrower than `_NARROW` or not of `_COLOURS`, or libjpeg-turbo reports an error, so that
+      Pillow decides if the file is damaged and describes the damage.
     """
     import simplejpeg
 

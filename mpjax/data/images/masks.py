@@ -88,7 +88,11 @@ class MaskValues:
         return meanings[place]
 
     def with_class_numbers(self, example: Example) -> Example:
-        """Replaces the stored values of an example's `mask` by class numbers and `IGNORED`."""
+        """Replaces the stored values of an example's `mask`, if it has one, by class numbers and `IGNORED`.
+
+        Raises:
+          UsageError: the values are not integers, or `class_numbers` raises.
+        """
         if "mask" not in example:
             return example  # `conform` reports the missing field
         return {**example, "mask": self.class_numbers(_integers(example["mask"]))}
@@ -120,7 +124,8 @@ def mask_values(
       num_classes: the number of classes of the task.
       config: the settings `mask_values` and `ignore_index`.
       name: the name of the data set.
-      stored: the examples before their masks are decoded. None: a preprocess function may have changed the values.
+      stored: the examples before their masks are decoded, in which JPEGs are searched for. None: no search, because a
+        preprocess function may have changed the values.
 
     Raises:
       UsageError: the stored values cannot be matched to the classes, perhaps because a lossy format changed them, or
@@ -167,7 +172,8 @@ def unknown_classes(
 ) -> UsageError:
     """Builds, for the caller to raise, the error for an unknown number of classes.
 
-    It names the settings that fit the values in a sample of the masks.
+    It names the settings that fit the values in a sample of the masks, or the JPEG that has changed them. `origin` is
+    the column of the masks, for the message, or empty; the other arguments are those of `mask_values`.
     """
     counts, looked_at = _counted(train, name)
     seen = sorted(set(counts) - set(config.ignore_index))
@@ -242,7 +248,8 @@ _LEVEL = 0.05
 def compression_noise(counts: Mapping[int, int], stored: Examples | None, looked_at: str) -> str:
     """The message about masks that a lossy format has damaged, with advice; empty if none seems damaged.
 
-    A JPEG of class numbers decodes to neighbouring values as well, nearly always one or two apart.
+    A JPEG of class numbers decodes to neighbouring values as well, nearly always one or two apart. Masks seem damaged
+    if two values are that near, and one of some 16 stored masks is a JPEG.
 
     Args:
       counts: the count of each value in the decoded masks, without ignored values.
@@ -264,7 +271,7 @@ def compression_noise(counts: Mapping[int, int], stored: Examples | None, looked
 
 
 def _levels(counts: Mapping[int, int]) -> list[int]:
-    """The frequent values, reduced to the most frequent among close neighbours."""
+    """The values of at least `_LEVEL` of the pixels, reduced to the most frequent among values at most 2 apart."""
     levels: list[int] = []
     for value in sorted(value for value, count in counts.items() if count >= _LEVEL * sum(counts.values())):
         if levels and value - levels[-1] <= 2:

@@ -22,6 +22,9 @@ def require_names(split: Any, header: Sequence[str]) -> None:
     Raises:
       UsageError: with `header`, the number of names differs from the number of columns, or the first line has names
         too; without `header`, the first line looks like an example.
+
+    Warns:
+      DataWarning: with `header`, the first line may have names.
     """
     names = split.column_names
     if header:
@@ -56,7 +59,11 @@ def _require_example(split: Any, first: Sequence[str], header: Sequence[str]) ->
     """Checks that the first line of a file is an example, not a line of names, as `header` implies.
 
     Raises:
-      UsageError: the line has several of the given names, or a word in a column of numbers.
+      UsageError: the line has several of the given names, or it has only words that occur nowhere else in their columns
+        and one of the columns has only numbers.
+
+    Warns:
+      DataWarning: it has only such words, and one of the columns is of classes (`_of_few_values`).
     """
     prefix = f"--data.header {' '.join(header)}: the first line of the file is {_shown(first)}"
     names = as_compared(header)
@@ -109,7 +116,10 @@ def _of_few_values(column: Sequence[str]) -> bool:
 
 
 def _like_an_example(split: Any) -> str:
-    """The reason why the names look like an example, or an empty string."""
+    """The reason why the names look like an example, or an empty string.
+
+    A name is a number (`number_among`), or is more than once among the first 10,000 values of its column.
+    """
     names = split.column_names
     if number := number_among(names):
         return f"{number!r} is a number"
@@ -139,7 +149,11 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def _guessed(split: Any) -> tuple[str, ...]:
-    """Guesses names: `text` for the most text, `label` for the fewest distinct values, else `column` and a number."""
+    """Guesses a name for each column by the first 1000 rows.
+
+    `text` is the column whose texts are longest in total, if there are texts. `label` is, of the others without floats,
+    the one with the fewest distinct values. The rest are `column1`, `column2` and so on by position.
+    """
     columns = {name: split.data.column(name).slice(0, 1000).to_pylist() for name in split.column_names}
     lengths = {name: sum(len(value) for value in values if isinstance(value, str)) for name, values in columns.items()}
     longest = max(columns, key=lambda name: lengths[name])

@@ -73,7 +73,7 @@ def digits_of(test: bool) -> Iterator[tuple[int, np.ndarray, int]]:
 
 
 def prepare_digits(data_dir: pathlib.Path) -> None:
-    """Writes the digits below `data_dir`, unless they exist."""
+    """Writes the data set `digits` below `data_dir`, unless it exists; see `prepare` for errors."""
     prepare(Digits, data_dir)
 
 
@@ -118,14 +118,16 @@ class DigitsCanvas(tfds.core.GeneratorBasedBuilder):
 
 
 def compose(digits: list[tuple[np.ndarray, int]], random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draws one canvas of digits that do not overlap.
+    """Draws one image of two to four digits that do not overlap, and its mask.
+
+    After `TRIES` draws without enough free places, the image has fewer digits.
 
     Args:
       digits: the uint8 pixels [8, 8] and labels to draw from.
       random: the generator to draw with.
 
     Returns:
-      The image and the mask, both uint8 [32, 32].
+      The image and the mask, both uint8 [32, 32]. In the mask, 0 is background, and label + 1 is the ink of a digit.
     """
     image, mask = np.zeros((SIZE, SIZE), np.uint8), np.zeros((SIZE, SIZE), np.uint8)
     occupied = np.zeros((SIZE, SIZE), bool)
@@ -148,5 +150,8 @@ def compose(digits: list[tuple[np.ndarray, int]], random: np.random.Generator) -
 
 
 def prepare_digits_canvas(data_dir: pathlib.Path) -> None:
-    """Writes the data set `digits_canvas` below `data_dir`, unless it exists."""
+    """Writes the data set `digits_canvas`, images of several digits with masks, below `data_dir`, unless it exists.
+
+    See `prepare` for errors.
+    """
     prepare(DigitsCanvas, data_dir)

@@ -88,7 +88,10 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
 
 
 def read_docstrings(library: pathlib.Path) -> Iterator[Docstring]:
-    """Yields the docstrings of every module, class and function below a folder, ordered by path, without imports."""
+    """Yields the docstrings of every module, class and function below a folder, ordered by path, without imports.
+
+    Tests, installed packages and files that Python cannot parse are left out.
+    """
     for path in sorted(library.rglob("*.py"), key=lambda path: path.relative_to(library).as_posix()):
         parts = path.relative_to(library).with_suffix("").parts
         if _SKIPPED.isdisjoint(parts):
@@ -111,7 +114,9 @@ def _documented(node: ast.AST, module: str, inside: tuple[str, ...]) -> Iterator
 
 
 def of_largest(docstrings: Iterable[Docstring]) -> tuple[list[Docstring], list[str]]:
-    """Selects the distinct docstrings of the `CLASSES` packages with the most, and lists the sorted package names.
+    """Selects the docstrings of the `CLASSES` packages with the most distinct texts, and lists the packages, sorted.
+
+    Of several docstrings with one text, only the first is kept and counted.
 
     Raises:
       UsageError: fewer than `CLASSES` packages have docstrings.

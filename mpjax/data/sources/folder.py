@@ -120,7 +120,11 @@ def _split_folders(root: pathlib.Path, wanted: list[str], set_name: str) -> dict
 
 
 def _classes(folders: Mapping[str, pathlib.Path], set_name: str) -> tuple[dict[str, FolderExamples], tuple[str, ...]]:
-    """Collects the examples of every split, and the classes: the sorted names of the folders in all splits."""
+    """Collects the examples of every split, and the classes: the sorted names of the folders in all splits.
+
+    Raises:
+      UsageError: a class is empty or missing in the first split, a file is not an image, or there are no class folders.
+    """
     files = {split: _files_by_class(folder, set_name) for split, folder in folders.items()}
     names = sorted({name for classes in files.values() for name in classes})
     first, *others = files
@@ -173,7 +177,8 @@ def _pairs(folder: pathlib.Path) -> FolderExamples:
     """Matches images with masks by name, whatever the extensions. All masks may share an ending, such as `_mask`.
 
     Raises:
-      UsageError: a mask or an image has no partner, or a folder is missing.
+      UsageError: a mask or an image has no partner, two files differ only in their extension, a file is not an image,
+        or a folder is missing.
     """
     images, masks = (_by_stem(folder / kind) for kind in ("images", "masks"))
     masks = _without_ending(masks, images)

@@ -35,6 +35,7 @@ def write_once(builder: tfds.core.DatasetBuilder) -> None:
 
     Raises:
       UsageError: the disk is full.
+      OSError, RuntimeError: another error of tensorflow-datasets.
     """
     if _complete(builder):
         return

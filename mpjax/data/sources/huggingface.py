@@ -54,7 +54,8 @@ def open_huggingface(what: str, config: Data) -> Table:
       config: the splits, `header` and `ignore_index`.
 
     Raises:
-      UsageError: the data set cannot be loaded, a split does not exist, or the columns differ between the splits.
+      UsageError: the data set cannot be loaded, a split does not exist, or a column of the training split is missing in
+        the test split or has another type there.
     """
     splits = load_splits(what, config.header)
     import datasets
@@ -189,7 +190,8 @@ def _stored(name: str, train: Any, test: Any) -> Image:
 def _classes(name: str, set_name: str, train: Any, test: Any, ignored: Sequence[int]) -> tuple[Label, Read]:
     """Builds the label type of a column and a reader of its class numbers, which are the same in both splits.
 
-    Integers, except ignored ones, are already class numbers. Texts are numbered in alphabetical order.
+    Integers, except ignored ones, are already class numbers, up to the largest. Booleans are classes 0 and 1. Texts are
+    numbered in alphabetical order.
 
     Raises:
       UsageError: a value is missing, negative or an empty text, or the column holds neither integers nor text.

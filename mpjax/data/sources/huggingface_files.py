@@ -29,7 +29,8 @@ def load_splits(what: str, header: Sequence[str] = ()) -> dict[str, Any]:
     """Loads the splits of a data set as `datasets.Dataset`s by name; a single file is the split `train`.
 
     Args:
-      what: `PATH` of a file or folder, `FORMAT:PATH`, or `NAME` or `NAME/CONFIG` on the hub.
+      what: `PATH` of a file or folder, `FORMAT:PATH`, or `NAME`, `OWNER/NAME` or `OWNER/NAME/CONFIG` on the hub. If the
+        hub lacks `OWNER/NAME`, it is tried as `NAME/CONFIG`.
       header: the column names of csv or tsv files whose first line is an example. Empty: the first line has the names.
 
     Raises:

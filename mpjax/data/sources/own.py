@@ -107,10 +107,10 @@ def _column_of(example: Example, name: str) -> Any:
 
 
 def open_own(config: Data) -> Table | Source:
-    """Opens the data that the function `config.name` returns (`mpjax.extend.Source`).
+    """Opens the data that the function `config.name` returns, or the data passed in Python (`mpjax.extend.Source`).
 
     Raises:
-      UsageError: the function does not exist or returns something else, or a split does not exist.
+      UsageError: the function does not exist, fails or returns something else, or a split does not exist.
     """
     where = f"--data.name {config.name}"
     data = function = load_function(config.name, flag="--data.name")

@@ -66,7 +66,8 @@ def prepared_names(data_dir: pathlib.Path) -> list[str]:
 def _damage_told(folder: pathlib.Path) -> Iterator[None]:
     """Context that converts errors of any type, inside a `with` block, to a UsageError that names the damaged file.
 
-    UsageErrors pass unchanged. The files of the prepared set are searched only after an error.
+    UsageErrors pass unchanged. The files of the prepared set are searched only after an error. If all can be read, the
+    error names the two files that describe the set.
     """
     try:
         yield
@@ -134,8 +135,8 @@ def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
     """Opens the newest version of the set `config.name`, or the version at the end of the name.
 
     Raises:
-      UsageError: the set is not below `data_dir` (the message explains how to prepare it), is damaged, or is not stored
-        as array_record files.
+      UsageError: the set is not below `data_dir` (the message explains how to prepare it), is damaged, names features
+        of other packages, or is not stored as array_record files. Splits are checked when columns are opened.
     """
     import tensorflow_datasets as tfds
 

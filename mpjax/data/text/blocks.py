@@ -101,7 +101,8 @@ def tokenized(
       origin: the origin of the texts, for messages.
 
     Raises:
-      UsageError: the tokenizer does not exist, a value is not a text, or a split is too short for one block.
+      UsageError: `config.length` is below 1, the tokenizer does not exist, a value is not a text, or a split is too
+        short for one block.
     """
     if config.length < 1:
         raise UsageError(f"--data.length {config.length}: wanted at least 1 token, as in --data.length 128")

@@ -40,13 +40,14 @@ def given_texts(inputs: Sequence[str], source: Source, config: Data, *, column: 
     """Reads texts, and tokenizes them as the texts of the set.
 
     Args:
-      inputs: files of lines, tables (.csv, .tsv), or `-` for lines of stdin.
+      inputs: tables (.csv, .tsv), other files, in which each line is a text, or `-` for lines of stdin.
       source: the set that the model was trained on. With a field `length`, the model is a classifier.
       config: the tokenizer, the length, and the column names of tables without a line of names.
       column: the column of tables that holds the texts.
 
     Raises:
-      UsageError: a file does not exist or holds no lines, or `column_of_table` raises.
+      UsageError: a file does not exist or holds no lines, or `column_of_table` raises. When a text is read: it is not
+        UTF-8, or its row has another length.
     """
     lines = [line for path in inputs for line in _lines_of(path, column, config.header)]
     tokenizer = load_tokenizer(config.tokenizer)
@@ -179,7 +180,10 @@ def column_of_table(
 
 
 def _has_names(first: Sequence[str], header: Sequence[str]) -> bool:
-    """True if `first`, the first line of a table, holds column names, although the run named columns by `header`."""
+    """True if `first`, the first line of a table, holds column names, although the run named columns by `header`.
+
+    It has all names of `header`, or one of them and another number of values.
+    """
     cells, names = {*as_compared(first)}, {*as_compared(header)}
     return names <= cells or (len(first) != len(header) and bool(cells & names))
 
