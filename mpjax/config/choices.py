@@ -31,6 +31,8 @@ MODELS: Mapping[str, str] = {
 def parse_model_name(text: str) -> str:
     """Checks and returns the name of a model: one of `MODELS`, or the user's `FILE.py:NAME` or `package.module:NAME`.
 
+    A text with a colon is accepted; the code is not looked up here.
+
     Raises:
       UsageError: there is no such model; the message suggests the closest name.
     """
@@ -50,7 +52,7 @@ def _known_or_own(kind: str, text: str, known: Collection[str]) -> str:
 def parse_optimizer_name(text: str) -> str:
     """Checks and returns the name of an update rule: an identifier, `FILE.py:NAME` or `package.module:NAME`.
 
-    Only optax, which is not imported here, knows its names.
+    Only optax, which is not imported here, knows its names; code is not looked up here either.
 
     Raises:
       UsageError: the text has neither form.
@@ -76,7 +78,7 @@ SCHEDULES = ("cosine", "linear", "constant", "one_cycle")
 
 
 def parse_schedule_name(text: str) -> str:
-    """Checks and returns the name of a schedule: one of `SCHEDULES`, or the user's.
+    """Checks and returns the name of a schedule: one of `SCHEDULES`, or the user's, which is any text with a colon.
 
     Raises:
       UsageError: there is no such schedule; the message suggests the closest name.

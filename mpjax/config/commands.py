@@ -17,7 +17,10 @@ class CommandSettings:
     """Base class of the settings of a command. Some commands take the settings of a run as well."""
 
     def check(self, run: Config | None = None) -> None:
-        """Raises UsageError with a line for each setting out of range and for each of `faults(run)`."""
+        """Raises UsageError with a line for each setting out of range and for each of `faults(run)`.
+
+        `run` has the settings of a run; None: the command takes none, and the defaults stand in.
+        """
         if faults := [*out_of_range(self), *self.faults(run or Config())]:
             raise UsageError("\n".join(faults))
 

@@ -23,6 +23,9 @@ def cache_folder(config: Config) -> pathlib.Path:
     """Creates the folder for compiled programs and prepared data if absent, and returns it.
 
     It is `cache_dir` if set, else `default_cache_folder()`.
+
+    Raises:
+      UsageError: it cannot be created.
     """
     return made(expanded(config.cache_dir) if config.cache_dir else default_cache_folder(), mode=0o700)
 
@@ -31,6 +34,9 @@ def program_folder(config: Config) -> pathlib.Path | None:
     """Creates the folder of compiled programs in the cache if absent, and returns it.
 
     If another user can write there, it prints a warning and returns None: compiled programs are code.
+
+    Raises:
+      UsageError: it cannot be created.
     """
     folder = made(cache_folder(config) / "compiled", mode=0o700)
     instead = "another --cache_dir" if config.cache_dir else "another folder in $MPJAX_CACHE"
@@ -49,7 +55,8 @@ def default_cache_folder() -> pathlib.Path:
 def data_folder(config: Config) -> pathlib.Path:
     """The folder of prepared data sets: `data_dir` if set, else `data` in the cache folder.
 
-    The `data_dir` of a stored run is only read, so data sets that mpjax generates are in the cache folder instead.
+    The `data_dir` of a stored run is only read. If mpjax generates all data sets of the run, they are in the cache
+    folder instead. The cache folder is created if it is used; `data` is not.
     """
     data_dir, names = config.data.data_dir, {config.data.name, *config.data.mix}
     if data_dir and not (isinstance(data_dir, Stored) and names <= set(GENERATED)):
@@ -108,8 +115,8 @@ def check_run_folder(config: Config) -> pathlib.Path:
     """Finds the path of the run's folder, without creating it.
 
     Raises:
-      UsageError: the run is new and the folder is a file or not empty, or the run is resumed and the folder holds no
-        run.
+      UsageError: the run is new and the folder is a file or not empty. Or the run is resumed, and the folder holds no
+        run, `require_no_links` raises, or only one of the folder and `config` is for runs of several seeds.
     """
     if not config.resume:
         return check_new_folder(config)
@@ -248,15 +255,17 @@ def made(folder: pathlib.Path, *, mode: int = 0o777) -> pathlib.Path:
 
 
 def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
-    """Reads the settings that a run stored in its folder.
+    """Reads the settings that a run stored in its folder, made safe by `as_stored`.
+
+    If they name files or data sets, a line on stderr lists them.
 
     Args:
       folder: the folder of the run.
       trust_code: whether code that the run names may be executed.
 
     Raises:
-      UsageError: the folder holds no run or runs of several seeds, or the run names code outside mpjax and `trust_code`
-        is False.
+      UsageError: the folder holds no run or runs of several seeds, its config.toml is wrong, `require_no_links` raises,
+        the run names code outside mpjax and `trust_code` is False, or parts of the run were passed in Python.
     """
     if seeds := seeds_in(folder):
         flags = " or ".join(f"--run {folder / seed_folder(seed)}" for seed in seeds)

@@ -39,7 +39,8 @@ def load_config(argv: Sequence[str], *, prog: str = "") -> Config:
       prog: the program's name, for messages; empty: `typed("train")`.
 
     Returns:
-      The settings. With `--resume`, files and flags override the settings in the run's own config.toml.
+      The settings, with `trust_code` False. With `--resume`, files and flags override the settings in the run's own
+      config.toml, if there is one. Settings of a stored run are made safe by `as_stored`.
 
     Raises:
       UsageError: a flag or a file is wrong (the message names it), `--resume` has no `--output_dir`, or a stored run
@@ -135,7 +136,9 @@ def read_flags(file: pathlib.Path) -> list[str]:
     """Converts the settings of a TOML file to flags.
 
     Raises:
-      UsageError: the file is missing or not TOML, or a setting has the wrong type; the message names the file.
+      UsageError: the file is missing, empty, unreadable or not TOML, more than 20 of its names are not settings, a
+        setting has the wrong type, or a value would be read as a flag. The message names the file. Fewer unknown names
+        become flags.
     """
     try:
         content = file.read_bytes()

@@ -59,6 +59,8 @@ class Plan(CommandSettings):
     def faults(self, run: Config) -> Iterator[str]:
         """Yields a message if no GPU is named, a value is given twice, or the plot cannot be written.
 
+        With `install`, no GPU is needed. Values of `gpu`, `policies` and `xla` have to differ.
+
         Raises:
           UsageError: as `xla_options`.
         """

@@ -15,7 +15,10 @@ from mpjax.config.setting_types import PythonObject
 
 
 def to_toml(config: Config) -> str:
-    """Formats the settings as TOML; `from_toml` of a file with this text returns an equal `Config`."""
+    """Formats the settings as TOML; `from_toml` of a file with this text returns an equal `Config`.
+
+    An object passed in Python is written as the text `python:NAME`, from which it cannot be restored.
+    """
     return tomli_w.dumps(_tables(config))
 
 
@@ -53,7 +56,7 @@ def changes(before: str, now: str, *, apart_from: tuple[str, ...] = _ELSEWHERE) 
     Args:
       before: the old settings.
       now: the new settings.
-      apart_from: prefixes of the names of settings to leave out.
+      apart_from: prefixes of the names of settings to leave out; by default those that may change on a resume.
     """
     removed = {name: setting.default for name, setting in REMOVED.items()}
     defaults = removed | dict(flat(tomllib.loads(to_toml(Config()))))

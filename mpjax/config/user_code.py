@@ -107,11 +107,13 @@ def names_code(spec: Code) -> bool:
 def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: Config | None = None) -> None:
     """Raises UsageError if a stored run names code that the user neither trusts nor named on the command line.
 
+    Parts of the run that were passed in Python are an error even if trusted, unless `said` names the same.
+
     Args:
       stored: the settings of the run.
       where: the folder of the run, for the message.
       trusted: whether `--trust_code` was set.
-      said: the settings of the user, without those of stored runs.
+      said: the settings of the user, without those of stored runs; None: the user named no code.
     """
     said_code = code_of(said) if said else {}
     code = {name: value for name, value in code_of(stored).items() if said_code.get(name) != value}
@@ -170,7 +172,8 @@ def load_function(spec: Code, *, flag: str) -> Callable:
 
     Raises:
       UsageError: a stored run names the code, there is no such file, module, function or class, the file is not valid
-        Python, or it calls `sys.exit`. For a missing name the message lists the functions and classes of the module.
+        Python, cannot import a module or calls `sys.exit`, or the name is not callable. For a missing name the message
+        lists the functions and classes of the module. Other exceptions of the imported code pass unchanged.
     """
     if isinstance(spec, PythonObject):
         return spec.value

@@ -80,7 +80,14 @@ class PreprocessedExamples:
 
 
 def readable(value: Any, column: Column | None) -> Any:
-    """Converts a stored value for a function: decodes an encoded image to pixels and UTF-8 bytes to str."""
+    """Converts a stored value for a function: decodes an encoded image to pixels and UTF-8 bytes to str.
+
+    Values of other columns, or of None (an unknown column), stay unchanged.
+
+    Raises:
+      UsageError: an image cannot be decoded.
+      UnicodeDecodeError: a text is not UTF-8.
+    """
     if isinstance(column, Image):
         return decode(value, column.shape[2], column.depth)
     if isinstance(column, Text) and isinstance(value, bytes):
@@ -91,8 +98,8 @@ def readable(value: Any, column: Column | None) -> Any:
 def shape_after(examples: PreprocessedExamples, name: str) -> tuple[int | None, int | None, int] | None:
     """The shape (H, W, C) of the images that the function returns as the field `name`; None if it returns no images.
 
-    The function runs on a few examples. H and W are None if they differ among these. They are also None if the stored
-    sizes vary and the function kept the sizes of those examples.
+    The function runs on up to 16 examples, evenly spaced. H and W are None if they differ among these. They are also
+    None if the stored sizes vary and the function kept the sizes of those examples.
     """
     stored = examples.columns[name]
     varies = isinstance(stored, Image) and None in stored.shape

@@ -84,8 +84,10 @@ class Callbacks:
 def load_callbacks(specs: Sequence[Code]) -> list[Any]:
     """Makes the callbacks that `--loop.callbacks` names: classes, or functions that return an object.
 
+    A callback passed in Python is taken as it is.
+
     Raises:
-      UsageError: the code does not exist, or it fails.
+      UsageError: the code does not exist, needs arguments, or fails.
     """
     callbacks = []
     for spec in specs:

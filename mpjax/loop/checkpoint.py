@@ -40,8 +40,11 @@ class Checkpoints:
         Args:
           position: the number of steps attempted so far.
           state: any pytree of arrays.
-          about: the description, JSON values by name.
+          about: the description, JSON values by name; `format`, `score`, `checksums` and `digest` are added.
           score: the score, higher is better; None if it was not measured.
+
+        Raises:
+          OSError: the previous write failed, or this one cannot start; the message names the folder.
         """
         if any(stored.step == position for stored in self._checkpointer.checkpoints):
             return
@@ -58,7 +61,11 @@ class Checkpoints:
             )
 
     def close(self) -> None:
-        """Waits until the last checkpoint is complete."""
+        """Waits until the last checkpoint is complete.
+
+        Raises:
+          OSError: it could not be written; the message names the folder.
+        """
         with _written_to(self._directory), contextlib.closing(self._checkpointer):
             self._wait()
 
@@ -80,9 +87,9 @@ def _context() -> ocp.Context:
 
 @contextlib.contextmanager
 def _written_to(directory: pathlib.Path) -> Iterator[None]:
-    """Context that turns write errors of Orbax and tensorstore into an OSError that names the folder.
+    """Context that turns any exception inside a `with` block that writes into an OSError that names the folder.
 
-    A full disk, for example, is a ValueError there.
+    A full disk, for example, is a ValueError of Orbax or tensorstore.
     """
     try:
         yield

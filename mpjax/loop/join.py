@@ -32,8 +32,9 @@ def joined(config: Config) -> Iterator[Alone | Company]:
     Enter it before JAX starts a device.
 
     Raises:
-      UsageError: a process is missing, cannot be reached, or has other settings or other code; or the cluster's
-        variables contradict each other.
+      UsageError: a process is missing, cannot be reached, or has other settings or other code; the cluster's variables
+        contradict each other; or JAX has already joined processes or started devices. An error inside the `with` block
+        passes; the other processes then end too.
     """
     seat = seat_of(config.distributed)
     if seat is None:

@@ -47,7 +47,7 @@ class Pace:
         self._first: tuple[int, float] | None = None
 
     def remaining(self, step: int) -> float | None:
-        """Estimates the seconds from `step` to the end; None at the first report."""
+        """Estimates the seconds from `step` to the end; 0 there, None at the first report."""
         if step >= self._total_steps:
             return 0.0
         now = self._clock()

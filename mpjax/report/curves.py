@@ -63,9 +63,10 @@ class Curve(NamedTuple):
 
 
 def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "", history: History = ()) -> None:
-    """Draws a panel for each of loss, scores and loss scale in the records.
+    """Draws a panel for each metric of `METRICS` (loss, accuracy and others) and for the loss scale, if in the records.
 
-    The loss scale has no panel if it is always 1 and no step was skipped.
+    Other metrics, such as a user's, have no panel, nor has a loss scale that is always 1 if no step was skipped.
+    Without any panel, the figure says that there are no metrics yet.
 
     Args:
       records: the result of `read_metrics`; nonfinite values leave a gap and a mark.
@@ -86,13 +87,13 @@ def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "",
 
 
 def plot_seeds(runs: Mapping[int, Records], path: str | os.PathLike[str], title: str = "") -> None:
-    """Draws a panel for each of loss, scores and loss scale: a thin line for each seed, the mean, and a band of the
-    spread.
+    """Draws the panels of `plot_curves` for several runs: a thin line for each seed, the mean, and a band.
 
-    Mean and band cover the steps that all runs have, with a gap at nonfinite values.
+    The band is one sample standard deviation to each side. Mean and band cover the steps that all runs have, with a gap
+    at nonfinite values. Loss scales have lines only.
 
     Args:
-      runs: the result of `read_metrics` of each seed.
+      runs: the result of `read_metrics` by seed.
       path: the image file; its suffix selects the format.
       title: the title above the panels.
 

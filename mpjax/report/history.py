@@ -37,12 +37,15 @@ def continued(
 ) -> list[dict[str, Any]]:
     """Extends the history of a run whose next steps run under the settings of `about`.
 
+    The result is the lines of `before` whose stretches began before `step`, and a new line. Settings of one command
+    (`OF_ONE_COMMAND`) do not count as changed.
+
     Args:
       before: the description of the checkpoint that the run resumes from; empty for a new run.
       step: the number of attempted steps so far.
       about: the description of future checkpoints: `policy`, and `config` as TOML.
       environment: the content of environment.json.
-      missing: the first and the last step that metrics.jsonl lacks.
+      missing: the first and the last step that metrics.jsonl lacks; None if it lacks none.
     """
     changed = changes(before["config"], about["config"], apart_from=OF_ONE_COMMAND) if before else ()
     line = {
@@ -57,7 +60,10 @@ def continued(
 
 
 def history_in(about: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
-    """The history in the description of a checkpoint. Without a history, one line has the policy of the checkpoint."""
+    """The history in the description of a checkpoint, written after `step` steps.
+
+    If it is missing or malformed, one line from step 0 has the policy of the checkpoint.
+    """
     known = about.get("history")
     if isinstance(known, list) and known and all(map(_is_line, known)):
         return known
@@ -178,7 +184,10 @@ def entries_of(history: History) -> dict[str, Any]:
 
 
 def other_versions(history: History) -> Iterator[tuple[str, str, str]]:
-    """Yields the name, old and new version of packages, Python and devices that differ in the last two lines."""
+    """Yields the name, old and new version of packages, Python and devices that differ in the last two lines.
+
+    A name that only one of the two lines has is left out.
+    """
     if len(history) < 2:
         return
     old, new = map(_versions, history[-2:])

@@ -64,6 +64,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Raises:
       UsageError: a line before the last is damaged; the message names the line.
+      OSError: the file cannot be read; the message names it.
     """
     return [record for _, record in _lines(Path(path))]
 

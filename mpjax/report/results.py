@@ -123,8 +123,9 @@ def summarise(
       **more: further entries, stored unchanged.
 
     Returns:
-      The last value of each training and evaluation metric under its own name, the best value of `score` as
-      `best/test/<metric>` with `best/step` (the first step that reaches it), and the arguments.
+      The last value of each training and evaluation metric under its own name (but `train/skipped` and
+      `train/examples_per_second`), the arguments, and, if `score` was ever finite, its best value as
+      `best/test/<metric>` with `best/step` (the first step that reaches it).
     """
     final = {
         name: value
@@ -176,8 +177,7 @@ def write_summary(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> N
 
 
 def summary_of(path: Path, ran: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Reads a summary.json if its entries equal `ran`, or returns None if they differ or the file is damaged or
-    missing."""
+    """Reads a summary.json, or returns None if an entry of `ran` differs or is missing in it, or it cannot be read."""
     try:
         summary = strict_json.decode(path.read_text())
     except (OSError, ValueError, RecursionError):

@@ -29,7 +29,7 @@ def open_named_writers(specs: Sequence[Code], run: RunInfo) -> list[Any]:
     """Opens the writers that `--report.writers` names.
 
     Raises:
-      UsageError: there is no such code, or its result is no writer. Open writers are then closed.
+      UsageError: there is no such code, it fails, or its result is no writer. Open writers are then closed.
     """
     return open_all(openers_of(specs, run))
 

@@ -10,7 +10,7 @@ from mpjax.report.history import History, changed_settings, turns_of
 
 
 def number(value: float) -> str:
-    """Formats a loss or an accuracy: four decimals, or four significant digits for very small and large values.
+    """Formats a loss or an accuracy: four decimals, or four significant digits below 0.001 and from 100,000 on.
 
     >>> number(0.5), number(0.00012345)
     ('0.5000', '1.234e-04')

@@ -71,13 +71,17 @@ class BytesTokenizer:
     end: int = END
 
     def whole(self, texts: Sequence[str]) -> Ragged:
-        """Tokenizes the bytes of each text."""
+        """Tokenizes the UTF-8 bytes of each text, with `?` for a character that UTF-8 cannot encode."""
         encoded = [text.encode(errors="replace") for text in texts]
         values = np.frombuffer(b"".join(encoded), np.uint8).astype(np.int32) + SPECIAL
         return Ragged(values, np.fromiter(map(len, encoded), np.int64, len(encoded)))
 
     def framed(self, texts: Sequence[str], length: int) -> Ragged:
-        """Tokenizes each text as start, bytes, end, with the bytes cut so that there are at most `length` tokens."""
+        """Tokenizes each text as start, bytes, end, with the bytes cut so that there are at most `length` tokens.
+
+        Raises:
+          UsageError: `length` is below 3.
+        """
         if length < 3:
             raise UsageError(f"--data.length {length}: wanted at least 3: the tokenizer adds a start and an end")
         # A character has at least one byte, so characters after `length` need not be encoded.
@@ -106,7 +110,11 @@ class WordsTokenizer:
         return _ragged([self._numbers(text) for text in texts])
 
     def framed(self, texts: Sequence[str], length: int) -> Ragged:
-        """Tokenizes each text as start, words, end, with the words cut so that there are at most `length` tokens."""
+        """Tokenizes each text as start, words, end, with the words cut so that there are at most `length` tokens.
+
+        Raises:
+          UsageError: `length` is below 3.
+        """
         if length < 3:
             raise UsageError(f"--data.length {length}: wanted at least 3: the tokenizer adds a start and an end")
         return _ragged([[START, *self._numbers(text)[: length - 2], END] for text in texts])

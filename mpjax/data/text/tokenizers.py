@@ -42,7 +42,7 @@ class HuggingFaceTokenizer:
 
     @property
     def padding(self) -> int:
-        """The padding token, or the end-of-text token if there is none (GPT-2). Texts are padded from `length` on."""
+        """The padding token, or `end` if there is none (GPT-2). Raises UsageError if the tokenizer has neither."""
         return self.end if (padding := self.special["padding"]) is None else padding
 
     @property
@@ -64,6 +64,9 @@ class HuggingFaceTokenizer:
         """Tokenizes each text with the special tokens of a single text, such as [CLS] text [SEP].
 
         The text is cut so that there are at most `length` tokens in total.
+
+        Raises:
+          UsageError: `length` leaves no token to the text.
         """
         if length <= (added := self.tokenizer.num_special_tokens_to_add(False)):
             raise UsageError(
@@ -124,7 +127,13 @@ def _from_file(file: pathlib.Path, name: str) -> HuggingFaceTokenizer:
 
 
 def _named_beside(file: pathlib.Path) -> dict[str, str]:
-    """Reads `pad_token`, `eos_token` and `sep_token`, where set, from the files next to a tokenizer.json."""
+    """Reads `pad_token`, `eos_token` and `sep_token`, where set, from the files next to a tokenizer.json.
+
+    tokenizer_config.json overrides special_tokens_map.json.
+
+    Raises:
+      UsageError: one of the files is damaged.
+    """
     tokens: dict[str, str] = {}
     for beside in ("special_tokens_map.json", "tokenizer_config.json"):
         if (file.parent / beside).exists():
