@@ -179,10 +179,14 @@ def _named(place: str) -> Any:
 
 
 def exit_code(command: Callable[[], None]) -> int:
-    """Runs a command and returns its exit code; prints errors of user or system without a traceback, raises others.
+    """Runs a command, prints errors that are no bugs in a line without a traceback, and returns its exit code.
+
+    These are UsageError, Diverged, Interrupted, CallbackError, KeyboardInterrupt and OSError; a closed stdout prints
+    nothing. Other exceptions pass. Warnings are shown by `show_warning`, also afterwards.
 
     Returns:
-      0: done; 1: error of the system or of a callback; 2: usage error; 3: diverged; 128 + signal number: interrupted.
+      0: done; 1: system or callback error; 2: usage error; 3: diverged; 128 + signal number: interrupted. After a
+        SystemExit, its own code.
     """
     logging.getLogger("absl").setLevel(logging.ERROR)
     warnings.showwarning = show_warning

@@ -176,7 +176,7 @@ class Callback:
     """
 
     def started(self, run: RunInfo) -> Ask:
-        """Called before the first step."""
+        """Called before the first step. Here "stop" ends the run with a UsageError, and "save" does nothing."""
 
     def logged(self, step: int, metrics: Mapping[str, float]) -> Ask:
         """Called with `train/…`, means over the interval that ends at `step`, while the device runs later steps."""
@@ -185,7 +185,10 @@ class Callback:
         """Called for each skipped step, with the metrics of that step, such as `loss_scale`."""
 
     def evaluated(self, step: int, metrics: Mapping[str, float], model: Callable[[], nnx.Module]) -> Ask:
-        """Called with `test/…` (and `ema/…`); `model()` returns a copy of the model in evaluation mode."""
+        """Called with `test/…` (and `ema/…`); `model()` returns a copy of the model in evaluation mode.
+
+        Call `model()` in this method; after the next step, it raises UsageError.
+        """
 
     def saved(self, step: int) -> Ask:
         """Called while the checkpoint of a step is being written to `checkpoints/<step>` of the run's folder."""

@@ -19,7 +19,7 @@ def encode(values: Mapping[str, Any], *, indent: int | None = None, default: Cal
     Args:
       values: numbers, strings, lists and mappings.
       indent: spaces per level.
-      default: converts any other value to one of these.
+      default: converts any other value to one of these; None: any other value is a TypeError.
     """
     text = json.dumps(spelled(values), indent=indent, default=default, allow_nan=False, ensure_ascii=False)
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
@@ -30,13 +30,14 @@ _CONTROL = re.compile("[\x7f-\x9f]")
 
 
 def decode(text: str) -> dict[str, Any]:
-    """Decodes a JSON object that `encode` wrote.
+    """Decodes a JSON object that `encode` wrote. Any text "NaN", "Infinity" or "-Infinity" in it becomes a float.
 
     >>> decode('{"loss": "NaN", "step": 3}')
     {'loss': nan, 'step': 3}
 
     Raises:
       ValueError: `text` is not a JSON object.
+      RecursionError: it is nested too deep.
     """
     values = json.loads(text)
     if not isinstance(values, dict):

@@ -21,7 +21,8 @@ def require_agreement(
     """Raises UsageError in all processes if their programs, data or initial states differ; all of them must call it.
 
     Settings, versions and sources were compared when the processes joined. This check finds other differences: code
-    that a user's module imports, data that differs from machine to machine, values passed in Python.
+    that a user's module imports, data that differs from machine to machine, values passed in Python. Of each split, it
+    compares the number of examples and three of them; of the state, the fully replicated arrays.
     """
     if company.processes == 1:
         return

@@ -48,8 +48,10 @@ def compare_runs(settings: Compare) -> dict[str, Any]:
         apart from the first group (None if it does not). `evidence` has sentences on the strength of the evidence.
 
     Raises:
-      UsageError: the settings are invalid, a folder has no run, or a run lacks a seed or a metric. Or the runs are of
-        different tasks, or differ only in the seed.
+      UsageError: the settings are invalid, a folder has no run or is given twice, there are fewer than two runs, a
+        group lacks a seed, or a run a metric. Or the runs differ in `data.name` or `data.test_split`, or only in the
+        seed and in settings of storage (`IRRELEVANT`).
+      OSError: the plot cannot be written; the message names the file.
     """
     settings.check()
     folders = [run for folder in settings.runs for run in _runs_in(folder)]
@@ -160,6 +162,9 @@ def _grouped(runs: Sequence[ComparedRun], seeds: Sequence[int]) -> list[Group]:
     """Groups runs by all settings except the seed; names each group by the settings that differ between groups.
 
     `seeds` are the seeds to keep in each group; empty: all.
+
+    Raises:
+      UsageError: all runs are one group, or a group lacks one of `seeds`.
     """
     members: dict[tuple, list[ComparedRun]] = {}
     for run in runs:

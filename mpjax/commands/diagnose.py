@@ -208,9 +208,9 @@ def in_view_of_float32(
 ) -> Diagnosis:
     """Changes the verdict of `found` to "not_precision" if the run does not recover in float32 from the same state.
 
-    `state` is the state before step `number`. A run recovers if its loss, some steps later, is below twice that of the
-    untrained model. A healthy step is checked only if the run `diverged` there: a gradient may be finite while its norm
-    is not.
+    `state` is the state before step `number`. A run recovers if its loss, `FURTHER` steps later, is finite and below
+    twice that of the untrained model on the batch of step `number`. A healthy step is checked only if the run
+    `diverged` there: a gradient may be finite while its norm is not.
     """
     if found.verdict == "not_precision" or (found.verdict == "healthy" and not diverged):
         return found

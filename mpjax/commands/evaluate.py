@@ -122,11 +122,12 @@ def trained_state(
       The position, the replicated state, and the checkpoint's description.
 
     Warns:
-      CheckpointWarning: a damaged checkpoint was skipped, or the checkpoint was written under other settings than the
-        run's.
+      CheckpointWarning: a damaged checkpoint was skipped, or the checkpoint was written under another model, seed, task
+        or training set than the settings of the run have.
+      PrecisionWarning: see `adopt`.
 
     Raises:
-      UsageError: there is no such checkpoint.
+      UsageError: there is no such checkpoint, it is damaged, or it is of another model.
     """
     position, saved, about = read_checkpoint(folder / CHECKPOINTS, checkpoint)
     differences = changes(about["config"], to_toml(from_toml(folder / CONFIG_FILE)))

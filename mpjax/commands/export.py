@@ -36,7 +36,8 @@ def export_run(settings: Export) -> PretrainedReport | None:
       The report of the weights; None for a program.
 
     Raises:
-      UsageError: there is no such run or checkpoint, or the model does not support the layout or the export.
+      UsageError: the settings are invalid, there is no such run, checkpoint or moving average, or the model does not
+        support the layout or the export.
     """
     settings.check()
     folder = pathlib.Path(settings.run)
@@ -79,17 +80,18 @@ def write_program(
     params: Arrays,
     stats: Arrays,
 ) -> str:
-    """Writes the program of a model in evaluation, reads it back, and compares it with the model on test examples.
+    """Exports the program of a model in evaluation, compares it with the model on test examples, and writes it.
 
     The program takes a dict of arrays [B, ...] as evaluation reads them, with any B, and returns the logits. It
-    normalises images, and computes under the run's policy.
+    normalises images, and computes under the policy of `plan`. Up to `_COMPARED` examples are compared, by the program
+    as it is read back.
 
     Returns:
       A sentence about the file.
 
     Raises:
-      UsageError: the task is the user's own, products are in MX blocks, JAX cannot export the model, or the logits
-        differ.
+      UsageError: the task is the user's own, products are in MX blocks, JAX cannot export the model, or a logit differs
+        by more than `_ROUNDING` of the largest logit. Then no file is written.
     """
     if config.task not in INPUTS:
         raise UsageError(f"--what program: a run with --task {config.task} has no logits that mpjax knows")

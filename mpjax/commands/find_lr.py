@@ -34,14 +34,17 @@ MOST_SKIPPED = 50
 def find_rate(settings: RateSearch, config: Config) -> dict[str, Any]:
     """Trains at growing learning rates and prints the rate at which the loss falls fastest.
 
-    It writes `find_lr.json` and the plot `find_lr.png` into a new folder, and no checkpoint.
+    It writes `find_lr.json` into a new folder, and no checkpoint. If `config.report.plot` is set and an update had a
+    finite loss, it also plots the losses: `find_lr.png`, or the formats of `config.report.plot_format`.
 
     Returns:
       The output of `--json`: `suggestion` (None if the loss never falls), `reason`, `points`, `smoothed`, `skipped`,
         `ended`, `config`.
 
     Raises:
-      UsageError: the settings are invalid, the data is missing, or the folder is not empty.
+      UsageError: the settings are invalid, the data is missing, or the folder is not empty. The message also names the
+        errors that would follow (`named_together`).
+      OSError: a file cannot be written; the message names the file.
     """
     check_new_folder(config)  # before any slow work
     with named_together(config):
@@ -129,9 +132,9 @@ def plot_rates(
     """Draws the loss of each update and the smoothed loss over the learning rate.
 
     Args:
-      points: `(rate, loss)` of each update.
+      points: `(rate, loss)` of each update, at least one.
       smoothed: the smoothed loss of each update.
-      suggestion: the suggested rate, or None.
+      suggestion: the suggested rate, which gets a mark; None: no mark.
       path: the image file; its suffix selects the format.
       title: the title above the panel.
 

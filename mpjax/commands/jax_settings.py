@@ -11,7 +11,8 @@ from mpjax.training.precision_plan import PrecisionPlan
 def set_up_jax(config: Config, plan: PrecisionPlan) -> None:
     """Sets the cache folder of compiled programs, and enables x64 for a float64 policy; call it before creating arrays.
 
-    If other users can write in that folder, JAX's own setting stays, which names none by default.
+    Programs are kept however short their compilation. If other users can write in that folder, JAX's own setting stays,
+    which names none by default, and a line on stderr says so.
 
     Raises:
       UsageError: the GPU has no units for the policy's float8 products.

@@ -58,7 +58,8 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
     """Builds the task that `config` describes, on batches of these fields, without creating an array.
 
     Raises:
-      UsageError: a rule of the policy matches no module, or the model has no blocks to rematerialise.
+      UsageError: the model cannot be built on these fields, a rule of the policy or a pattern of frozen parameters
+        matches nothing, the model has no blocks to rematerialise, or `preparation_of` or `choose_objective` raises.
     """
     policy = plan.module_policy
 
@@ -153,7 +154,8 @@ def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, st
     The schedule has its peak after `warmup` steps, and ends after `steps`.
 
     Raises:
-      UsageError: as `make_task`, or the model does not fit the task.
+      UsageError: as `make_task`; the model's outputs do not fit the task; the user's augmentation or objective fails on
+        a batch of shapes; or the optimizer or the schedule is invalid.
     """
     task = make_task(config, plan, fields)
     # A batch of a run holds these flags of the mirrored examples.

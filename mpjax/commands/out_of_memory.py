@@ -16,7 +16,10 @@ from mpjax.plan.system_memory import free_memory, free_swap
 
 @contextlib.contextmanager
 def memory_told(config: Config) -> Iterator[None]:
-    """Context that converts an out-of-memory error of device or host to a UsageError with settings that may fit."""
+    """Context that converts an out-of-memory error of device or host to a UsageError with settings that may fit.
+
+    To find them, it compiles the step in a few sizes. Other errors pass unchanged.
+    """
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:

@@ -30,6 +30,9 @@ def with_parts(config: Config, **parts: Any) -> Config:
     """Adds parts that were passed in Python to the settings, by their names in `PARTS`; None means no part.
 
     Metrics and callbacks, of which there may be several, come after those that the settings name.
+
+    Raises:
+      UsageError: a part other than the source or a callback is not callable, or `require_several` raises.
     """
     for name, part in parts.items():
         if part is None:
@@ -61,7 +64,7 @@ def require_several(name: str, parts: Any) -> tuple:
     """Converts an argument of `mpjax.run` with several parts to a tuple.
 
     Raises:
-      UsageError: it is a single part.
+      UsageError: it cannot be iterated, such as a single function.
     """
     if not isinstance(parts, Iterable):
         raise UsageError(f"{name} is {parts!r}: wanted a list of them, [...], also of one")
@@ -79,7 +82,8 @@ def callbacks_of(
       failures: the list to which the run's own writers add their failures; None without such writers.
 
     Raises:
-      UsageError: the code that a setting names cannot be used.
+      UsageError: the code that a setting names cannot be used, or `loop.stop_after` is set and the best value of the
+        metric is unknown.
     """
     callbacks = load_callbacks(config.loop.callbacks)
     if config.loop.stop_after:

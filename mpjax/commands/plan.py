@@ -55,7 +55,7 @@ class Plans(dict[str, Any]):
 
 
 def scaling_title(plans: Sequence[Estimate]) -> str:
-    """The title of a scaling table in two lines, or a hint if the table would be empty."""
+    """The title of a scaling table in two lines, or one line of advice if the plans cannot tell of more GPUs."""
     first, gpu = plans[0], GPUS[plans[0].gpu]
     axis = f"--mesh.{first.communication.grows}"
     if not first.communication.scaling:
@@ -110,7 +110,7 @@ def plan_run(
       settings: the GPUs and policies, and the form of the output.
       config: the settings of the run.
       present: `(gpu, count)`: True if `count` GPUs of that name are present.
-      measure: times a step on the present GPU.
+      measure: times a step on the present GPU, if it fits and `settings.measure` is set. None: `measure_step`.
 
     Returns:
       The dict that `--json` prints, which a notebook shows as tables; empty after `--install` without GPUs.

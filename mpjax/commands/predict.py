@@ -38,8 +38,9 @@ def predict_run(settings: Prediction) -> int:
     """Predicts, writes a line for each input, and returns the number of lines.
 
     Raises:
-      UsageError: there is no such run, checkpoint, input or split, an input cannot be read (without
-        `settings.skip_bad`), or an output of the model is not finite.
+      UsageError: there is no such run, checkpoint, input or split, the task is the user's own, an input cannot be read
+        (with `settings.skip_bad`: none can be), an output of the model is not finite, or, for masks, no folder is set.
+      OSError: the output cannot be written.
     """
     settings.check()
     config = stored_settings(settings)

@@ -18,7 +18,10 @@ Programs = Mapping[int, CallProgram]
 def check_receipt(
     run: Run, programs: Programs, folder: pathlib.Path, put: Callable[[pathlib.Path, bytes], object]
 ) -> str:
-    """Writes the receipt of the program with the most steps per call by `put`; returns a message for the user.
+    """Passes the receipt of the program with the most steps per call to `put`; returns a message for the user.
+
+    `put(file, content)` writes the receipt to `folder`. If the program cannot be read, nothing is written, and the
+    message says so.
 
     Raises:
       DtypeError: with `precision.strict`, an operation runs in another dtype than asked for, although the device could.

@@ -70,7 +70,7 @@ def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable
 
 @contextlib.contextmanager
 def resumption_told(config: Config, folder: pathlib.Path) -> Iterator[None]:
-    """Context that adds the command that resumes a run to an `Interrupted`."""
+    """Context that adds the command that resumes a run to an `Interrupted`, unless parts were passed in Python."""
     try:
         yield
     except Interrupted as error:
@@ -85,6 +85,9 @@ def held_folder(config: Config, company: Alone | Company) -> Iterator[tuple[path
 
     Yields:
       The folder, and a function to call before the first step; see `restored_if_refused`.
+
+    Raises:
+      UsageError: as `run_folder_of`, or another process holds the lock.
     """
     folder = run_folder_of(config, company)
     if not company.first:
@@ -143,7 +146,8 @@ def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning
     """Creates the first state of a run, or, with `resume`, reads its last checkpoint, if there is one.
 
     Raises:
-      UsageError: the checkpoint is of another model, or of other data, and `config.other_data` is off.
+      UsageError: no checkpoint is undamaged, or the last one is of another model, or of other data, and
+        `config.other_data` is off.
     """
     data = fingerprint_of(run.source, run.config.data, run.batches, run.tests) if company.first else None
     about = {

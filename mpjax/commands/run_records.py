@@ -90,7 +90,7 @@ def put_results(
     """Writes the summary and the curves of a run, and returns the summary.
 
     The state may be packed. `spent` has the seconds of the run by name. If this command `ran` no step, the results
-    belong to the settings of earlier steps.
+    belong to the settings of earlier steps, and a summary.json that agrees with them is returned without writing.
     """
     config, file = run.config, folder / "summary.json"
     if not ran:

@@ -26,6 +26,7 @@ def train(config: Config) -> dict:
     Raises:
       UsageError: as `run` and `sweep`.
       Diverged: as `run` and `sweep`.
+      CallbackError, Interrupted: as `run`.
     """
     return sweep(config) if config.seeds else run(config)
 
@@ -44,6 +45,7 @@ def sweep(config: Config) -> dict:
     Raises:
       UsageError: a seed is given twice, there are several processes, or a started run has other settings; or as `run`.
       Diverged: runs of some seeds diverged; the message names them.
+      CallbackError, Interrupted: as `run`; the seeds that are left are not trained.
     """
     require_types(config)
     if twice := sorted({seed for seed in config.seeds if config.seeds.count(seed) > 1}):

@@ -85,7 +85,8 @@ def run(
       The contents of `summary.json`.
 
     Raises:
-      UsageError: the settings are invalid, the folder exists and `resume` is off, or the data or a process is missing.
+      UsageError: the settings are invalid, the folder exists and `resume` is off, the data or a process is missing, the
+        memory does not suffice, or a callback requests a stop before the first step.
       CallbackError: a callback or a writer failed; a checkpoint was saved.
       Diverged: too many steps in a row were skipped, the last at the smallest loss scale; or, without loss scaling, a
         loss or gradient norm is not finite; or the last test loss is not. The message names the first bad layer.

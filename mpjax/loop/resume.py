@@ -31,7 +31,8 @@ def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
 
     Args:
       state: a `TrainState` of the run to resume, with initial values, or with shapes and shardings. Leaves that the
-        checkpoint lacks stay as they are.
+        checkpoint lacks, or has in another shape, stay as they are; but new counters of schedules and of stochastic
+        rounding start at the checkpoint's step.
       saved: arrays by path, from `read_checkpoint`, on the host or on the devices of `places_in`.
       same_scaling: True if the checkpoint's run scaled the loss as this run does. Otherwise the loss scale starts at
         its initial value.
@@ -41,7 +42,7 @@ def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
         values overflow or flush to zero in the dtypes of `state`.
 
     Raises:
-      UsageError: parameters are missing, unexpected or of another shape; the message lists the first 20.
+      UsageError: parameters or statistics are missing, unexpected or of another shape; the message lists the first 20.
     """
     saved = {_plain(path): value for path, value in saved.items()}
     leaves, treedef = jax.tree_util.tree_flatten_with_path(state)

@@ -103,7 +103,7 @@ def train_loop(
     callbacks: Callbacks = NO_CALLBACKS,
     model_of: Callable[[Any], Callable] = lambda state: lambda: state,
 ):
-    """Runs steps `start + 1` to `when.steps` and returns the final state.
+    """Runs steps `start + 1` to `when.steps`, or fewer if a callback requests a stop, and returns the final state.
 
     The host reads metrics one call after their interval ends, while the device runs the next call.
 
@@ -122,15 +122,16 @@ def train_loop(
       explain: makes the functions that explain a divergence; called only after one.
       stop: a request to stop after the current call.
       score: the metric of the test set that decides which checkpoint is best. `evaluate` returns it.
-      probe: `(state, fed, count) -> Layers`, the layer statistics of the next step; called when they are due.
-      draw: `(state) -> pictures` by name; called after each evaluation.
+      probe: `(state, fed, count) -> Layers`, the layer statistics of the next step; called when they are due. None:
+        no statistics.
+      draw: `(state) -> pictures` by name; called after each evaluation. None: no pictures.
       callbacks: receive the events of the run, and may request a checkpoint or a stop.
       model_of: `(state) -> model`, the `model` argument of the callbacks' `evaluated`.
 
     Raises:
       CallbackError: a callback failed, and a checkpoint was saved.
       Diverged: `limits` were exceeded, or the final test loss is not finite. The message includes the explanation.
-      Interrupted: `stop` was set and a checkpoint was saved.
+      Interrupted: `stop` was due before the last step, and a checkpoint was saved.
     """
     clock = Clock()
     ahead = max(2, AHEAD // when.per_call)
