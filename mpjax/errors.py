@@ -29,7 +29,11 @@ class DtypeError(UsageError, TypeError):
 
 
 class Diverged(RuntimeError):
-    """Training diverged: values stay non-finite at the smallest loss scale. Exit code 3."""
+    """Training diverged. Exit code 3.
+
+    Gradients stay non-finite at the smallest loss scale; or, without loss scaling, a loss or gradient norm is not
+    finite; or the last test loss is not.
+    """
 
 
 class CallbackError(RuntimeError):

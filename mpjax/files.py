@@ -35,7 +35,11 @@ class AppendFile:
     """
 
     def __init__(self, path: Path, *, new: bool):
-        """Opens `path` and creates its folder. If `new`, the file must not exist yet."""
+        """Opens `path` and creates its folder. If `new`, the file must not exist yet; else it is created if absent.
+
+        Raises:
+          OSError: it exists although `new`, is a link, or cannot be opened; the message names the file.
+        """
         self.path = path
         with naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,6 +196,7 @@ def locked(folder: Path, holder: Callable[[], str]) -> Iterator[None]:
 
     Raises:
       UsageError: another process holds the lock.
+      OSError: the folder does not exist.
     """
     opened = os.open(folder, os.O_RDONLY)
     try:

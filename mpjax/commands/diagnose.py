@@ -178,8 +178,9 @@ def explain_later(folder: pathlib.Path) -> Explain:
 def replay(run: Run, train_call: Callable, folder: pathlib.Path, number: int):
     """Replays a run from the last checkpoint before step `number`; returns the state before the step and its batch.
 
-    The state is unpacked, and the batch is on the devices. The replay uses the run's own calls. If the step is inside a
-    call, the earlier steps of that call run one at a time.
+    Without such a checkpoint, the replay begins with the initial state, pretrained weights included. The returned state
+    is unpacked, and the batch is on the devices. The replay uses the run's own calls. If the step is inside a call, the
+    earlier steps of that call run one at a time.
     """
     earlier = [position for position in complete_checkpoints(folder / CHECKPOINTS) if position < number]
     if earlier:

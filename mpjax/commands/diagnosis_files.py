@@ -30,7 +30,8 @@ def command_for(folder: pathlib.Path, number: int, *flags: str) -> str:
 def first_bad_layer(found: Diagnosis) -> str:
     """One line for the first bad layer; empty if there is none.
 
-    If the fault begins between modules, the line names the first module after it.
+    If the fault begins between modules, the line names the first module with an overflow or non-finite values, or says
+    "none by name".
     """
     if found.direction is None:
         return ""

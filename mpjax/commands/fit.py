@@ -33,7 +33,7 @@ def fitted(
     Args:
       config: the settings of the run.
       gather: a function from a value of this process to the list of the values of all processes, which call it
-        together. The device with the least memory counts.
+        together; by default of this process alone. The device with the least memory counts.
       say: receives a line about each tried size, because a large model takes minutes to compile.
 
     Raises:

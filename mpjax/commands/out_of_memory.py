@@ -33,6 +33,9 @@ def memory_told(config: Config) -> Iterator[None]:
 def require_memory(company: Alone | Company, programs: Iterable[jax.stages.Compiled]) -> None:
     """Raises MemoryError if a program needs more memory of the host than is free, where the devices are CPUs.
 
+    Free swap counts as free. The need is that of temporary arrays and results, for all devices and processes of the
+    host.
+
     Otherwise the system would kill the process without a message at its first write. All processes must call this.
 
     Args:

@@ -53,7 +53,7 @@ class Reader:
         Args:
           examples: the examples as stored.
           drawn: the random draws of the crops (`draws`), [N, ...]. None: the same draws for all batches of this size.
-          numbers: the number of each example, for error messages.
+          numbers: the number of each example, for error messages. None: errors name no example.
 
         Raises:
           UsageError: an image cannot be decoded, or an example does not match the fields, or differs in dtype from the
@@ -133,7 +133,8 @@ def reader(source: Source, config: Data, *, training: bool) -> Reader:
 
     If `config.image_size` is set, images are cropped and resized to it. If all images have one size, the crop is the
     largest centred square. If sizes vary, training crops a random part, evaluation a centred square of 7/8 of the
-    shorter side. Without `config.antialias`, crops are rounded to whole pixels.
+    shorter side. Crops are resized by `averaged`; without `config.antialias`, they are rounded to whole pixels and
+    resized by `linear`.
 
     Raises:
       UsageError: sizes vary and `config.image_size` is not set, images would be cropped without another field of two

@@ -190,7 +190,8 @@ class MixedSplit:
     def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
         """Reads examples as one batch, each from its set; `drawn` has the random draws of each example's crop.
 
-        Error messages name an example by its set and its number in that set.
+        If `drawn` is None, `Reader.batch` draws for the examples of each set. Error messages name an example by its set
+        and its number in that set.
         """
         ends = np.cumsum([len(split) for split in self.splits])
         numbers = np.asarray(indices)

@@ -25,6 +25,8 @@ def read_batch(
 ) -> Arrays:
     """Reads the examples at `indices` as one batch; `drawn` has the random draws of each example's crop (`draws`).
 
+    If `drawn` is None, all batches of this size have the same draws.
+
     Raises:
       UsageError: an example does not match its fields or the dtypes of the first example; the message names it.
     """

@@ -74,7 +74,10 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_usual() -> Iterator[None]:
-    """Context in which SIGINT raises KeyboardInterrupt and SIGTERM ends the process, as without `stop_on_signals`."""
+    """Context in which SIGINT raises KeyboardInterrupt and SIGTERM ends the process, as without `stop_on_signals`.
+
+    Outside the main thread the context does nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -78,9 +78,10 @@ def read_checkpoint(
 
     Args:
       directory: the run's `checkpoints` folder.
-      which: "latest", "best", or a position. If the latest is damaged, the latest undamaged checkpoint is read.
+      which: "latest", "best", or a position. If the latest is damaged, the latest undamaged checkpoint is read. The
+        best has the highest score, and is the latest of several; without any score, it is the latest checkpoint.
       places: the sharding of each array; by default arrays are read to the host.
-      gather: `(value) -> values` of all processes.
+      gather: `(value) -> values` of all processes; by default of this process alone.
 
     Returns:
       The position, the arrays by path (in the stored dtypes), and the description.
@@ -111,7 +112,10 @@ def read_checkpoint(
 
 
 def set_aside(directory: pathlib.Path, after: int) -> None:
-    """Renames checkpoints later than `after` to `POSITION.damaged`, so that their positions can be written again."""
+    """Renames checkpoints later than `after` to `POSITION.damaged`, so that their positions can be written again.
+
+    An earlier folder of that name is removed.
+    """
     for position in complete_checkpoints(directory):
         if position > after:
             aside = directory / f"{position}.damaged"

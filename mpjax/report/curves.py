@@ -257,7 +257,7 @@ def _lonely(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _crowded(values: Sequence[float]) -> dict[str, Any]:
-    """The style of a thinner line without dots, if there are too many values to tell dots apart; else empty."""
+    """The style of a thinner line without dots, if there are more than 40 values; else empty."""
     return {"marker": "", "linewidth": 0.7 if len(values) > 400 else 1.3} if len(values) > 40 else {}
 
 

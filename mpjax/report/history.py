@@ -72,7 +72,7 @@ def history_in(about: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
 
 
 def begins(history: History, about: Mapping[str, Any]) -> bool:
-    """True if `history` begins with the history in the description of a checkpoint."""
+    """True if `history` begins with the history in the description of a checkpoint; False if that has none."""
     known = about.get("history")
     return isinstance(known, list) and bool(known) and known == list(history[: len(known)])
 
@@ -145,7 +145,7 @@ _NOT_OF_RESULTS = ("loop.", "report.", "data.data_dir")
 
 
 def turns_of(history: History) -> dict[int, str]:
-    """Describes the changes of settings that affect results, by step.
+    """Describes the changes of settings that affect results (all but `_NOT_OF_RESULTS`), by step.
 
     >>> turns_of([{"step": 9, "changed": {"seed": ["0", "1"], "loop.keep": ["2", "3"]}}])
     {9: 'seed 1, before 0'}

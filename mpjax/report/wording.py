@@ -76,7 +76,7 @@ def evaluation_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def title_of(config: Config, history: History = ()) -> str:
-    """Formats the title of a run's figures.
+    """Formats the title of a run's figures: model, data, policies, and the number of precision rules if there are any.
 
     >>> title_of(Config())
     'resnet18 on digits, mixed_float16'

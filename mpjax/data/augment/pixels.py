@@ -24,7 +24,7 @@ def look_up(images: UInt8[Array, "B H W C"], table: Int[Array, "B C 256"]) -> UI
 
 
 def histogram(images: UInt8[Array, "B H W C"]) -> Int[Array, "B C 256"]:
-    """Counts the pixels of each level, int32."""
+    """Counts the pixels of each level in each channel of each image, int32."""
 
     def counted(levels: jax.Array) -> jax.Array:
         return jnp.zeros(256, jnp.int32).at[levels].add(1, mode="promise_in_bounds")

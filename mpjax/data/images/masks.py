@@ -253,7 +253,8 @@ def compression_noise(counts: Mapping[int, int], stored: Examples | None, looked
 
     Args:
       counts: the count of each value in the decoded masks, without ignored values.
-      stored: the examples before their `mask` is decoded. None: the values differ from the files.
+      stored: the examples before their `mask` is decoded. None: the values differ from the files, so the result is
+        empty.
       looked_at: describes the sample in which the values were counted.
     """
     seen = sorted(counts)

@@ -43,6 +43,8 @@ class ArrayRows:
 class Indexed:
     """Examples from an object with a length and integer indices, read on demand in each process and thread.
 
+    An element that is a tuple or a list, as in torchvision, has the columns `0`, `1` and so on.
+
     Args:
       dataset: the object, such as a `grain.MapDataset`, a torch `Dataset` or a list.
       name: the name of the object in messages.
@@ -204,8 +206,10 @@ def _plain(value: Any) -> Any:
 def _column(name: str, values: Sequence[Any], where: str) -> Column:
     """Infers the type of a column from some of its values.
 
+    An image is an encoded image, or an array of three axes of unsigned integers or floats.
+
     Raises:
-      UsageError: an image has its channels first.
+      UsageError: an image has 1 to 4 places in its first axis and not in its last: its channels are first.
     """
     first = values[0]
     if isinstance(first, str):
