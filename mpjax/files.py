@@ -35,11 +35,7 @@ class AppendFile:
     """
 
     def __init__(self, path: Path, *, new: bool):
-        """Opens `path` and creates its folder. If `new`, the file must not exist yet; else it is created if absent.
-
-        Raises:
-          OSError: it exists although `new`, is a link, or cannot be opened; the message names the file.
-        """
+        """Opens `path`, creating file and folder if absent. OSError if `new` and the file exists, or it is a link."""
         self.path = path
         with naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)

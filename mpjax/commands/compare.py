@@ -161,10 +161,8 @@ def _require_one_task(runs: Sequence[ComparedRun]) -> None:
 def _grouped(runs: Sequence[ComparedRun], seeds: Sequence[int]) -> list[Group]:
     """Groups runs by all settings except the seed; names each group by the settings that differ between groups.
 
-    `seeds` are the seeds to keep in each group; empty: all.
-
-    Raises:
-      UsageError: all runs are one group, or a group lacks one of `seeds`.
+    `seeds` are the seeds to keep in each group; empty: all. One group, or a group without one of `seeds`, is a
+    UsageError.
     """
     members: dict[tuple, list[ComparedRun]] = {}
     for run in runs:

@@ -29,10 +29,8 @@ PARTS = {
 def with_parts(config: Config, **parts: Any) -> Config:
     """Adds parts that were passed in Python to the settings, by their names in `PARTS`; None means no part.
 
-    Metrics and callbacks, of which there may be several, come after those that the settings name.
-
-    Raises:
-      UsageError: a part other than the source or a callback is not callable, or `require_several` raises.
+    Metrics and callbacks, of which there may be several, come after those that the settings name. A part that is not
+    callable is a UsageError, except a source or a callback.
     """
     for name, part in parts.items():
         if part is None:

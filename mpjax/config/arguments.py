@@ -41,9 +41,7 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, description: str = "
 def parse_with(kind: type[T], argv: Sequence[str], rest: Callable[[list[str]], R], *, prog: str) -> tuple[T, R]:
     """Parses the flags of `kind` like `parse`, and all other arguments with `rest`; returns both results.
 
-    Raises:
-      UsageError: as `parse`, with the faults that `rest` raises as a UsageError.
-      SystemExit: as `parse`.
+    It raises as `parse`; the message includes a UsageError of `rest`.
     """
     settings, unknown, faults = _parsed(kind, argv, prog, "", knows_all=False)
     if settings is None:

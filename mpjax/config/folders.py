@@ -22,10 +22,7 @@ from mpjax.files import irregular_in, open_to_others
 def cache_folder(config: Config) -> pathlib.Path:
     """Creates the folder for compiled programs and prepared data if absent, and returns it.
 
-    It is `cache_dir` if set, else `default_cache_folder()`.
-
-    Raises:
-      UsageError: it cannot be created.
+    It is `cache_dir` if set, else `default_cache_folder()`. UsageError if it cannot be created.
     """
     return made(expanded(config.cache_dir) if config.cache_dir else default_cache_folder(), mode=0o700)
 
@@ -33,10 +30,8 @@ def cache_folder(config: Config) -> pathlib.Path:
 def program_folder(config: Config) -> pathlib.Path | None:
     """Creates the folder of compiled programs in the cache if absent, and returns it.
 
-    If another user can write there, it prints a warning and returns None: compiled programs are code.
-
-    Raises:
-      UsageError: it cannot be created.
+    If another user can write there, it prints a warning and returns None: compiled programs are code. UsageError if it
+    cannot be created.
     """
     folder = made(cache_folder(config) / "compiled", mode=0o700)
     instead = "another --cache_dir" if config.cache_dir else "another folder in $MPJAX_CACHE"

@@ -171,9 +171,5 @@ def _resized(field: Any, size: int) -> Any:
 
 
 def batch_fields(source: Source, config: Data) -> Fields:
-    """The fields of a batch: the fields of `source`, with images and masks in `config.image_size` if that is set.
-
-    Raises:
-      UsageError: see `reader`.
-    """
+    """The fields of a batch: those of `source`, images and masks in `config.image_size` if set. Raises as `reader`."""
     return reader(source, config, training=True).fields

@@ -18,9 +18,7 @@ _FEWEST = 10  # the fewest examples that are checked
 
 
 def check_labels(fields: Fields, batches: Batches, tests: EvalBatches, config: Data) -> None:
-    """Checks the labels of both splits. Of a streamed set, checks only that some test label or pixel is not ignored.
-
-    That check needs `config.ignore_index`; without it, nothing is ignored.
+    """Checks the labels of both splits. Of a streamed set, checks only that not all test labels are ignored.
 
     Warns:
       DataWarning: the classes of the splits are improbable for splits drawn at random, or nearly every training example

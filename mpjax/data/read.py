@@ -23,9 +23,7 @@ def read_batch(
     read: Reader,
     drawn: np.ndarray | None = None,
 ) -> Arrays:
-    """Reads the examples at `indices` as one batch; `drawn` has the random draws of each example's crop (`draws`).
-
-    If `drawn` is None, all batches of this size have the same draws.
+    """Reads the examples at `indices` as one batch; `drawn` has the random draws of their crops, as in `Reader.batch`.
 
     Raises:
       UsageError: an example does not match its fields or the dtypes of the first example; the message names it.

@@ -82,11 +82,7 @@ class PreprocessedExamples:
 def readable(value: Any, column: Column | None) -> Any:
     """Converts a stored value for a function: decodes an encoded image to pixels and UTF-8 bytes to str.
 
-    Values of other columns, or of None (an unknown column), stay unchanged.
-
-    Raises:
-      UsageError: an image cannot be decoded.
-      UnicodeDecodeError: a text is not UTF-8.
+    Values of other columns, or of None (an unknown one), stay. UnicodeDecodeError if a text is not UTF-8.
     """
     if isinstance(column, Image):
         return decode(value, column.shape[2], column.depth)

@@ -61,11 +61,7 @@ class Checkpoints:
             )
 
     def close(self) -> None:
-        """Waits until the last checkpoint is complete.
-
-        Raises:
-          OSError: it could not be written; the message names the folder.
-        """
+        """Waits until the last checkpoint is complete; OSError with the folder if it could not be written."""
         with _written_to(self._directory), contextlib.closing(self._checkpointer):
             self._wait()
 

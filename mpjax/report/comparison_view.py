@@ -45,10 +45,7 @@ def comparison_table(names: tuple[str, str], comparisons: Sequence[Comparison]):
 def evidence(
     reference: Group, other: Group, comparisons: Sequence[Comparison], *, band: str, tolerance: float
 ) -> list[str]:
-    """Describes in sentences how two groups are compared, and the result for each metric.
-
-    `band` and `tolerance` are those of `compare_groups`.
-    """
+    """Describes in sentences how two groups are compared (by `compare_groups`), and the result for each metric."""
     runs = len(reference.runs), len(other.runs)
     if runs == (1, 1):
         sentences = [

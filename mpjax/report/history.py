@@ -60,10 +60,7 @@ def continued(
 
 
 def history_in(about: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
-    """The history in the description of a checkpoint, written after `step` steps.
-
-    If it is missing or malformed, one line from step 0 has the policy of the checkpoint.
-    """
+    """The history in the description of the checkpoint of `step`; if there is none, one line from 0 with its policy."""
     known = about.get("history")
     if isinstance(known, list) and known and all(map(_is_line, known)):
         return known
@@ -184,10 +181,7 @@ def entries_of(history: History) -> dict[str, Any]:
 
 
 def other_versions(history: History) -> Iterator[tuple[str, str, str]]:
-    """Yields the name, old and new version of packages, Python and devices that differ in the last two lines.
-
-    A name that only one of the two lines has is left out.
-    """
+    """Yields name, old and new version of packages, Python and devices that are in both last lines and differ."""
     if len(history) < 2:
         return
     old, new = map(_versions, history[-2:])

@@ -107,10 +107,7 @@ def random_resized_crop(
 
 
 def resized(images: Num[Array, "B H W C"], boxes: Boxes, size: tuple[int, int]) -> Num[Array, "B h w C"]:
-    """Crops each image to its box and resizes it to `size` (height, width) bilinearly, without antialiasing.
-
-    The dtype stays; integers are rounded.
-    """
+    """Crops each image to its box and resizes it to `size` (height, width) bilinearly, without antialiasing."""
     # Two matrix products with at most two nonzero weights per row: accelerators multiply faster than they gather.
     rows = _weights(boxes.top, boxes.height, images.shape[1], size[0])
     columns = _weights(boxes.left, boxes.width, images.shape[2], size[1])

@@ -70,11 +70,7 @@ def cutmix(
 def cutmix_masks(
     images: Num[Array, "B H W C"], masks: Int[Array, "B H W"], key: jax.Array, alpha: float
 ) -> tuple[Num[Array, "B H W C"], Int[Array, "B H W"]]:
-    """Applies `cutmix` to images and to their masks, [B, H, W] of any dtype, with the same rectangles.
-
-    Raises:
-      UsageError: `alpha` is not above 0.
-    """
+    """Applies `cutmix`, with its `alpha`, to images and their masks [B, H, W] of any dtype, in the same rectangles."""
     share_key, place_key = jax.random.split(key)
     shares = _beta(share_key, images.shape[0], alpha)
     inside = _cut(place_key, shares, *images.shape[1:3]).contain(*images.shape[1:3])
@@ -121,11 +117,7 @@ def _shares(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float)
 
 
 def _beta(key: jax.Array, batch: int, alpha: float) -> jax.Array:
-    """Draws the share of each image that is kept, from Beta(alpha, alpha), float32 [B].
-
-    Raises:
-      UsageError: `alpha` is not above 0.
-    """
+    """Draws each image's kept share from Beta(alpha, alpha), float32 [B]. UsageError if `alpha` is not above 0."""
     if alpha <= 0:
         raise UsageError(
             f"alpha: got {alpha}; wanted a number above 0, such as 0.2; to train without mixing, remove the call"

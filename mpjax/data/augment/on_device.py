@@ -65,10 +65,7 @@ def moved(batch: dict[str, jax.Array], config: Data, keys: _Keys) -> dict[str, j
     """Crops, shifts, flips and applies RandAugment to the images and masks of a batch, by the settings in `config`.
 
     This comes before the cast to float32, because uint8 moves a quarter of the bytes. Mask pixels that move in become
-    `IGNORED`, except that `config.crop_edges` 'reflect' reflects them with the image.
-
-    Raises:
-      UsageError: `config.alternate_flips` is set and `mirrored` is missing or malformed, or `randaugment` raises.
+    `IGNORED`; with `config.crop_edges` 'reflect', a shift reflects them with the image. Raises as `prepare`.
     """
     images, mask = batch["image"], batch.get("mask")
     if config.random_resized_crop:

@@ -143,10 +143,7 @@ def rotation(degrees: Float[Array, " B"], height: int, width: int) -> Float[Arra
 
 
 def shear(x: Float[Array, " B"], y: Float[Array, " B"]) -> Float[Array, "B 2 3"]:
-    """The `moves` for `warp` that shear images.
-
-    Each row shifts left by `x` times its y coordinate, and each column up by `y` times its x coordinate.
-    """
+    """The `moves` for `warp` that shift each row left by `x` times its y, and each column up by `y` times its x."""
     one, zero = jnp.ones_like(x), jnp.zeros_like(x)
     return _moves(one, x, zero, y, one, zero)
 

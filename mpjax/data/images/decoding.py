@@ -97,10 +97,7 @@ class Picture:
         return MODES[self.channels]
 
     def shrink(self, width: float, height: float) -> None:
-        """Makes a JPEG decode at 1/2, 1/4 or 1/8 of its size, which is faster, but not below `width` and `height`.
-
-        Other formats keep their size.
-        """
+        """Makes a JPEG (no other format) decode at 1/2, 1/4 or 1/8 of its size, but not below `width` and `height`."""
         self.image.draft(None, (math.ceil(width), math.ceil(height)))
 
     def decoded(self) -> Image.Image:

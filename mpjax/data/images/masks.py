@@ -88,11 +88,7 @@ class MaskValues:
         return meanings[place]
 
     def with_class_numbers(self, example: Example) -> Example:
-        """Replaces the stored values of an example's `mask`, if it has one, by class numbers and `IGNORED`.
-
-        Raises:
-          UsageError: the values are not integers, or `class_numbers` raises.
-        """
+        """Replaces the stored values, integers, of an example's `mask`, if it has one. Raises as `class_numbers`."""
         if "mask" not in example:
             return example  # `conform` reports the missing field
         return {**example, "mask": self.class_numbers(_integers(example["mask"]))}

@@ -21,10 +21,7 @@ def require_names(split: Any, header: Sequence[str]) -> None:
 
     Raises:
       UsageError: with `header`, the number of names differs from the number of columns, or the first line has names
-        too; without `header`, the first line looks like an example.
-
-    Warns:
-      DataWarning: with `header`, the first line may have names.
+        too (a DataWarning, if it only may have); without `header`, the first line looks like an example.
     """
     names = split.column_names
     if header:
@@ -116,10 +113,7 @@ def _of_few_values(column: Sequence[str]) -> bool:
 
 
 def _like_an_example(split: Any) -> str:
-    """The reason why the names look like an example, or an empty string.
-
-    A name is a number (`number_among`), or is more than once among the first 10,000 values of its column.
-    """
+    """The reason why names look like an example (a number, or twice among 10,000 values of its column), or empty."""
     names = split.column_names
     if number := number_among(names):
         return f"{number!r} is a number"

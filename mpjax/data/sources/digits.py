@@ -73,7 +73,7 @@ def digits_of(test: bool) -> Iterator[tuple[int, np.ndarray, int]]:
 
 
 def prepare_digits(data_dir: pathlib.Path) -> None:
-    """Writes the data set `digits` below `data_dir`, unless it exists; see `prepare` for errors."""
+    """Writes the data set `digits` below `data_dir`, unless it exists."""
     prepare(Digits, data_dir)
 
 
@@ -150,8 +150,5 @@ def compose(digits: list[tuple[np.ndarray, int]], random: np.random.Generator) -
 
 
 def prepare_digits_canvas(data_dir: pathlib.Path) -> None:
-    """Writes the data set `digits_canvas`, images of several digits with masks, below `data_dir`, unless it exists.
-
-    See `prepare` for errors.
-    """
+    """Writes the data set `digits_canvas`, images of digits with masks, below `data_dir`, unless it exists."""
     prepare(DigitsCanvas, data_dir)

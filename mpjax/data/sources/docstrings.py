@@ -88,10 +88,7 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
 
 
 def read_docstrings(library: pathlib.Path) -> Iterator[Docstring]:
-    """Yields the docstrings of every module, class and function below a folder, ordered by path, without imports.
-
-    Tests, installed packages and files that Python cannot parse are left out.
-    """
+    """Yields the docstrings below a folder, except of tests and files that cannot be parsed, ordered by path."""
     for path in sorted(library.rglob("*.py"), key=lambda path: path.relative_to(library).as_posix()):
         parts = path.relative_to(library).with_suffix("").parts
         if _SKIPPED.isdisjoint(parts):

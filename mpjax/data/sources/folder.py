@@ -120,11 +120,7 @@ def _split_folders(root: pathlib.Path, wanted: list[str], set_name: str) -> dict
 
 
 def _classes(folders: Mapping[str, pathlib.Path], set_name: str) -> tuple[dict[str, FolderExamples], tuple[str, ...]]:
-    """Collects the examples of every split, and the classes: the sorted names of the folders in all splits.
-
-    Raises:
-      UsageError: a class is empty or missing in the first split, a file is not an image, or there are no class folders.
-    """
+    """Collects the examples of every split, and the classes: sorted folder names, all of them in the first split."""
     files = {split: _files_by_class(folder, set_name) for split, folder in folders.items()}
     names = sorted({name for classes in files.values() for name in classes})
     first, *others = files

@@ -182,7 +182,7 @@ def column_of_table(
 def _has_names(first: Sequence[str], header: Sequence[str]) -> bool:
     """True if `first`, the first line of a table, holds column names, although the run named columns by `header`.
 
-    It has all names of `header`, or one of them and another number of values.
+    It has all names of `header`, or one of them and another number of values than `header`.
     """
     cells, names = {*as_compared(first)}, {*as_compared(header)}
     return names <= cells or (len(first) != len(header) and bool(cells & names))

@@ -77,11 +77,7 @@ class BytesTokenizer:
         return Ragged(values, np.fromiter(map(len, encoded), np.int64, len(encoded)))
 
     def framed(self, texts: Sequence[str], length: int) -> Ragged:
-        """Tokenizes each text as start, bytes, end, with the bytes cut so that there are at most `length` tokens.
-
-        Raises:
-          UsageError: `length` is below 3.
-        """
+        """Tokenizes each text as start, bytes, end, with the bytes cut to `length` tokens in all, 3 or more."""
         if length < 3:
             raise UsageError(f"--data.length {length}: wanted at least 3: the tokenizer adds a start and an end")
         # A character has at least one byte, so characters after `length` need not be encoded.
@@ -110,11 +106,7 @@ class WordsTokenizer:
         return _ragged([self._numbers(text) for text in texts])
 
     def framed(self, texts: Sequence[str], length: int) -> Ragged:
-        """Tokenizes each text as start, words, end, with the words cut so that there are at most `length` tokens.
-
-        Raises:
-          UsageError: `length` is below 3.
-        """
+        """Tokenizes each text as start, words, end, with the words cut to `length` tokens in all, 3 or more."""
         if length < 3:
             raise UsageError(f"--data.length {length}: wanted at least 3: the tokenizer adds a start and an end")
         return _ragged([[START, *self._numbers(text)[: length - 2], END] for text in texts])

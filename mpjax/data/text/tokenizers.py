@@ -63,10 +63,7 @@ class HuggingFaceTokenizer:
     def framed(self, texts: Sequence[str], length: int) -> Ragged:
         """Tokenizes each text with the special tokens of a single text, such as [CLS] text [SEP].
 
-        The text is cut so that there are at most `length` tokens in total.
-
-        Raises:
-          UsageError: `length` leaves no token to the text.
+        The text is cut so that there are at most `length` tokens in total. UsageError if that leaves it no token.
         """
         if length <= (added := self.tokenizer.num_special_tokens_to_add(False)):
             raise UsageError(
@@ -129,10 +126,7 @@ def _from_file(file: pathlib.Path, name: str) -> HuggingFaceTokenizer:
 def _named_beside(file: pathlib.Path) -> dict[str, str]:
     """Reads `pad_token`, `eos_token` and `sep_token`, where set, from the files next to a tokenizer.json.
 
-    tokenizer_config.json overrides special_tokens_map.json.
-
-    Raises:
-      UsageError: one of the files is damaged.
+    tokenizer_config.json overrides special_tokens_map.json. A damaged file is a UsageError.
     """
     tokens: dict[str, str] = {}
     for beside in ("special_tokens_map.json", "tokenizer_config.json"):
