@@ -124,7 +124,7 @@ def set_aside(directory: pathlib.Path, after: int) -> None:
 
 
 class Damaged(UsageError):
-    """The contents of a checkpoint differ from the saved ones."""
+    """The contents of a checkpoint differ from the saved ones, or cannot be read."""
 
 
 def _read(
@@ -133,7 +133,7 @@ def _read(
     """Reads the arrays by path and the description.
 
     Raises:
-      Damaged: the contents differ from the saved ones.
+      Damaged: the contents differ from the saved ones, or any exception occurs while they are read.
       UsageError: a later version of mpjax wrote the checkpoint.
     """
     folder = directory.resolve() / str(position)
