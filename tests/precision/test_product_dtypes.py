@@ -1,5 +1,7 @@
 """What a policy asks of products, by module path."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -58,7 +60,7 @@ def test_the_recipe_that_a_layer_was_made_to_multiply_by_is_known():
     assert asked_dtypes(get_policy("mixed_bfloat16"), {"": model})("blocks/0/linear").refused
 
 
-@pytest.mark.parametrize("function", [None, lambda *args, **kwargs: jax.lax.conv_general_dilated(*args, **kwargs)])
+@pytest.mark.parametrize("function", [None, functools.partial(jax.lax.conv_general_dilated)])
 def test_a_convolution_has_a_product_of_the_users_own_if_it_was_given_one(function):
     given = {"conv_general_dilated": function} if function else {}
     model = nnx.Conv(1, 1, (3,), **given, rngs=nnx.Rngs(0))
