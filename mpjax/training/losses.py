@@ -41,10 +41,11 @@ def soft_cross_entropy(logits: Float[Array, "B K"], targets: Float[Array, "B K"]
       targets: floating [B, num_classes], rows that sum to 1.
 
     Returns:
-      float32 (or wider) [B].
+      float32 (or wider) [B]. A class with a target of 0 adds 0, also if its logit is -inf.
     """
     logits = widened(logits)
-    return -jnp.sum(targets.astype(logits.dtype) * jax.nn.log_softmax(logits), axis=-1)
+    terms = jnp.where(targets == 0, 0, targets.astype(logits.dtype) * jax.nn.log_softmax(logits))
+    return -jnp.sum(terms, axis=-1)
 
 
 def cross_entropy_over(

@@ -76,6 +76,14 @@ def test_soft_cross_entropy_by_hand():
     np.testing.assert_allclose(losses, [0.16984602 + 1.5, 1.0986123], rtol=1e-6)
 
 
+def test_a_masked_class_that_is_no_target_costs_nothing():
+    logits, targets = jnp.array([[2.0, -jnp.inf, 2.0]]), jnp.array([[0.5, 0.0, 0.5]])
+    loss, gradient = jax.value_and_grad(lambda x: soft_cross_entropy(x, targets).sum())(logits)
+    assert float(loss) == pytest.approx(0.6931472)
+    np.testing.assert_array_equal(gradient, jnp.zeros((1, 3)))
+    assert jnp.isnan(soft_cross_entropy(jnp.array([[2.0, jnp.nan, 2.0]]), targets)).all()
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_soft_cross_entropy_is_computed_in_float32(dtype):
     logits = jnp.array([[30000.0, -32768.0]], dtype)
