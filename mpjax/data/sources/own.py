@@ -136,7 +136,7 @@ def open_own(config: Data) -> Table | Source:
     train, test = (
         parts_of(expression, sizes, str(config.name)) for expression in (config.train_split, config.test_split)
     )
-    first = splits[train[0].split]
+    first = splits[next(part.split for part in train if part.start < part.stop)]
     tried = max(1, min(len(first), _TRIED))
     sample = [first[index * len(first) // tried] for index in range(tried)]
     columns = {name: _column(name, [x[name] for x in sample if name in x], where) for name in sample[0]}
@@ -160,7 +160,7 @@ def _described(found: Any) -> str:
 
 def _examples(split: Any, where: str, config: Data) -> Examples:
     if isinstance(split, Mapping):
-        arrays = {str(name): np.asarray(_plain(values)) for name, values in split.items()}
+        arrays = {str(name): _rows(values) for name, values in split.items()}
         lengths = {name: values.shape[0] if values.ndim else None for name, values in arrays.items()}
         if not arrays or None in lengths.values() or len(set(lengths.values())) > 1:
             raise UsageError(f"{where}: arrays of lengths {lengths}; wanted one length, the number of examples")
@@ -176,6 +176,12 @@ def _examples(split: Any, where: str, config: Data) -> Examples:
     raise UsageError(f"{where}: {_described(split)}; {_WANTED}")
 
 
+def _rows(values: Any) -> np.ndarray:
+    # An array of NumPy's own bytes or text strips zeros at the end of each.
+    is_text = isinstance(values, (tuple, list)) and any(isinstance(value, (bytes, str)) for value in values)
+    return np.asarray(_plain(values), object if is_text else None)
+
+
 def _read(split: Iterable, where: str, config: Data) -> list[Any]:
     """Reads an iterable into memory.
 
@@ -185,7 +191,9 @@ def _read(split: Iterable, where: str, config: Data) -> list[Any]:
     examples, size = [], 0
     for example in split:
         examples.append(example)
-        values = example.values() if isinstance(example, Mapping) else example if isinstance(example, tuple) else ()
+        values = (
+            example.values() if isinstance(example, Mapping) else example if isinstance(example, (tuple, list)) else ()
+        )
         size += sum(np.asarray(_plain(value)).nbytes for value in values)
         if size > config.in_memory_mb * 1e6:
             raise UsageError(

@@ -9,6 +9,7 @@ from PIL import Image as Pillow
 from mpjax.config.schema import Data
 from mpjax.config.user_code import PythonObject
 from mpjax.data import Image, Label, open_source
+from mpjax.data.sources.own import open_own
 from mpjax.errors import UsageError
 
 
@@ -72,6 +73,12 @@ def test_splits_are_named_and_cut_as_those_of_other_sets():
     assert len(source.test) == 4
 
 
+def test_the_first_part_of_a_sum_may_be_empty():
+    empty = {name: values[:0] for name, values in ARRAYS.items()}
+    source = opened({"fold": empty, "train": ARRAYS}, train_split="fold+train", test_split="train")
+    assert labels(source.train) == [0, 1, 2, 0, 1, 2]
+
+
 def test_a_tuple_has_numbered_columns():
     pairs = [(image, label) for image, label in zip(IMAGES, LABELS, strict=True)]
     source = opened((pairs, pairs), columns={"image": "0", "label": "1"})
@@ -83,6 +90,16 @@ def test_encoded_images_are_images():
     Pillow.fromarray(IMAGES[0]).save(stored, "PNG")
     rows = [{"image": stored.getvalue(), "label": 1}]
     assert opened((rows, rows)).fields["image"] == Image((4, 4, 3))
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_lists_of_bytes_and_texts_keep_their_zeros_at_the_end(kind):
+    """An array of NumPy's dtype S or U strips them."""
+    rows = {"image": kind([b"a\0\0", b"abcde\0"]), "text": kind(["a\0", "bc"])}
+    table = open_own(Data(name=PythonObject(lambda: (rows, rows))))
+    train, _ = table.open(("image", "text"))
+    assert train[0] == {"image": b"a\0\0", "text": "a\0"}
+    assert train.__getitems__([1])[0] == {"image": b"abcde\0", "text": "bc"}
 
 
 def test_images_of_several_sizes_vary():
@@ -103,8 +120,9 @@ def test_channels_first_are_not_taken_for_rows():
         opened((rows, rows))
 
 
-def test_an_iterable_is_read_up_to_the_limit_of_memory():
-    rows = ({"image": np.zeros((100, 100, 3), np.float32), "label": 0} for _ in range(100))
+@pytest.mark.parametrize("kind", [lambda *row: dict(zip(("image", "label"), row, strict=True)), lambda *row: [*row]])
+def test_an_iterable_is_read_up_to_the_limit_of_memory(kind):
+    rows = (kind(np.zeros((100, 100, 3), np.float32), 0) for _ in range(100))
     with pytest.raises(UsageError, match="split 'train': an iterable is read into memory, and 9 examples are over"):
         opened((rows, ROWS), in_memory_mb=1)
 
