@@ -81,7 +81,8 @@ class InBackground(Writer):
 
     def _put(self, work: Callable[[Logger], None]) -> None:
         self._tell()
-        self._work.put(work)
+        if not self._failure:
+            self._work.put(work)
 
     def _run(self, open_logger: Callable[[], Logger]) -> None:
         try:

@@ -53,6 +53,7 @@ def test_a_failure_is_a_warning_once_and_the_rest_is_left_out(tmp_path):
     with pytest.warns(LoggerWarning, match="name: ConnectionError: no server; nothing more is sent"):
         writer.write(2, {})
     writer.write(3, {})  # warnings are errors in these tests: it warns no more
+    assert writer._work.empty()  # what nobody will send fills no memory
     writer.close()
     assert logger.heard == ["closed"]
 
