@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import functools
 import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -110,16 +111,28 @@ def given_batches(
     first: Arrays = {}
     waiting: list[tuple[int, Arrays]] = []  # the position of an input, and one of its rows
 
-    def attempt(stored: Any) -> Arrays | UsageError:
+    def attempt(read: Callable[[Any], Any], of: Any) -> Any | UsageError:
+        if isinstance(of, UsageError):
+            return of
         try:
-            return given.rows(stored)
+            return read(of)
         except UsageError as error:
             return error
+        except OSError as error:
+            return UsageError(f"cannot be read: {error}; repair or remove the file")
 
+    def load(positions: Sequence[int]) -> Sequence[Any]:
+        """Loads inputs together, or one at a time, which is far slower, if one of them is unreadable."""
+        stored = attempt(given.load, positions)
+        if not isinstance(stored, UsageError):
+            return stored
+        return [attempt(lambda position: given.load([position])[0], position) for position in positions]
+
+    rows_of = functools.partial(attempt, given.rows)
     with concurrent.futures.ThreadPoolExecutor(max(workers, 1)) as pool:
         for start in range(0, len(given.names), batch_size):
             positions = range(start, min(start + batch_size, len(given.names)))
-            for position, rows in zip(positions, pool.map(attempt, given.load(positions)), strict=True):
+            for position, rows in zip(positions, pool.map(rows_of, load(positions)), strict=True):
                 if isinstance(rows, UsageError):
                     name, message = given.names[position], str(rows)
                     message = message if name in message else f"{name}: {message}"

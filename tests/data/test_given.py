@@ -64,6 +64,39 @@ def test_a_bad_input_is_an_error_that_names_it_or_is_reported():
     assert [list(owners) for owners, _ in found] == [[0, 1], [3, 4]]
 
 
+def test_a_file_that_cannot_be_opened_is_reported_too(folder):
+    (folder / "a/0.png").symlink_to(folder / "gone.png")
+    given = given_images([str(folder)], source_of(1), Data())
+    with pytest.raises(UsageError, match="a/0.png.*; repair or remove the file$"):
+        list(given_batches(given, 2, workers=1, skip=None))
+    said = []
+    found = list(given_batches(given, 2, workers=1, skip=said.append))
+    missing = f"[Errno 2] No such file or directory: '{folder}/a/0.png'"
+    assert said == [f"cannot be read: {missing}; repair or remove the file"]
+    assert [list(owners) for owners, _ in found] == [[1, 2], [3]]
+
+
+class Broken(list):
+    """Examples of which the third cannot be read."""
+
+    def __getitem__(self, index):
+        if index == 2:
+            raise UsageError("column 'image': no image")
+        return super().__getitem__(index)
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def test_an_example_of_a_split_that_cannot_be_read_is_reported_too():
+    examples = Broken({"image": np.zeros((2, 2, 1), np.uint8), "label": 1} for _ in range(4))
+    given = given_split(Source("set", labelled_images(3, (2, 2, 1)), [], examples), Data())
+    said = []
+    found = list(given_batches(given, 4, workers=1, skip=said.append))
+    assert said == ["test[2]: column 'image': no image"]
+    assert [list(owners) for owners, _ in found] == [[0, 1, 3]]
+
+
 def test_inputs_of_another_dtype_are_refused():
     values = [np.zeros((1, 2), np.uint8), np.zeros((1, 2), np.float32)]
     given = Inputs(["a", "b"], list, lambda position: {"image": values[position]})
