@@ -223,13 +223,14 @@ def _read(text: str, delimiter: str, quoting: int) -> tuple[list[StoredRow], int
     """Parses the rows, except one with an unclosed quote, and finds the line of that row; None if there is none."""
     if not text:
         return [], None
-    lines = io.StringIO(text.removesuffix("\n") + f"\n{_END}\n", newline="")
+    lines = list(io.StringIO(text.removesuffix("\n") + f"\n{_END}\n", newline=""))
     reading = csv.reader(lines, delimiter=delimiter, quoting=quoting)  # pyright: ignore[reportArgumentType]
     rows, line = [], 1
     limit = csv.field_size_limit(len(text) + len(_END) + 1)  # by default, longer texts are an error
     try:
         for values in reading:
-            rows.append(StoredRow(line, values))
+            if len(values) > 1 or lines[line - 1].strip(" \t\r\n"):  # blank lines are no rows, as in training
+                rows.append(StoredRow(line, values))
             line = reading.line_num + 1
     finally:
         csv.field_size_limit(limit)

@@ -57,6 +57,12 @@ def test_a_row_of_another_length_is_an_error_of_its_own():
     assert str(error) == "a:2: 1 values in 2 columns; wanted one for each"
 
 
+@pytest.mark.parametrize("blank", ["", "  ", " \t"])
+def test_blank_lines_of_a_table_are_no_rows(blank):
+    assert column(f"{blank}\nlabel,text\n{blank}\n0,bad\n\n1,\n", delimiter=",") == [("a:4", "bad"), ("a:6", "")]
+    assert column(f'text\n{blank}\n"  "\n""\n', delimiter=",") == [("a:3", "  "), ("a:4", "")]
+
+
 @pytest.mark.parametrize("end", ['now"', "now"])
 def test_quotes_that_would_join_lines_of_a_tsv_are_characters(end):
     content = f'0\t"he said\n1\tbye {end}\n0\t"a" b\n'
@@ -96,6 +102,7 @@ def test_an_empty_table_is_an_error(content, said):
         '0\t"he said\n1\tbye\n0\tx\n1\ty\n',
         '0\t"a\tb"\n1\t"c\nd"\n0\tx\n1\ty\n',
         '0\t"a""b"\n1\tc "d" e\n0\tx\n1\t"y"z\n',
+        "0\ta\n\n1\tb\n  \n0\t\n\t\n",
     ],
 )
 @pytest.mark.filterwarnings("ignore:quotes of the tsv", "ignore:a. quotes of the tsv")
