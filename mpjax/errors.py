@@ -1,6 +1,7 @@
 """Exceptions and warnings of mpjax, with the exit code of each exception."""
 
 import contextlib
+import errno
 import functools
 import glob
 import pathlib
@@ -66,6 +67,11 @@ def exit_code_of(error: BaseException) -> int:
         case KeyboardInterrupt():
             return 130
     return 1
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """True if memory or file descriptors are exhausted, which is no fault of the data that were read."""
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
 
 
 def failure(error: BaseException, file: str = "") -> str:

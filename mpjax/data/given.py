@@ -20,7 +20,7 @@ from mpjax.data.images.decoding import FileBytes, named_errors, opened
 from mpjax.data.images.depth import is_gray
 from mpjax.data.stacking import Arrays
 from mpjax.data.stream import Batch, padded_batch
-from mpjax.errors import UsageError
+from mpjax.errors import UsageError, is_exhausted
 
 
 class Square(NamedTuple):
@@ -119,6 +119,8 @@ def given_batches(
         except UsageError as error:
             return error
         except OSError as error:
+            if is_exhausted(error):
+                raise
             return UsageError(f"cannot be read: {error}; repair or remove the file")
 
     def load(positions: Sequence[int]) -> Sequence[Any]:

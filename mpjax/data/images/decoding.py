@@ -15,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from mpjax.data.images.depth import EIGHT, Depth, depth_of, is_gray, lower_bits_lost
 from mpjax.data.images.plain import Plain, plain_header
-from mpjax.errors import DataWarning, UsageError
+from mpjax.errors import DataWarning, UsageError, is_exhausted
 
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -226,7 +226,7 @@ def named_errors(stored: object, called: str = "image") -> Iterator[None]:
     """Converts errors of any type, inside a `with` block, to a UsageError that names the image.
 
     Pillow raises many types for a damaged image: SyntaxError, struct.error and others. UsageError, warnings and
-    MemoryError pass unchanged.
+    errors of an exhausted machine pass unchanged.
 
     Args:
       stored: the path of the image or its bytes, which have a `path` if they were read from a file.
@@ -237,9 +237,11 @@ def named_errors(stored: object, called: str = "image") -> Iterator[None]:
     """
     try:
         yield
-    except (UsageError, Warning, MemoryError):
+    except (UsageError, Warning):
         raise
     except Exception as error:
+        if is_exhausted(error):
+            raise
         path = stored if isinstance(stored, str) else name_of(stored)
         advice = "repair or remove the file" if path else "prepare the data set again"
         reason = str(error) or type(error).__name__

@@ -20,7 +20,7 @@ from mpjax.data.fields import Image, Label, Mask
 from mpjax.data.images.depth import EIGHT, SIXTEEN
 from mpjax.data.sources.formats import BY_FUNCTION, is_readable
 from mpjax.data.table import Column, Other, Table, Text, require_ordered_parts
-from mpjax.errors import UsageError, first_line
+from mpjax.errors import UsageError, first_line, is_exhausted
 
 
 _FORMAT = "array_record"
@@ -66,14 +66,14 @@ def prepared_names(data_dir: pathlib.Path) -> list[str]:
 def _damage_told(folder: pathlib.Path) -> Iterator[None]:
     """Context that converts errors of any type, inside a `with` block, to a UsageError that names the damaged file.
 
-    UsageErrors pass unchanged. The files of the prepared set are searched only after an error. If all can be read, the
-    error names the two files that describe the set.
+    UsageErrors and errors of an exhausted machine pass unchanged. The files of the prepared set are searched only after
+    an error. If all can be read, the error names the two files that describe the set.
     """
     try:
         yield
-    except UsageError:
-        raise
     except Exception as error:
+        if isinstance(error, UsageError) or is_exhausted(error):
+            raise
         is_generated = not {folder.parent.name, folder.parent.parent.name}.isdisjoint(GENERATED)
         repair = f"delete {folder}, " + ("which is written again" if is_generated else "and copy or prepare it again")
         file, fault = next(_damaged_files(folder), (f"{folder}/{' or '.join(_DESCRIPTION)}", first_line(error)))
@@ -95,6 +95,8 @@ def _damaged_files(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:
             for start in range(0, reader.num_records(), _AT_ONCE):
                 reader.read(start, min(start + _AT_ONCE, reader.num_records()))
         except Exception as error:
+            if is_exhausted(error):
+                raise
             yield file, first_line(error)
 
 

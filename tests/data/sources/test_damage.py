@@ -1,5 +1,6 @@
 """A damaged file of a prepared set is named, with the repair, whatever the damage."""
 
+import errno
 import random
 import shutil
 
@@ -8,6 +9,7 @@ import pytest
 from mpjax.config.schema import Data
 from mpjax.data.open import open_source
 from mpjax.data.sources.digits import prepare_digits
+from mpjax.data.sources.tfds import PreparedExamples
 from mpjax.errors import UsageError
 
 
@@ -103,3 +105,14 @@ def test_a_set_that_mpjax_does_not_write_is_to_be_prepared_again(digits, tmp_pat
     (tmp_path / "scans" / "1.0.0" / "dataset_info.json").write_bytes(b"{")
     with pytest.raises(UsageError, match="delete .*scans/1.0.0, and copy or prepare it again$"):
         open_source(Data(name="scans"), tmp_path)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EMFILE, "Too many open files")])
+def test_a_machine_without_resources_is_no_damaged_file(error, tmp_path):
+    class Records(list):
+        def __getitems__(self, indices):
+            raise error
+
+    with pytest.raises(type(error)) as raised:
+        PreparedExamples(Records(), bytes, tmp_path)[0]
+    assert raised.value is error
