@@ -62,9 +62,12 @@ def brightness(factor: Float[Array, " B"]) -> Int[Array, "B 1 256"]:
 
 def contrast(images: UInt8[Array, "B H W C"], factor: Float[Array, " B"]) -> Int[Array, "B 1 256"]:
     """A table that scales the distance to each image's mean gray by a float32 factor: 0 is gray, 1 the image."""
-    total = jnp.sum(gray(images), axis=(1, 2), dtype=jnp.int32)
-    pixels = images.shape[1] * images.shape[2]
-    mean = (2 * total + pixels) // (2 * pixels)
+    _, height, width, _ = images.shape
+    # Whole levels and the rest of each row apart: the sum of a large image overflows int32.
+    levels, rest = jnp.divmod(jnp.sum(gray(images), axis=2, dtype=jnp.int32), width)
+    level, more = jnp.divmod(jnp.sum(levels, axis=1, dtype=jnp.int32), height)
+    rest = more * width + jnp.sum(rest, axis=1, dtype=jnp.int32)
+    mean = level + (2 * rest + height * width) // (2 * height * width)
     return blend(mean[:, None, None], identity(), factor[:, None, None])
 
 

@@ -69,6 +69,12 @@ def test_brightness_and_contrast_are_within_a_level_of_pillows(image, factor):
     assert np.abs(strong - pillow(image, lambda picture: ImageEnhance.Contrast(picture).enhance(factor))).max() <= 1
 
 
+def test_contrast_knows_the_mean_of_large_images():
+    """511 times 4,204,544 pixels is above 2^31."""
+    white = jnp.full((1, 2048, 2053, 1), 255, jnp.uint8)
+    assert (np.asarray(pixels.contrast(white, one(0.0))) == 255).all()
+
+
 def test_a_histogram_counts_levels_by_image_and_channel():
     images = np.stack([IMAGES["two levels"], 255 - IMAGES["two levels"]])
     counts = np.asarray(pixels.histogram(jnp.asarray(images)))
