@@ -86,7 +86,9 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    # The repository of this package, and not one around the environment that it is installed in.
+    checkout = str(Path(__file__).parents[2])
+    command = ["git", "-C", checkout, "--git-dir", ".git", "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -4,10 +4,12 @@ import json
 import math
 import os
 import socket
+import subprocess
 
 import pytest
 
-from mpjax.report.results import process_of, summarise, summary_table, throughput, write_summary
+from mpjax.report import results
+from mpjax.report.results import environment, process_of, summarise, summary_table, throughput, write_summary
 
 
 RECORDS = [
@@ -79,6 +81,19 @@ def test_the_table_is_aligned():
 
 def test_a_run_without_metrics_has_a_table_too():
     assert summary_table(summarise([], **FACTS)).splitlines()[-1] == "throughput  5210 examples/s"
+
+
+@pytest.mark.parametrize(("place", "is_own"), [("mpjax", True), (".venv/lib/site-packages/mpjax", False)])
+def test_the_commit_is_mpjaxs_and_not_that_of_a_project_around_it(tmp_path, monkeypatch, place, is_own):
+    file = tmp_path / place / "report" / "results.py"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "a"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    monkeypatch.setattr(results, "__file__", str(file))
+    assert environment([], {})["commit"] == (head if is_own else None)
 
 
 HERE = socket.gethostname()
