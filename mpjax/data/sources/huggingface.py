@@ -205,7 +205,9 @@ def _classes(name: str, set_name: str, train: Any, test: Any, ignored: Sequence[
         return Label(2), lambda column: arrow.numbers(column, called).astype(np.int32)
     if pa.types.is_integer(kind):
         if ignored:
-            values = [value.filter(arrow.pc.invert(arrow.pc.is_in(value, pa.array(ignored, kind)))) for value in values]
+            held = np.iinfo(kind.to_pandas_dtype())
+            known = pa.array([number for number in ignored if held.min <= number <= held.max], kind)
+            values = [value.filter(arrow.pc.invert(arrow.pc.is_in(value, known))) for value in values]
         bounds = [arrow.pc.min_max(value).as_py() for value in values if len(value)]
         if not bounds:
             raise UsageError(f"label ({called} of '{set_name}'): every one is ignored by --data.ignore_index")
