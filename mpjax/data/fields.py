@@ -246,10 +246,12 @@ class Numbers(_FromColumn):
             )
         with np.errstate(over="ignore"):
             cast = value.astype(dtype, copy=False)
-        if dtype.kind == "i" and not np.array_equal(cast, value):
-            raise UsageError(f"{called(name, self)}: {value.max()} does not fit int32; wanted numbers below 2**31")
-        if dtype.kind == "f" and np.any(np.isinf(cast) & np.isfinite(value)):
-            raise UsageError(f"{called(name, self)}: {np.abs(value).max()} overflows float32; scale it {_LINE}")
+        if dtype.kind == "i" and (changed := value[cast != value]).size:
+            raise UsageError(
+                f"{called(name, self)}: {changed[0]} does not fit int32; wanted numbers from -2**31 up, below 2**31"
+            )
+        if dtype.kind == "f" and (infinite := value[np.isinf(cast) & np.isfinite(value)]).size:
+            raise UsageError(f"{called(name, self)}: {infinite[0]} overflows float32; scale it {_LINE}")
         return cast
 
 

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from mpjax.data import Image, Label, Length, Mask, Tokens, batch_shapes
+from mpjax.data.fields import Numbers
 from mpjax.errors import UsageError
 
 
@@ -78,6 +79,19 @@ def test_a_length_may_be_all_of_it():
 def test_labels_beyond_int32():
     with pytest.raises(UsageError, match="do not fit int32"):
         Label(2**31 + 1).settle("label", np.asarray(1))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "says"),
+    [
+        (np.int32, np.array([-(2**40), 1]), r"^x: -1099511627776 does not fit int32; wanted numbers from -2\*\*31 up"),
+        (np.int32, np.array(2**40), "^x: 1099511627776 does not fit int32"),
+        (np.float32, np.array([np.inf, -1e300, 1.0]), r"^x: -1e\+300 overflows float32"),
+    ],
+)
+def test_a_number_that_does_not_fit_is_the_one_that_is_named(dtype, values, says):
+    with pytest.raises(UsageError, match=says):
+        Numbers(values.shape, np.dtype(dtype)).settle("x", values)
 
 
 @pytest.mark.parametrize(
