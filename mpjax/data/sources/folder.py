@@ -153,8 +153,8 @@ def _files_by_class(folder: pathlib.Path, set_name: str) -> dict[str, list[str]]
         )
     if set(classes) == {"images", "masks"}:
         raise UsageError(
-            f"data set '{set_name}': {folder} has images and their masks, but --task classification needs a folder for "
-            "each class; write --task segmentation",
+            f"data set '{set_name}': {folder} has images and their masks; wanted a folder for each class; for masks "
+            "write --task segmentation",
             repair={"task": "segmentation"},
         )
     files = {name: _images(folder / name) for name in classes}

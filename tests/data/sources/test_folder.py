@@ -173,8 +173,9 @@ def test_a_broken_file_is_named_when_it_is_read(pets):
         train_batches(opened(pets), Data(batch_size=2), 0)
 
 
-def test_images_and_masks_are_no_two_classes(scans):
-    refused("has images and their masks, .*; write --task segmentation", scans)
+@pytest.mark.parametrize("task", ["classification", "own"])
+def test_images_and_masks_are_no_two_classes(scans, task):
+    refused("has images and their masks; wanted a folder for each class; for masks write --task segm", scans, task)
 
 
 def test_a_mask_without_image_and_an_image_without_mask(scans):
