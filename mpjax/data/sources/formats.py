@@ -25,10 +25,16 @@ BY_FUNCTION = (
 """Advice on data in a format without a reader here."""
 
 
+def kind_of(file: pathlib.Path) -> str:
+    """The format of a file by its extension, in either case; empty if unknown."""
+    return KINDS.get(file.suffix.lower(), "")
+
+
 def is_readable(path: pathlib.Path) -> bool:
     """True if the extension of a file, or of any file below a folder, is one that `hf:PATH` reads."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    return any(file.suffix in KINDS for file in files)
+    if not path.is_dir():
+        return bool(kind_of(path))
+    return any(file.suffix in KINDS for file in path.rglob("*"))  # `datasets` finds only lower case in a folder
 
 
 def way_to_read(file: pathlib.Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from mpjax.config.paths import expanded
 from mpjax.data.sources import arrow
 from mpjax.data.sources.column_names import require_names
-from mpjax.data.sources.formats import FORMATS, KINDS, way_to_read
+from mpjax.data.sources.formats import FORMATS, KINDS, kind_of, way_to_read
 from mpjax.errors import DataWarning, UsageError
 
 
@@ -58,7 +58,7 @@ def _loaded(datasets: Any, what: str, header: Sequence[str]) -> Any:
     if colon and kind in FORMATS:
         return _local(datasets, expanded(rest), kind, what, header)
     path = expanded(what)
-    if path.exists() or what.startswith(("/", "~", ".")) or path.suffix in KINDS:
+    if path.exists() or what.startswith(("/", "~", ".")) or kind_of(path):
         return _local(datasets, path, "", what, header)
     _require_no_header(what, header)
     name, _, config = what.rpartition("/")
@@ -85,13 +85,13 @@ def _local(datasets: Any, path: pathlib.Path, kind: str, what: str, header: Sequ
         if not kind:
             return _read(datasets, str(path), {}, header)
         return _read(datasets, *_TABLES.get(kind, (kind, {})), header, data_dir=str(path))
-    kind = kind or KINDS.get(path.suffix, "")
+    kind = kind or kind_of(path)
     if not kind:
         raise UsageError(
             f"data set '{NAME}:{what}': {path.suffix or 'no extension'} is not a known format; wanted one of "
             f"{', '.join(KINDS)}; or {way_to_read(path)}"
         )
-    kind = "tsv" if path.suffix == ".tsv" and kind == "csv" else kind
+    kind = "tsv" if kind_of(path) == "tsv" and kind == "csv" else kind
     if kind not in _TABLES:
         _require_no_header(what, header)
     return _read(datasets, *_TABLES.get(kind, (kind, {})), header, data_files={"train": str(path)})

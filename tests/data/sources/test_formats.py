@@ -34,6 +34,8 @@ def write(folder, name):
         ("dig.pt", "dig.pt", FUNCTION),
         ("dig", "dig/a.npz", FUNCTION),
         ("dig.csv", "dig.csv", "write --data.name hf:{path}$"),
+        ("dig.CSV", "dig.CSV", "write --data.name hf:{path}$"),
+        ("dig", "dig/a.CSV", FUNCTION),  # `datasets` finds no such file in a folder
         ("dig", "dig/a.csv", "write --data.name hf:{path}$"),
         ("dig", "dig/0/a.png", "write --data.name folder:{path}$"),
     ],

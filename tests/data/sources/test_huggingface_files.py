@@ -30,9 +30,9 @@ def write(path, kind):
         data.to_parquet(path)
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl", "parquet", "CSV", "TSV"])
 def test_one_file_is_one_split(tmp_path, kind):
-    write(tmp_path / f"all.{kind}", kind)
+    write(tmp_path / f"all.{kind}", kind.lower())
     splits = load_splits(str(tmp_path / f"all.{kind}"))
     assert list(splits) == ["train"]
     assert splits["train"].to_list() == ROWS
