@@ -68,7 +68,12 @@ class PreprocessedExamples:
         return [self._apply(example, index) for index, example in zip(indices, examples, strict=True)]
 
     def _apply(self, example: Example, index: int) -> Example:
-        fields = {name: readable(value, self.columns.get(name)) for name, value in example.items()}
+        fields = {}
+        for name, value in example.items():
+            try:
+                fields[name] = readable(value, self.columns.get(name))
+            except UnicodeDecodeError as error:
+                raise UsageError(f"example {index}: {name}: not UTF-8: {error}; convert the data to UTF-8") from error
         with named_failure(f"{_FLAG} {self.name} failed on example {index}", self.function):
             result = self.function(fields)
         if not isinstance(result, Mapping):

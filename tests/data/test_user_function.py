@@ -43,6 +43,11 @@ def test_the_function_is_given_pixels_and_str():
     assert examples.__getitems__([0])[0]["label"] == 1
 
 
+def test_a_text_that_is_not_utf8_is_named():
+    with pytest.raises(UsageError, match="^example 1: text: not UTF-8: .*; convert the data to UTF-8$"):
+        through(lambda example: example, {"text": b"a"}, {"text": b"\xff"}, text=Text()).__getitems__([0, 1])
+
+
 def test_what_is_no_dict_is_refused():
     with pytest.raises(UsageError, match=r"--data.preprocess own.py:f returned NoneType; wanted a dict.*image, label"):
         through(lambda example: None, {"image": png(1, 1), "label": 0})[0]

@@ -113,7 +113,7 @@ class WordsTokenizer:
 
     def _numbers(self, text: str) -> list[int]:
         buckets = self.vocabulary - SPECIAL
-        return [SPECIAL + zlib.crc32(word.encode()) % buckets for word in _WORD.findall(text.lower())]
+        return [SPECIAL + zlib.crc32(word.encode(errors="replace")) % buckets for word in _WORD.findall(text.lower())]
 
 
 def _ragged(numbers: list[list[int]]) -> Ragged:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mpjax.data.text.plain_tokenizers import WordsTokenizer
+from mpjax.data.text.plain_tokenizers import BytesTokenizer, WordsTokenizer
 from mpjax.errors import UsageError
 
 
@@ -34,3 +34,8 @@ def test_a_frame_is_cut_with_its_start_and_end():
     assert texts_of(WORDS.framed(["a b c", ""], 4)) == [[2, *inside[:2], 1], [2, 1]]
     with pytest.raises(UsageError, match="--data.length 2: wanted at least 3"):
         WORDS.framed(["a"], 2)
+
+
+def test_half_a_surrogate_pair_is_a_question_mark():
+    assert texts_of(WORDS.whole(["a \ud83d"])) == texts_of(WORDS.whole(["a ?"]))
+    assert texts_of(BytesTokenizer().whole(["a\ud83d"])) == texts_of(BytesTokenizer().whole(["a?"]))
