@@ -145,6 +145,13 @@ class Source:
     mix: "tuple[Portion, ...]" = ()
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self):
+        if not self.fields:
+            raise UsageError(
+                f"data set '{self.name}' has no fields; wanted at least one; a function for --data.preprocess must "
+                "return a dict with an entry for each"
+            )
+
     @property
     def trained_on(self) -> "tuple[Source, ...]":
         """This set, followed by the sets of `mix`."""

@@ -14,7 +14,7 @@ from mpjax.config.user_code import names_code
 from mpjax.data.examples import Example, MappedExamples, Portion, Source, renamed
 from mpjax.data.fields import IGNORED_LABEL, Field, Image, Label, Mask
 from mpjax.data.image_range import in_range
-from mpjax.data.images.masks import mask_values, unknown_classes, with_decoded_mask
+from mpjax.data.images.masks import mask_values, unknown_classes, with_decoded_masks
 from mpjax.data.mixture import mixed, named
 from mpjax.data.own_task import all_columns
 from mpjax.data.sources import synthetic
@@ -48,7 +48,8 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
     train, test = (MappedExamples(split, rename) for split in table.open(tuple(dict.fromkeys(columns.values()))))
     stored = None if function else train
     if "mask" in chosen:
-        train, test = (MappedExamples(split, with_decoded_mask) for split in (train, test))
+        decode = functools.partial(with_decoded_masks, ("mask",))
+        train, test = (MappedExamples(split, decode) for split in (train, test))
     origins = {field: f"column '{column}'" if column != field else "" for field, column in columns.items()}
     if function:
         train, test = (PreprocessedExamples(split, function, str(config.preprocess), chosen) for split in (train, test))

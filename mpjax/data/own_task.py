@@ -7,10 +7,10 @@ import numpy as np
 
 from mpjax.config.schema import Data
 from mpjax.data.examples import Examples, MappedExamples, Source, array, renamed
-from mpjax.data.fields import Field, Image, Label, Numbers, dtype_of_numbers
+from mpjax.data.fields import Field, Image, Label, Mask, Numbers, dtype_of_numbers
 from mpjax.data.image_range import in_range
 from mpjax.data.images.depth import EIGHT
-from mpjax.data.images.masks import with_decoded_mask
+from mpjax.data.images.masks import with_decoded_masks
 from mpjax.data.table import Column, Table, Text
 from mpjax.data.user_function import PreprocessedExamples, load_preprocess, shape_after
 from mpjax.errors import UsageError
@@ -29,13 +29,16 @@ def all_columns(table: Table, config: Data) -> Source:
         raise UsageError(f"--data.columns: '{table.name}' has no {missing[0]}; it has {', '.join(table.columns)}")
     chosen = {field: table.columns[column] for field, column in columns.items()}
 
-    if decodes_mask := isinstance(mask := chosen.get("mask"), Image) and mask.depth.name != EIGHT.name:
+    masks = [name for name, column in chosen.items() if isinstance(column, Mask)]
+    if isinstance(mask := chosen.get("mask"), Image) and mask.depth.name != EIGHT.name:
         del chosen["mask"]  # class numbers are never scaled
+        masks.append("mask")
     chosen, notes = in_range(chosen, config, table.name)
     rename = functools.partial(renamed, columns)
     train, test = (MappedExamples(split, rename) for split in table.open(tuple(dict.fromkeys(columns.values()))))
-    if decodes_mask:
-        train, test = (MappedExamples(split, with_decoded_mask) for split in (train, test))
+    if masks:
+        decode = functools.partial(with_decoded_masks, masks)
+        train, test = (MappedExamples(split, decode) for split in (train, test))
     if not config.preprocess:
         return Source(table.name, _fields(table.name, train, chosen, config), train, test, notes=notes)
     function = load_preprocess(config.preprocess)

@@ -1,13 +1,19 @@
 """All columns of a data set, for a task of the user's own."""
 
+import io
+
 import numpy as np
 import pytest
+from PIL import Image as Pillow
 
 from mpjax.config.schema import Data
 from mpjax.config.user_code import PythonObject
 from mpjax.data import Image, Label, batch_fields, open_source
 from mpjax.data.batches import train_batches
-from mpjax.data.fields import Numbers
+from mpjax.data.fields import Mask, Numbers
+from mpjax.data.own_task import all_columns
+from mpjax.data.sources.own import ArrayRows
+from mpjax.data.table import Table
 from mpjax.errors import UsageError
 
 
@@ -62,6 +68,8 @@ def test_a_function_says_which_fields_there_are():
         preprocess=PythonObject(lambda example: {"image": example["image"][:1], "sum": example["box"].sum()})
     )
     assert source.fields == {"image": Image((1, 2, 3)), "sum": Numbers((), np.dtype(np.float32))}
+    with pytest.raises(UsageError, match="has no fields; wanted at least one; a function for --data.preprocess must"):
+        opened(preprocess=PythonObject(lambda example: {}))
 
 
 def test_text_is_an_error_that_says_what_to_do():
@@ -83,3 +91,15 @@ def test_no_value_is_changed_in_silence(values, said):
     source, config = opened(rows)
     with pytest.raises(UsageError, match=said):
         train_batches(source, config, 0)
+
+
+def test_an_encoded_mask_has_its_class_numbers_under_any_name():
+    """A LabeledImage of tensorflow-datasets stays encoded; a palette's colours are only for display."""
+    stored = io.BytesIO()
+    picture = Pillow.fromarray(np.array([[0, 2]], np.uint8), "P")
+    picture.putpalette([9, 9, 9] * 3)
+    picture.save(stored, "PNG")
+    examples = ArrayRows({"organs": np.array([stored.getvalue()], object)})
+    source = all_columns(Table("set", {"organs": Mask((1, 2), 3)}, lambda names: (examples, examples)), Data())
+    assert source.fields == {"organs": Numbers((1, 2, 1), np.dtype(np.int32))}
+    assert source.test[0]["organs"].tolist() == [[[0], [2]]]

@@ -41,9 +41,9 @@ def class_numbers(stored: Any) -> Any:
     return pixels.astype(np.uint8)[..., None] if pixels.dtype == np.bool_ else pixels[..., None]
 
 
-def with_decoded_mask(example: Example) -> Example:
-    """Decodes the `mask` of an example to an array of stored values."""
-    return {**example, "mask": class_numbers(example["mask"])}
+def with_decoded_masks(fields: Sequence[str], example: Example) -> Example:
+    """Decodes masks, the `fields` of an example, to arrays of stored values."""
+    return {**example, **{name: class_numbers(example[name]) for name in fields}}
 
 
 _LOOKED_AT = 256
