@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +24,14 @@ def encode(values: Mapping[str, Any], *, indent: int | None = None, default: Cal
     """
     text = json.dumps(spelled(values), indent=indent, default=default, allow_nan=False, ensure_ascii=False)
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def export(values: Mapping[str, Any], file: str | pathlib.Path | None, *, default: Callable | None = None) -> str:
+    """Encodes `values` as indented JSON text, and writes it to `file` if given, in UTF-8 whatever the locale."""
+    text = encode(values, indent=2, default=default)
+    if file is not None:
+        pathlib.Path(file).write_text(text + "\n", encoding="utf-8")
+    return text
 
 
 _CONTROL = re.compile("[\x7f-\x9f]")

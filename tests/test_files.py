@@ -1,11 +1,13 @@
 """Whole records, whole files, errors that name the file."""
 
+import ast
 import errno
 import os
 from pathlib import Path
 
 import pytest
 
+import mpjax
 from mpjax.files import AppendFile, irregular_in, naming, write_atomically
 
 
@@ -87,3 +89,16 @@ def test_no_link_in_the_place_of_a_temporary_file_is_followed(tmp_path, monkeypa
     with pytest.raises(FileExistsError):
         write_atomically(tmp_path / "summary.json", b"theirs")
     assert not (tmp_path / "precious").exists()
+
+
+def test_no_text_file_is_read_or_written_in_the_encoding_of_the_locale():
+    package = Path(mpjax.__file__).parent
+    calls = [
+        (f"{file.relative_to(package)}:{call.lineno}", call.func, {keyword.arg for keyword in call.keywords})
+        for file in package.rglob("*.py")
+        for call in ast.walk(ast.parse(file.read_bytes()))
+        if isinstance(call, ast.Call)
+    ]
+    texts = [(where, named) for where, to, named in calls if getattr(to, "attr", "") in ("read_text", "write_text")]
+    assert len(texts) > 10
+    assert [where for where, named in texts if "encoding" not in named] == []

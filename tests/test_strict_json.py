@@ -2,8 +2,11 @@
 
 import json
 import math
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -34,6 +37,15 @@ def test_a_float_comes_back_exactly():
 def test_something_else_than_an_object_is_refused():
     with pytest.raises(ValueError, match="not a JSON object"):
         strict_json.decode("12")
+
+
+def test_a_file_is_utf8_in_every_locale(tmp_path):
+    code = (
+        f"from mpjax import strict_json; strict_json.export({{'path': 'gr\\xf6\\xdfe'}}, {str(tmp_path / 'a.json')!r})"
+    )
+    environment = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-X", "utf8=0", "-c", code], env=environment, check=True)
+    assert (tmp_path / "a.json").read_bytes() == b'{\n  "path": "gr\xc3\xb6\xc3\x9fe"\n}\n'
 
 
 def test_it_is_the_only_writer_of_json():

@@ -146,7 +146,8 @@ def _trained(
             raise Interrupted(f"seed {seed}: {message}\n{line}".rstrip(), error.signal_number) from error
         except UsageError:
             file = path / CONFIG_FILE
-            if file.exists() and file.read_text() == run_settings(alone, path):  # it ran steps with these settings
+            # A run whose file has these settings ran steps with them.
+            if file.exists() and file.read_text(encoding="utf-8") == run_settings(alone, path):
                 begin()
             raise
         begin()

@@ -90,7 +90,7 @@ def _claim(file: pathlib.Path, text: str) -> None:
     """
     unfinished = file.with_name(f"{_UNFINISHED}{secrets.token_hex(8)}")
     try:
-        with unfinished.open("x") as opened:
+        with unfinished.open("x", encoding="utf-8") as opened:
             opened.write(text)
             opened.flush()
             os.fsync(opened.fileno())
@@ -100,7 +100,7 @@ def _claim(file: pathlib.Path, text: str) -> None:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
             raise
-        with file.open("x") as opened:  # the file system has no hard links
+        with file.open("x", encoding="utf-8") as opened:  # the file system has no hard links
             opened.write(text)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -46,10 +46,7 @@ class Diagnosis(Facts):
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["table"] = [row._asdict() | {"dtype": row.dtype.name} for row in self.table]
         fields["exponents"] = [EXPONENTS.start, EXPONENTS.stop]
-        text = strict_json.encode(fields, indent=2)
-        if file is not None:
-            pathlib.Path(file).write_text(text + "\n")
-        return text
+        return strict_json.export(fields, file)
 
     def to_html(self, file: str | pathlib.Path | None = None, *, scales: Sequence[tuple[int, float, bool]] = ()) -> str:
         """Renders a self-contained HTML page, and writes it to `file` if given.

@@ -86,10 +86,7 @@ class Fastest:
             "float8": self.float8
             and {**vars(self.float8), "layers": [layer._asdict() for layer in self.float8.layers]},
         }
-        text = strict_json.encode(fields, indent=2)
-        if file is not None:
-            pathlib.Path(file).write_text(text + "\n")
-        return text
+        return strict_json.export(fields, file)
 
     _repr_pretty_ = notebook.as_text
 

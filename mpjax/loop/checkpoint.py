@@ -100,10 +100,10 @@ def _write_lost_scores(directory: pathlib.Path) -> None:
     for position in complete_checkpoints(directory):
         file = score_file(directory, position)
         try:
-            float(json.loads(file.read_text())["score"])
+            float(json.loads(file.read_text(encoding="utf-8"))["score"])
         except UNREADABLE:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps({"score": stored_score(directory, position)}))
+            file.write_text(json.dumps({"score": stored_score(directory, position)}), encoding="utf-8")
 
 
 def _score(metrics: Any) -> float:

@@ -189,7 +189,7 @@ def _arrays(folder: pathlib.Path, places: Places | None) -> dict[str, Any]:
 def _description(folder: pathlib.Path) -> dict[str, Any]:
     """Reads the description, from the file that Orbax 0.12 writes or from the file of earlier APIs."""
     file = folder / "about" / "data.json"
-    return json.loads((file if file.is_file() else file.with_name("metadata")).read_text())
+    return json.loads((file if file.is_file() else file.with_name("metadata")).read_text(encoding="utf-8"))
 
 
 def _edited(about: Mapping[str, Any]) -> list[str]:
@@ -243,7 +243,7 @@ def stored_score(directory: pathlib.Path, position: int) -> float:
         if digest_of(about) == about["digest"]:
             return float(about["score"])
     with contextlib.suppress(*UNREADABLE):
-        return float(json.loads(score_file(directory, position).read_text())["score"])
+        return float(json.loads(score_file(directory, position).read_text(encoding="utf-8"))["score"])
     return NOT_MEASURED
 
 

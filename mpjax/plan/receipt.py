@@ -124,10 +124,7 @@ class Receipt:
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
         """Formats the receipt as JSON text, and writes it to `file` if given."""
-        text = strict_json.encode(self.as_json(), indent=2)
-        if file is not None:
-            pathlib.Path(file).write_text(text + "\n")
-        return text
+        return strict_json.export(self.as_json(), file)
 
     def _products(self) -> list[str]:
         by_dtype: dict[str, list[ReceiptRow]] = collections.defaultdict(list)

@@ -29,7 +29,7 @@ def free_swap() -> int:
 def _meminfo() -> dict[str, int]:
     if not MEMINFO.exists():
         return {}
-    lines = (line.split() for line in MEMINFO.read_text().splitlines())
+    lines = (line.split() for line in MEMINFO.read_text(encoding="utf-8").splitlines())
     return {words[0].removesuffix(":"): 1024 * int(words[1]) for words in lines if words[2:] == ["kB"]}
 
 
@@ -42,16 +42,16 @@ def _left_of_groups() -> Iterator[int]:
     for folder in _group_folders():
         for limit, used, prefix in _FILES:
             with contextlib.suppress(OSError, ValueError):  # no limit, or no such file in this version
-                most = int((folder / limit).read_text())  # "max" is no number
-                lines = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                most = int((folder / limit).read_text(encoding="utf-8"))  # "max" is no number
+                lines = (line.split() for line in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
                 stat = {name: int(value) for name, value in lines}
                 files = sum(stat.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
-                yield max(0, most - int((folder / used).read_text()) + files)
+                yield max(0, most - int((folder / used).read_text(encoding="utf-8")) + files)
 
 
 def _group_folders() -> set[pathlib.Path]:
     folders = set()
-    for line in OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else []:
+    for line in OWN_GROUPS.read_text(encoding="utf-8").splitlines() if OWN_GROUPS.exists() else []:
         _, kinds, path = line.split(":", 2)
         if kinds not in ("", "memory"):
             continue

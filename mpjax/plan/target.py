@@ -127,7 +127,7 @@ def toolkit_folder() -> str:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "bin").mkdir()
     for name in ("ptxas", "nvlink"):
-        (folder / "bin" / name).write_text(_SCRIPT)
+        (folder / "bin" / name).write_text(_SCRIPT, encoding="utf-8")
         (folder / "bin" / name).chmod(0o755)
     return str(folder)
 

@@ -142,10 +142,7 @@ class Audit:
             name: [row._asdict() for row in value] if isinstance(value, tuple) else value
             for name, value in fields.items()
         }
-        text = strict_json.encode({**rows, "faults": self.faults}, default=str, indent=2)
-        if file is not None:
-            pathlib.Path(file).write_text(text + "\n")
-        return text
+        return strict_json.export({**rows, "faults": self.faults}, file, default=str)
 
     def _rows(self) -> Iterator[list[str]]:
         for path in dict.fromkeys(row.path for row in self.operations):

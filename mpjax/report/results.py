@@ -58,7 +58,7 @@ def process_of(path: Path) -> str:
     ended. Until the first step of a resumed run, the file is still from the previous process.
     """
     try:
-        content = strict_json.decode(path.read_text())
+        content = strict_json.decode(path.read_text(encoding="utf-8"))
         process, host = content["process"], content["host"]
     except (OSError, ValueError, KeyError, RecursionError):
         return "another process"
@@ -181,7 +181,7 @@ def write_summary(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> N
 def summary_of(path: Path, ran: Mapping[str, Any]) -> dict[str, Any] | None:
     """Reads a summary.json, or returns None if an entry of `ran` differs or is missing in it, or it cannot be read."""
     try:
-        summary = strict_json.decode(path.read_text())
+        summary = strict_json.decode(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     return summary if all(summary.get(name) == value for name, value in ran.items()) else None

@@ -133,7 +133,7 @@ def _named_beside(file: pathlib.Path) -> dict[str, str]:
         if (file.parent / beside).exists():
             path = file.parent / beside
             try:
-                settings = json.loads(path.read_text())
+                settings = json.loads(path.read_text(encoding="utf-8"))
                 if not isinstance(settings, dict):
                     raise ValueError("not a JSON object")
             except (ValueError, RecursionError) as error:

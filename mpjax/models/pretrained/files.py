@@ -190,7 +190,7 @@ def _in_folder(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _parts(folder: pathlib.Path) -> list[pathlib.Path]:
     try:
-        names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+        names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
         if strange := [
             name for name in names if not isinstance(name, str) or not name or pathlib.PurePath(name).name != name
         ]:

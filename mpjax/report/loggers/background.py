@@ -110,7 +110,7 @@ def require_package(name: str, package: str) -> None:
 
 def stored_id(file: pathlib.Path) -> str | None:
     """Reads the id under which a resumed run continues, or returns None for a new run."""
-    return file.read_text().strip() if file.exists() else None
+    return file.read_text(encoding="utf-8").strip() if file.exists() else None
 
 
 def flat_settings(config: Config) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class CometLogger(Logger):
         )
         if not self._experiment.alive:  # Comet logs the error itself, and accepts calls without effect
             raise ConnectionError("Comet cannot be reached")
-        id_file.write_text(self._experiment.get_key())
+        id_file.write_text(self._experiment.get_key(), encoding="utf-8")
         if key is None:
             self._experiment.log_parameters({name: str(value) for name, value in flat_settings(run.config).items()})
 

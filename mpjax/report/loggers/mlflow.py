@@ -32,7 +32,7 @@ class MlflowLogger(Logger):
             return
         experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "mpjax"))
         self._id = self._client.create_run(experiment.experiment_id, run_name=run.folder.name).info.run_id
-        id_file.write_text(self._id)
+        id_file.write_text(self._id, encoding="utf-8")
         for name, value in flat_settings(run.config).items():
             self._client.log_param(self._id, name, str(value)[:_LONGEST])
 

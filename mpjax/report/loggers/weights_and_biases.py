@@ -30,7 +30,7 @@ class WandbLogger(Logger):
             resume="allow",
             settings=wandb.Settings(console="off"),  # the console stays mpjax's
         )
-        id_file.write_text(self._run.id)
+        id_file.write_text(self._run.id, encoding="utf-8")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
