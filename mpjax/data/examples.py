@@ -98,8 +98,8 @@ class Examples(Protocol):
         ...
 
     def __getitems__(self, indices: Sequence[int], /) -> list[Example]:
-        """Reads several examples, which is far cheaper than one at a time."""
-        ...
+        """Reads several examples, here one at a time; many sets read several far faster."""
+        return [self[index] for index in indices]
 
 
 @dataclasses.dataclass(frozen=True)

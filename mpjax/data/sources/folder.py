@@ -11,7 +11,7 @@ import numpy as np
 from mpjax.config.choices import TASKS, TaskName
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
-from mpjax.data.examples import Example
+from mpjax.data.examples import Example, Examples
 from mpjax.data.fields import Image, Label
 from mpjax.data.images.decoding import FileBytes
 from mpjax.data.images.headers import evenly, stored_image
@@ -29,7 +29,7 @@ _WHOLE = "train"  # the only split of a folder without split folders
 
 
 @dataclasses.dataclass(frozen=True)
-class FolderExamples:
+class FolderExamples(Examples):
     """Examples whose columns are image files, read on access, or numbers in memory."""
 
     files: Mapping[str, Sequence[str]]
@@ -41,9 +41,6 @@ class FolderExamples:
     def __getitem__(self, index: int) -> Example:
         read = {name: FileBytes.read(paths[index]) for name, paths in self.files.items()}
         return read | {name: values[index] for name, values in self.numbers.items()}
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        return [self[index] for index in indices]
 
     def only(self, columns: Sequence[str]) -> "FolderExamples":
         """Selects columns of the same examples."""

@@ -24,7 +24,7 @@ _TRIED = 16  # the number of examples that determine the shape of images
 
 
 @dataclasses.dataclass(frozen=True)
-class ArrayRows:
+class ArrayRows(Examples):
     """Examples that are rows of arrays [N, ...]."""
 
     arrays: Mapping[str, np.ndarray]
@@ -35,12 +35,9 @@ class ArrayRows:
     def __getitem__(self, index: int) -> Example:
         return {name: values[index] for name, values in self.arrays.items()}
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        return [self[index] for index in indices]
-
 
 @dataclasses.dataclass(frozen=True)
-class Indexed:
+class Indexed(Examples):
     """Examples from an object with a length and integer indices, read on demand in each process and thread.
 
     An element that is a tuple or a list, as in torchvision, has the columns `0`, `1` and so on.
@@ -68,9 +65,6 @@ class Indexed:
         if not isinstance(example, Mapping):
             raise UsageError(f"{self.name}: example {index} is {type(example).__name__}; wanted a dict of fields")
         return {str(name): _plain(value) for name, value in example.items()}
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        return [self[index] for index in indices]
 
 
 @dataclasses.dataclass(frozen=True)

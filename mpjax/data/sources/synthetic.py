@@ -2,11 +2,10 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
 
 import numpy as np
 
-from mpjax.data.examples import Example, Source, labelled_images, require_examples
+from mpjax.data.examples import Example, Examples, Source, labelled_images, require_examples
 from mpjax.errors import UsageError
 
 
@@ -16,7 +15,7 @@ _NOISE = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class SyntheticExamples:
+class SyntheticExamples(Examples):
     """Examples generated on access, each a function of the seed, the split (0: train, 1: test) and its index."""
 
     num_classes: int
@@ -39,9 +38,6 @@ class SyntheticExamples:
         pattern = coarse[rows[:, None], columns[None, :]]
         rng = np.random.default_rng((self.seed, self.num_classes + self.split, index))
         return {"image": pattern + rng.integers(_NOISE, size=self.image_shape, dtype=np.uint8), "label": label}
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        return [self[index] for index in indices]
 
 
 def synthetic_source(num_classes: int, image_shape: tuple[int, int, int], size: int, seed: int = 0) -> Source:

@@ -19,7 +19,7 @@ _AT_ONCE = 10_000  # texts: enough to occupy the tokenizer's threads, few enough
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenizedExamples:
+class TokenizedExamples(Examples):
     """Texts as `tokens` [length], padded at the end, with their `length` and `label`.
 
     Args:
@@ -46,12 +46,9 @@ class TokenizedExamples:
         tokens[: len(text)] = text
         return {"tokens": tokens, "length": len(text), "label": self.labels[index]}
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        return [self[index] for index in indices]
-
 
 @dataclasses.dataclass(frozen=True)
-class Blocks:
+class Blocks(Examples):
     """One long text in blocks of `tokens` [length + 1].
 
     The last token of a block is the first of the next block, so that each token is predicted once.
@@ -70,9 +67,6 @@ class Blocks:
     def __getitem__(self, index: int) -> Example:
         start = range(len(self))[index] * self.length
         return {"tokens": self.values[start : start + self.length + 1].astype(np.int32)}
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        return [self[index] for index in indices]
 
 
 def tokenized(
