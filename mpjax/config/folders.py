@@ -148,7 +148,7 @@ def require_no_links(folder: pathlib.Path) -> None:
 
 def resume_command(config: Config, folder: pathlib.Path) -> str:
     """The shell command that resumes the run in a folder; "" if parts of the run were passed in Python."""
-    code = code_of(config).values()
+    code = [spec for specs in code_of(config).values() for spec in specs]
     if any(map(is_passed_in_python, code)):
         return ""
     flags = ["--resume", "--output_dir", str(folder)]

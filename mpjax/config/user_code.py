@@ -69,16 +69,16 @@ def _stored(value: Code) -> Code:
     return Stored(value) if isinstance(value, str) else value
 
 
-def code_of(config: Config) -> dict[str, str]:
-    """Collects the names of code outside mpjax, by setting; several are joined by spaces."""
+def code_of(config: Config) -> dict[str, tuple[str, ...]]:
+    """Collects the names of code outside mpjax, by setting."""
     code = {}
     for name in CODE:
         section, _, field = name.partition(".")
         value = getattr(getattr(config, section), field)
         is_code = names_code if section == "data" and field in ("name", "mix") else has_colon
         specs = map(str, value if isinstance(value, tuple | list | dict) else [value])
-        if outside := [spec for spec in specs if is_code(spec) and not _is_own(spec)]:
-            code[name] = " ".join(outside)
+        if outside := tuple(spec for spec in specs if is_code(spec) and not _is_own(name, spec)):
+            code[name] = outside
     return code
 
 
@@ -91,7 +91,7 @@ def files_of(config: Config) -> dict[str, pathlib.Path]:
     """Collects the files that settings name as `FILE.py:NAME`, by setting; files of modules are not included."""
     files = {}
     for setting, specs in code_of(config).items():
-        for number, spec in enumerate(specs.split()):
+        for number, spec in enumerate(specs):
             where, _, _ = spec.rpartition(":")
             if where.endswith(".py"):
                 files[f"--{setting}" + (f" ({number + 1})" if number else "")] = settings_file(where)
@@ -116,29 +116,30 @@ def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: C
       said: the settings of the user, without those of stored runs; None: the user named no code.
     """
     said_code = code_of(said) if said else {}
-    code = {name: value for name, value in code_of(stored).items() if said_code.get(name) != value}
-    if in_python := [f"{name} {value}" for name, value in code.items() if is_passed_in_python(value)]:
+    code = {name: specs for name, specs in code_of(stored).items() if said_code.get(name) != specs}
+    named = [(f"{name} {' '.join(specs)}", specs) for name, specs in code.items()]
+    if in_python := [text for text, specs in named if any(map(is_passed_in_python, specs))]:
         raise UsageError(
             f"the run in {where} was given parts in Python, which its settings cannot hold: {', '.join(in_python)}; "
             "name them here as FILE.py:NAME, or call mpjax.run with them again"
         )
-    untrusted = [f"{name} {value}" for name, value in code.items()]
-    if untrusted and not trusted:
+    if named and not trusted:
         raise UsageError(
-            f"the run in {where} names code outside mpjax, which would be executed here: {', '.join(untrusted)}; "
+            f"the run in {where} names code outside mpjax, which would be executed here: "
+            f"{', '.join(text for text, _ in named)}; "
             "read it, and if you trust it write --trust_code"
         )
 
 
-def is_passed_in_python(specs: str) -> bool:
+def is_passed_in_python(spec: str) -> bool:
     """True if a setting's value, as text, refers to an object that was passed in Python."""
-    return IN_PYTHON in specs
+    return spec.startswith(IN_PYTHON)
 
 
-def _is_own(value: str) -> bool:
+def _is_own(setting: str, spec: str) -> bool:
     # Only models: a stored run must not call any function of mpjax, such as one that starts a command or a download.
-    module = value.rpartition(":")[0]
-    return module.startswith("mpjax.models.") and not module.endswith(".py")
+    package, _, module = spec.rpartition(":")[0].rpartition(".")
+    return setting == "model.name" and package == "mpjax.models" and module not in ("pretrained", "py")
 
 
 def is_of_a_run(file: pathlib.Path) -> bool:
@@ -177,11 +178,11 @@ def load_function(spec: Code, *, flag: str) -> Callable:
     """
     if isinstance(spec, PythonObject):
         return spec.value
-    if isinstance(spec, Stored) and not _is_own(spec):
+    if isinstance(spec, Stored) and not _is_own(flag.removeprefix("--"), spec):
         raise UsageError(
             f"{flag} {spec} is code that a stored run names; read it, and if you trust it write --trust_code"
         )
-    if spec.startswith(IN_PYTHON):
+    if is_passed_in_python(spec):
         raise UsageError(f"{flag} {spec}: the run was given this in Python; name it as FILE.py:NAME")
     where, colon, name = spec.rpartition(":")
     if not (colon and where and name):

@@ -105,6 +105,7 @@ ELSEWHERE = [
     "mpjax.evil.py:f",
     "mpjax.cli:main",
     "mpjax.files:os",
+    "mpjax.models.pretrained:export",
     "mpjax:run",
 ]
 

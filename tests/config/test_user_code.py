@@ -15,9 +15,17 @@ from mpjax.cli import train
 from mpjax.commands.objective import choose_objective
 from mpjax.config import Config, from_toml, load_config, to_toml
 from mpjax.config.folders import check_run_folder
-from mpjax.config.schema import Data, Model, Optimizer
+from mpjax.config.schema import Data, Model, Optimizer, Training
 from mpjax.config.setting_types import wrong_types
-from mpjax.config.user_code import CODE, PythonObject, code_of, is_passed_in_python, load_function, require_trust
+from mpjax.config.user_code import (
+    CODE,
+    PythonObject,
+    code_of,
+    files_of,
+    is_passed_in_python,
+    load_function,
+    require_trust,
+)
 from mpjax.data.augment.preparation import preparation_of
 from mpjax.data.open import as_task, open_source
 from mpjax.data.table import Table
@@ -33,13 +41,16 @@ from mpjax.training.schedule import learning_rate_schedule
     ("model", "preprocess", "named"),
     [
         ("resnet18", "", {}),
-        ("evil.py:Net", "", {"model.name": "evil.py:Net"}),
-        ("os:system", "evil.py:f", {"model.name": "os:system", "data.preprocess": "evil.py:f"}),
+        ("evil.py:Net", "", {"model.name": ("evil.py:Net",)}),
+        ("os:system", "evil.py:f", {"model.name": ("os:system",), "data.preprocess": ("evil.py:f",)}),
         ("mpjax.models.mlp:MLP", "", {}),
-        ("mpjax.cli:main", "", {"model.name": "mpjax.cli:main"}),
-        ("mpjaxevil:Net", "", {"model.name": "mpjaxevil:Net"}),
-        ("mpjax.py:Net", "", {"model.name": "mpjax.py:Net"}),
-        ("mpjax.evil.py:Net", "", {"model.name": "mpjax.evil.py:Net"}),
+        ("mpjax.models.mlp:MLP", "mpjax.models.mlp:MLP", {"data.preprocess": ("mpjax.models.mlp:MLP",)}),
+        ("mpjax.models.pretrained:export", "", {"model.name": ("mpjax.models.pretrained:export",)}),
+        ("mpjax.models.pretrained.files:f", "", {"model.name": ("mpjax.models.pretrained.files:f",)}),
+        ("mpjax.cli:main", "", {"model.name": ("mpjax.cli:main",)}),
+        ("mpjaxevil:Net", "", {"model.name": ("mpjaxevil:Net",)}),
+        ("mpjax.py:Net", "", {"model.name": ("mpjax.py:Net",)}),
+        ("mpjax.evil.py:Net", "", {"model.name": ("mpjax.evil.py:Net",)}),
     ],
 )
 def test_code_is_what_is_outside_of_mpjax(model, preprocess, named):
@@ -48,13 +59,23 @@ def test_code_is_what_is_outside_of_mpjax(model, preprocess, named):
 
 def test_optimizers_and_schedules_of_the_user_are_code():
     own = Optimizer(name="evil.py:rule", schedule="evil.py:rate")
-    assert code_of(Config(optimizer=own)) == {"optimizer.name": "evil.py:rule", "optimizer.schedule": "evil.py:rate"}
+    named = {"optimizer.name": ("evil.py:rule",), "optimizer.schedule": ("evil.py:rate",)}
+    assert code_of(Config(optimizer=own)) == named
     assert code_of(Config(optimizer=Optimizer(name="lion", schedule="linear"))) == {}
 
 
 def test_sets_of_a_mixture_may_be_code():
     mixture = Data(mix={"hf:a.parquet": 0.2, "evil.py:f": 0.1})
-    assert code_of(Config(data=mixture)) == {"data.mix": "evil.py:f"}
+    assert code_of(Config(data=mixture)) == {"data.mix": ("evil.py:f",)}
+
+
+def test_a_path_with_a_space_is_one_file():
+    config = Config(model=Model(name="my models/net.py:Net"), training=Training(metrics=("a.py:f", "b c.py:g")))
+    assert {flag: str(file) for flag, file in files_of(config).items()} == {
+        "--model.name": "my models/net.py",
+        "--training.metrics": "a.py",
+        "--training.metrics (2)": "b c.py",
+    }
 
 
 def test_what_the_command_line_names_itself_is_trusted(tmp_path):
@@ -160,8 +181,9 @@ def test_a_setting_holds_the_object_and_a_stored_run_its_name(setting):
     config = with_code(setting, PythonObject(len))
     assert [*wrong_types(config)] == []
     assert '"python:len"' in to_toml(config)
-    assert code_of(config) == {setting: "python:len"}
-    assert is_passed_in_python(code_of(config)[setting])
+    assert code_of(config) == {setting: ("python:len",)}
+    assert is_passed_in_python("python:len")
+    assert not is_passed_in_python("mypython:len")
 
 
 def test_an_object_has_no_operation_of_text_that_could_lose_it():
