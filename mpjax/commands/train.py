@@ -23,6 +23,7 @@ from mpjax.config.folders import check_run_folder
 from mpjax.config.limits import is_auto, require_types
 from mpjax.config.schema import Distributed
 from mpjax.config.score import score_of
+from mpjax.config.user_code import forget_files
 from mpjax.errors import CallbackError, UsageError
 from mpjax.loop.callbacks import Callbacks
 from mpjax.loop.checkpoint import Checkpoints
@@ -127,6 +128,7 @@ def run(
 
 def _train(config: Config, company: Alone | Company, writers: Sequence[report.Writer], stopping: Stopping) -> dict:
     entered = time.perf_counter()
+    forget_files()
     if company.first:  # the first process prints and writes
         check_run_folder(config)  # before any slow work
     run, notes = _built(config, company)

@@ -4,10 +4,10 @@ import dataclasses
 import difflib
 import fnmatch
 import importlib
-import importlib.util
 import inspect
 import os
 import pathlib
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -225,13 +225,11 @@ def _module(where: str, flag: str, spec: str) -> ModuleType:
         if not where.endswith(".py"):
             return importlib.import_module(where)
         path = settings_file(where)
-        if not path.exists():
+        if not path.is_file():
             raise UsageError(f"{flag} {spec}: no file {path}")
-        loading = importlib.util.spec_from_file_location(path.stem, path)
-        assert loading is not None  # None only for a suffix that is not Python's
-        assert loading.loader is not None
-        module = importlib.util.module_from_spec(loading)
-        loading.loader.exec_module(module)
+        return _executed(path)
+    except UsageError:
+        raise
     except ImportError as error:
         raise UsageError(f"{flag} {spec}: cannot import {where}: {error}") from error
     except SystemExit as error:
@@ -244,4 +242,27 @@ def _module(where: str, flag: str, spec: str) -> ModuleType:
         place = f"{error.filename or where}, line {error.lineno}"
         line = f": {error.text.strip()}" if error.text else ""
         raise UsageError(f"{flag} {spec}: {place}: {type(error).__name__}: {error.msg}{line}") from error
-    return module
+    except Exception as error:
+        file = str(settings_file(where).absolute()) if where.endswith(".py") else ""
+        raise UsageError(f"{flag} {spec}: {failure(error, file)} when {where} was imported") from error
+
+
+_FILES: dict[str, tuple[bytes, ModuleType]] = {}
+"""The text and the module of each executed file, by its path."""
+
+
+def _executed(path: pathlib.Path) -> ModuleType:
+    """Executes a file for the first setting that names it, and again if its text has changed, as in a notebook."""
+    name, text = str(path.resolve()), path.read_bytes()
+    if name not in _FILES or _FILES[name][0] != text:
+        # Dataclasses look their module up. No other module has a path as its name.
+        sys.modules[name] = module = ModuleType(name)
+        module.__file__, module.__package__ = str(path.absolute()), ""
+        exec(compile(text, module.__file__, "exec", dont_inherit=True), vars(module))
+        _FILES[name] = text, module
+    return _FILES[name][1]
+
+
+def forget_files() -> None:
+    """Lets each file be executed again when a setting names it, so that no run begins with the state of another."""
+    _FILES.clear()

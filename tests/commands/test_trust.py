@@ -20,7 +20,7 @@ from mpjax.commands.jax_settings import set_up_jax
 from mpjax.config import Config, from_toml, load_config, schema, to_toml
 from mpjax.config.commands import Compare
 from mpjax.config.folders import cache_folder, check_run_folder, config_of_run, program_folder
-from mpjax.config.user_code import CODE, load_function
+from mpjax.config.user_code import CODE, forget_files, load_function
 from mpjax.errors import UsageError
 from mpjax.plan import compiler
 from mpjax.training.precision_plan import plan_precision
@@ -162,8 +162,17 @@ def test_no_setting_of_a_stored_run_loads_code_under_any_name(stored, spec):
 def test_trusted_code_is_loaded(stored):
     config = config_of_run(stored(naming_code("evil.py:f")), trust_code=True)
     for setting in CODE:
+        forget_files()
         load_function(value_of(config, setting), flag=f"--{setting}")
         pathlib.Path("trace").unlink()
+
+
+def test_a_file_that_was_executed_is_refused_to_a_stored_run_all_the_same(stored):
+    config = from_toml(stored(naming_code("evil.py:f")) / "config.toml")
+    load_function("evil.py:f", flag="--model.name")
+    for setting in CODE:
+        with pytest.raises(UsageError, match=r"evil.py:f is code that a stored run names"):
+            load_function(value_of(config, setting), flag=f"--{setting}")
 
 
 REQUIRED = {"export": ["--output", "w.safetensors"], "plan": ["--gpu", "h100"], "predict": ["--split", "test"]}

@@ -55,10 +55,14 @@ def test_the_names_that_a_file_imports_are_not_listed(file):
         load_function(f"{file}:other", flag="--x")
 
 
-def test_what_the_file_raises_is_not_hidden(tmp_path):
-    (tmp_path / "own.py").write_text("1 / 0")
-    with pytest.raises(ZeroDivisionError):
-        load_function(f"{tmp_path / 'own.py'}:f", flag="--x")
+def test_what_the_file_raises_is_named_with_its_line_each_time(tmp_path):
+    (tmp_path / "own.py").write_text("f = int\nf('one')")
+    for _ in range(2):
+        with pytest.raises(
+            UsageError, match=r"--x .*:f: ValueError: .*'one' \(own.py, line 2\) when .* imported$"
+        ) as raised:
+            load_function(f"{tmp_path / 'own.py'}:f", flag="--x")
+        assert isinstance(raised.value.__cause__, ValueError)
 
 
 def test_a_file_that_does_not_import(tmp_path):

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import importlib
+import json
 import pathlib
 import pickle
 import shutil
@@ -13,6 +15,7 @@ from flax import nnx
 
 from mpjax.cli import train
 from mpjax.commands.objective import choose_objective
+from mpjax.commands.train import run
 from mpjax.config import Config, from_toml, load_config, to_toml
 from mpjax.config.folders import check_run_folder
 from mpjax.config.schema import Data, Model, Optimizer, Training
@@ -110,6 +113,37 @@ def test_a_file_that_exits_when_it_is_imported_is_an_error(tmp_path):
     said = r"--model.name .*:Net: it called sys.exit\(0\) \(mine.py, line 4\) when .* was imported; put what"
     with pytest.raises(UsageError, match=said):
         load_function(f"{file}:Net", flag="--model.name")
+
+
+def load(spec):
+    return load_function(spec, flag="--model.name")
+
+
+def test_all_settings_of_a_run_share_one_module_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("mine.py").write_text("class Net: pass\ndef loss(x): return isinstance(x, Net)\n")
+    assert load(f"{tmp_path}/mine.py:loss")(load("mine.py:Net")())
+
+
+def test_a_file_that_has_changed_is_executed_again_and_so_is_any_in_another_run(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("calls = []\ndef count(): calls.append(1); return len(calls)\n")
+    assert (load(f"{file}:count")(), load(f"{file}:count")()) == (1, 2)
+    with pytest.raises(UsageError, match="exists and holds no run"):
+        run(Config(output_dir=str(tmp_path)))
+    assert load(f"{file}:count")() == 1
+    file.write_text("def count(): return 10\n")
+    assert load(f"{file}:count")() == 10
+
+
+@pytest.mark.parametrize("name", ["mine.py", "json.py"])  # json stays the module of that name
+def test_a_file_may_define_dataclasses_whose_annotations_are_text(tmp_path, name):
+    file = tmp_path / name
+    file.write_text(
+        "from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass Size:\n  width: int\n"
+    )
+    assert load(f"{file}:Size")(3).width == 3
+    assert importlib.import_module("json") is json
 
 
 NO: Any = types.SimpleNamespace()
