@@ -16,7 +16,7 @@ from mpjax.precision.layers import CONVOLUTION
 from mpjax.precision.module_tree import class_names, second_names
 from mpjax.precision.modules import rules_for_modules
 from mpjax.precision.policy import Policy
-from mpjax.precision.rules import DEFAULTS, Lineage, decide, scope_lineage, winner
+from mpjax.precision.rules import DEFAULTS, Lineage, decide, is_default, scope_lineage, winner
 
 
 class AskedDtypes(NamedTuple):
@@ -122,9 +122,7 @@ class PolicyForModules:
         """
         if self._policy is None or self._rules is None:
             return
-        typed = [
-            pattern for pattern in self._policy.rules if pattern.startswith("type:") and pattern.lower() not in DEFAULTS
-        ]
+        typed = [rule for rule in self._policy.rules if rule.startswith("type:") and not is_default(rule)]
         if typed and not self._held:
             raise UsageError(
                 f"rule '{typed[0]}' names a class, and no Flax NNX module is known here: give the function and the "

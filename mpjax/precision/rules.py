@@ -92,6 +92,11 @@ EQUINOX = "eqx.nn."
 _MOST_SHOWN = 20
 
 
+def is_default(pattern: str) -> bool:
+    """True for a pattern of `DEFAULTS`. Of these, only `type:norm` has its meaning in any case."""
+    return pattern in DEFAULTS or pattern.lower() == NORM
+
+
 def covers(pattern: str, lineage: Lineage) -> bool:
     """True if `pattern` matches the module at the end of `lineage`, or a module that contains it."""
     if pattern.lower() == NORM:
@@ -182,7 +187,7 @@ def decide(
     lineages = tuple(lineages)
     decided = {lineage[-1][0]: winner(rules, lineage) for lineage in lineages}
     deciding = set(decided.values())
-    idle = [p for p in rules if p not in deciding and p.lower() not in DEFAULTS]
+    idle = [p for p in rules if p not in deciding and not is_default(p)]
     if idle:
         reasons = [_why_idle(pattern, rules, lineages, second_names) for pattern in idle[:_MOST_SHOWN]]
         more = [f"and {len(idle) - _MOST_SHOWN} more rules"] if idle[_MOST_SHOWN:] else []

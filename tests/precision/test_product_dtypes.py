@@ -122,6 +122,9 @@ def test_a_rule_by_class_without_modules_is_an_error_that_says_what_to_give():
     of = asked_dtypes(get_policy("mixed_float8;type:Linear=float32"), {})
     with pytest.raises(UsageError, match="rule 'type:Linear' names a class, and no Flax NNX module is known here"):
         of.require_rules(None)
+    of = asked_dtypes(get_policy("mixed_float8;type:Head=float32"), {})
+    with pytest.raises(UsageError, match="rule 'type:Head' names a class"):
+        of.require_rules(None)
     asked_dtypes(get_policy("mixed_float8"), {}).require_rules(set())
 
 

@@ -60,6 +60,13 @@ def test_a_type_that_matches_nothing_names_the_nearest_types():
         decide(Rules({"type:linaer": "float32"}), LINEAGES)
 
 
+@pytest.mark.parametrize("pattern", ["type:Head", "type:First_Or_Last", "type:Small_Product", "TYPE:HEAD"])
+def test_a_type_that_differs_from_a_tag_in_case_is_no_tag(pattern):
+    with pytest.raises(UsageError, match=f"^rule '{pattern}' matches nothing"):
+        decide(Rules({pattern: "float32"}), LINEAGES)
+    assert decide(Rules({pattern.lower(): "float32"}), LINEAGES)["head"] is None  # no layer need have a tag
+
+
 def test_no_more_than_three_are_named():
     lineages = [(MODEL, (f"conv{i}", frozenset({"Conv"}))) for i in range(5)]
     with pytest.raises(UsageError, match=r"^rule 'conv' matches nothing; nearest: conv4, conv3, conv2$"):

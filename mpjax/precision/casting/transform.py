@@ -146,7 +146,7 @@ def _rules_for_scopes(policy: Policy) -> Rules:
     kept = {}
     for pattern, value in policy.rules.items():
         dtype = policy.computes(value)
-        if pattern.lower() in DEFAULTS - {NORM} or (pattern.lower() == NORM and dtype == FLOAT32):
+        if pattern in DEFAULTS - {NORM} or (pattern.lower() == NORM and dtype == FLOAT32):
             continue  # autocast decides these at each operation
         if pattern.startswith("type:"):
             raise UsageError(
