@@ -235,7 +235,7 @@ def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[st
         if kind := _other_kind(value, default):
             raise UsageError(f"{prefix}{key} is {value!r}: wanted {kind}")
         if isinstance(default, dict):
-            yield from [name, *(str(word) for rule in value.items() for word in rule)] if value else []
+            yield from [name, *(str(word) for rule in value.items() for word in rule)]
         elif value == {} and default is None:
             yield name  # an empty table with an unknown name: the parser reports it
         elif isinstance(value, dict):

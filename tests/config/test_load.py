@@ -45,6 +45,14 @@ def test_flags_win_over_later_files_over_earlier_files(file):
     assert config.steps == Duration(3, "epochs")
 
 
+def test_an_empty_table_overrides_an_earlier_file_as_an_empty_list_does(file):
+    first = file(
+        "[precision.rules]\nstem = 'float32'\n[optimizer.rates]\nb = 2.0\n[training]\nfreeze = ['b']\n", "first.toml"
+    )
+    second = file("[precision.rules]\n[optimizer]\nrates = {}\n[training]\nfreeze = []\n", "second.toml")
+    assert load_config(["--config", first, "--config", second]) == Config()
+
+
 def test_every_kind_of_value_is_read_from_a_file(file):
     config = from_toml(
         file(
