@@ -8,10 +8,11 @@ from typing import Any
 
 import tomli_w
 
+from mpjax.config.choices import AUTO
 from mpjax.config.durations import Duration
 from mpjax.config.removed import REMOVED
 from mpjax.config.schema import Config
-from mpjax.config.setting_types import PythonObject
+from mpjax.config.setting_types import OrAuto, PythonObject
 
 
 def to_toml(config: Config) -> str:
@@ -28,10 +29,12 @@ def save_config(config: Config, file: pathlib.Path) -> None:
 
 
 def _tables(section) -> dict:
-    return {field.name: _value(getattr(section, field.name)) for field in dataclasses.fields(section)}
+    return {field.name: _value(getattr(section, field.name), field.type) for field in dataclasses.fields(section)}
 
 
-def _value(value):
+def _value(value, kind: Any = None):
+    if kind is OrAuto and value == AUTO:
+        return "auto"
     if isinstance(value, Duration):
         return int(value.amount) if value.unit == "steps" else str(value)
     if isinstance(value, PythonObject):

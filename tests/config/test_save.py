@@ -81,6 +81,14 @@ def test_durations_are_written_as_they_are_typed():
     assert 'eval_every = "5 epochs"' in text
 
 
+@pytest.mark.parametrize("setting", ["data.batch_size", "training.accumulate"])
+def test_auto_is_written_as_it_is_typed(setting, tmp_path):
+    config = _replaced(Config(), setting, "auto")
+    save_config(config, tmp_path / "config.toml")
+    assert f'{setting.partition(".")[2]} = "auto"' in (tmp_path / "config.toml").read_text()
+    assert from_toml(tmp_path / "config.toml") == config
+
+
 def test_the_order_of_rules_is_kept(tmp_path):
     config = _replaced(Config(), "precision.rules", {"b": "float32", "a": "float32"})
     save_config(config, tmp_path / "config.toml")
