@@ -22,7 +22,8 @@ def encode(values: Mapping[str, Any], *, indent: int | None = None, default: Cal
       indent: spaces per level.
       default: converts any other value to one of these; None: any other value is a TypeError.
     """
-    text = json.dumps(spelled(values), indent=indent, default=default, allow_nan=False, ensure_ascii=False)
+    converted = default and (lambda value: spelled(default(value)))
+    text = json.dumps(spelled(values), indent=indent, default=converted, allow_nan=False, ensure_ascii=False)
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

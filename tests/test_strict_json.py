@@ -24,6 +24,11 @@ def test_what_json_lacks_is_written_as_strings():
     json.loads(text, parse_constant=reject)
 
 
+def test_what_default_returns_is_written_in_the_same_way():
+    text = strict_json.encode({"a": {1}, "b": [{2}]}, default=lambda numbers: (*numbers, math.nan))
+    assert text == '{"a": [1, "NaN"], "b": [[2, "NaN"]]}'
+
+
 def test_reading_gives_the_numbers_back():
     values = strict_json.decode('{"a": "NaN", "b": "Infinity", "c": "-Infinity", "d": 1.5, "f": "g"}')
     assert math.isnan(values.pop("a"))
