@@ -48,10 +48,16 @@ class AppendFile:
           OSError: the write failed or the file was deleted; the message names the file.
         """
         with naming(self.path):
-            if os.fstat(self._file.fileno()).st_nlink == 0:  # writes to a deleted file would be lost
+            before = os.fstat(self._file.fileno())
+            if before.st_nlink == 0:  # writes to a deleted file would be lost
                 raise FileNotFoundError(errno.ENOENT, "the file was deleted while being written", str(self.path))
-            while record:
-                record = record[self._file.write(record) :]
+            try:
+                while record:
+                    record = record[self._file.write(record) :]
+            except OSError:
+                with contextlib.suppress(OSError):  # a device has no size
+                    self._file.truncate(before.st_size)
+                raise
 
     def close(self) -> None:
         """Closes the file."""

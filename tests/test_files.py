@@ -2,6 +2,7 @@
 
 import ast
 import errno
+import io
 import os
 from pathlib import Path
 
@@ -36,6 +37,23 @@ def test_a_full_disk_names_the_file():
         file.append(b"one\n")
     assert caught.value.errno == errno.ENOSPC
     file.close()
+
+
+def test_a_disk_that_fills_up_within_a_record_keeps_no_part_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(io, "FileIO", FullAfterOneByte)
+    file = AppendFile(tmp_path / "log", new=True)
+    file.append(b"one\n")
+    with pytest.raises(OSError, match="log"):
+        file.append(b"two\n")
+    file.close()
+    assert (tmp_path / "log").read_bytes() == b"one\n"
+
+
+class FullAfterOneByte(io.FileIO):
+    def write(self, record):
+        if record == b"wo\n":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(record[:1] if record == b"two\n" else record)
 
 
 def test_an_error_that_names_its_file_keeps_it(tmp_path):
