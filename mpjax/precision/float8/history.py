@@ -19,7 +19,7 @@ import numpy as np
 from mpjax.precision.calls import unwrap, wrap
 from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.float8.matrices import BY_ACTIVATIONS, BY_WEIGHT, FORWARD, GRADIENT, Way, derivatives, multiplied
-from mpjax.precision.float8.products import as_matrices, product, reverse_mode
+from mpjax.precision.float8.products import as_matrices, placed, product, reverse_mode
 from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.float8.scaling import Quantised, largest_of, quantise_to
 from mpjax.precision.layers import changed
@@ -82,9 +82,10 @@ class KeepsHistory:
             x, w, shape = as_matrices(lhs, rhs, dimension_numbers)
             dtype = np.dtype(preferred_element_type or jnp.result_type(lhs, rhs))
             if not (x.size and w.size):
-                return product(x, w, self.recipe, dtype).reshape(shape)
-            y, history = reverse_mode(_by_history, self.recipe, dtype, x, w, history)
-            return y.reshape(shape)
+                y = product(x, w, self.recipe, dtype)
+            else:
+                y, history = reverse_mode(_by_history, self.recipe, dtype, x, w, history)
+            return placed(y.reshape(shape), out_sharding)
 
         result = call(changed(module, dot_general=dot), *args, **kwargs)
         if not module.use_running_average:

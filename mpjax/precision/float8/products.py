@@ -47,16 +47,17 @@ class Float8Dot:
         preferred_element_type: Any = None,
         out_sharding: Any = None,
     ) -> jax.Array:
-        """Multiplies activations by a weight, with the signature of `jax.lax.dot_general`; ignores `out_sharding`.
+        """Multiplies activations by a weight, with the signature of `jax.lax.dot_general`.
 
         Products with batch axes, and products of operands that are not floating, are not in float8. `precision` applies
         only to these.
         """
         if any(dimension_numbers[1]) or not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (lhs, rhs)):
-            return lax.dot_general(lhs, rhs, dimension_numbers, precision, preferred_element_type)
+            given = (lhs, rhs, dimension_numbers, precision, preferred_element_type)
+            return lax.dot_general(*given, out_sharding=out_sharding)
         x, w, shape = as_matrices(lhs, rhs, dimension_numbers)
         dtype = np.dtype(preferred_element_type or jnp.result_type(lhs, rhs))
-        return product(x, w, self.recipe, dtype).reshape(shape)
+        return placed(product(x, w, self.recipe, dtype).reshape(shape), out_sharding)
 
 
 def product(x: Float[Array, "M K"], w: Float[Array, "K N"], recipe: Recipe, dtype: np.dtype) -> Float[Array, "M N"]:
@@ -100,6 +101,11 @@ def as_matrices(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any) -> tuple
     kept_lhs, kept_rhs = _others(lhs.ndim, of_lhs), _others(rhs.ndim, of_rhs)
     shape = [lhs.shape[axis] for axis in kept_lhs] + [rhs.shape[axis] for axis in kept_rhs]
     return _matrix(lhs, kept_lhs, of_lhs), _matrix(rhs, of_rhs, kept_rhs), shape
+
+
+def placed(result: jax.Array, out_sharding: Any) -> jax.Array:
+    """Shards the result of a product by `out_sharding`, on a mesh with explicit axes; None changes nothing."""
+    return result if out_sharding is None else jax.sharding.reshard(result, out_sharding)
 
 
 def _others(rank: int, axes: Sequence[int]) -> tuple[int, ...]:

@@ -189,6 +189,18 @@ def test_a_gradient_within_a_loss_is_remembered_and_right_however_small_the_loss
     assert float(rest[HISTORY].get_value()[2, 1]) >= 0.9 * float(jnp.max(jnp.abs(c * jnp.cos(x))))
 
 
+@pytest.mark.parametrize("products", [None, "float8", "float8_rowwise", "float8_delayed", "mxfp8"])
+def test_the_result_of_a_layer_is_sharded_as_asked(products):
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Explicit,))
+    model = nnx.Linear(64, 64, use_bias=False, rngs=nnx.Rngs(0))
+    mpjax.apply_policy(model, mpjax.Policy("float32", "bfloat16", products=products))
+    rows, columns = (jax.sharding.NamedSharding(mesh, jax.P(*axes)) for axes in (("a", None), (None, "a")))
+    with jax.set_mesh(mesh):
+        x = jax.ShapeDtypeStruct((4, 64), jnp.float32, sharding=rows)
+        y = nnx.eval_shape(lambda model, x: model(x, out_sharding=columns), model, x)
+    assert y.sharding.spec == columns.spec
+
+
 def test_another_policy_drops_the_history():
     model = layer()
     mpjax.apply_policy(model, "mixed_bfloat16")
