@@ -38,7 +38,7 @@ def as_dtype(spec: DTypeLike) -> np.dtype:
       UsageError: the name is unknown, depends on the device ("half"), or is not a floating dtype of 16, 32 or 64 bits.
     """
     if isinstance(spec, str):
-        name = "".join(spec.lower().replace("_", "").replace("-", "").split())
+        name = normalised(spec)
         if name == "half":
             raise UsageError("dtype 'half' differs from device to device: write 'float16' or 'bfloat16'")
         if name in _BY_NAME:
@@ -55,6 +55,11 @@ def as_dtype(spec: DTypeLike) -> np.dtype:
     if dtype not in _SPELLINGS:
         raise UsageError(f"a policy cannot use dtype {dtype.name}: wanted one of {', '.join(map(str, _SPELLINGS))}")
     return dtype
+
+
+def normalised(name: str) -> str:
+    """Removes what does not count in the name of a dtype, a recipe or a policy: case, spaces, `-` and `_`."""
+    return "".join(name.lower().replace("_", "").replace("-", "").split())
 
 
 def is_floating(leaf) -> bool:

@@ -6,7 +6,7 @@ import difflib
 import jmp
 
 from mpjax.errors import UsageError
-from mpjax.precision.dtypes import BFLOAT16
+from mpjax.precision.dtypes import BFLOAT16, normalised
 from mpjax.precision.float8.recipes import DELAYED, FLOAT8, MXFP8, ROWWISE, Recipe
 from mpjax.precision.policy import Policy, from_jmp, parse_policy, parse_rules, split_rules
 from mpjax.precision.rules import FIRST_OR_LAST, NORM, SMALL_PRODUCT
@@ -67,16 +67,12 @@ PRESETS = (
 )
 
 
-def _normalised(name: str) -> str:
-    return "".join(name.lower().replace("_", "").replace("-", "").split())
-
-
-_BY_NAME = {_normalised(name): preset for preset in PRESETS for name in (preset.name, *preset.aliases)}
+_BY_NAME = {normalised(name): preset for preset in PRESETS for name in (preset.name, *preset.aliases)}
 
 
 def find_preset(spec) -> Preset | None:
     """Finds the preset with the name or alias `spec`, or None; rules after `;` are ignored."""
-    return _BY_NAME.get(_normalised(spec.split(";")[0])) if isinstance(spec, str) else None
+    return _BY_NAME.get(normalised(spec.split(";")[0])) if isinstance(spec, str) else None
 
 
 def get_policy(spec: "str | Policy | jmp.Policy") -> Policy:
@@ -105,15 +101,15 @@ def get_policy(spec: "str | Policy | jmp.Policy") -> Policy:
     if not isinstance(spec, str):
         raise UsageError(f"not a policy: {spec!r}; wanted a preset's name, a jmp string, a jmp.Policy or a Policy")
     head, *tail = split_rules(spec)
-    if preset := _BY_NAME.get(_normalised(head)):
+    if preset := _BY_NAME.get(normalised(head)):
         user_rules = parse_rules(tail)
         usual = {pattern: value for pattern, value in preset.policy.rules.items() if pattern not in user_rules}
         return dataclasses.replace(preset.policy, rules={**user_rules, **usual})
     if "=" in head:
         return parse_policy(spec)
-    if _normalised(head) == "f16":  # a bare dtype in jmp: that dtype everywhere
+    if normalised(head) == "f16":  # a bare dtype in jmp: that dtype everywhere
         return Policy("float16", rules=parse_rules(tail))
-    near = difflib.get_close_matches(_normalised(head), _BY_NAME, n=1)
+    near = difflib.get_close_matches(normalised(head), _BY_NAME, n=1)
     hint = f"; did you mean '{_BY_NAME[near[0]].name}'?" if near else "."
     raise UsageError(
         f"unknown precision policy '{spec}'{hint} Presets: {', '.join(p.name for p in PRESETS)}; "

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.errors import UsageError
+from mpjax.precision.dtypes import normalised
 
 
 E4M3 = np.dtype(jnp.float8_e4m3fn)
@@ -66,16 +67,12 @@ MXFP8 = Recipe(
 RECIPES = (FLOAT8, ROWWISE, DELAYED, MXFP8)
 
 
-def _normalised(name: str) -> str:
-    return "".join(name.lower().replace("_", "").replace("-", "").split())
-
-
-_BY_NAME = {_normalised(name): recipe for recipe in RECIPES for name in recipe.names}
+_BY_NAME = {normalised(name): recipe for recipe in RECIPES for name in recipe.names}
 
 
 def find_recipe(spec: object) -> Recipe | None:
     """Finds the recipe that `spec` is or names, whatever its case, `_`, `-` and spaces; None if there is none."""
-    return spec if isinstance(spec, Recipe) else _BY_NAME.get(_normalised(spec)) if isinstance(spec, str) else None
+    return spec if isinstance(spec, Recipe) else _BY_NAME.get(normalised(spec)) if isinstance(spec, str) else None
 
 
 def as_recipe(spec: object) -> Recipe:
@@ -89,7 +86,7 @@ def as_recipe(spec: object) -> Recipe:
     """
     if (recipe := find_recipe(spec)) is not None:
         return recipe
-    near = difflib.get_close_matches(_normalised(str(spec)), _BY_NAME, n=1)
+    near = difflib.get_close_matches(normalised(str(spec)), _BY_NAME, n=1)
     hint = f"; did you mean '{_BY_NAME[near[0]].name}'?" if near else ""
     raise UsageError(f"unknown recipe of products {spec!r}: wanted one of {', '.join(map(str, RECIPES))}{hint}")
 
