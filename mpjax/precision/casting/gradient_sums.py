@@ -8,7 +8,7 @@ import jax
 from jax.extend import core
 
 from mpjax.precision.casting.equations import bind
-from mpjax.precision.casting.jaxprs import as_function, opened, scan_counts
+from mpjax.precision.casting.jaxprs import as_function, at_places, opened, scan_counts
 from mpjax.precision.casting.primitives import (
     ADDING,
     DERIVED,
@@ -107,10 +107,7 @@ def rule_adds_in_half(eqn, debug_info) -> bool:
     moving = [place for place, aval in enumerate(avals) if is_floating(aval)]
 
     def pulled(*arrays):
-        def of_floats(*floats):
-            of_place = dict(zip(moving, floats, strict=True))
-            return [out for out in function(*(of_place.get(i, x) for i, x in enumerate(arrays))) if is_floating(out)]
-
+        of_floats = at_places(lambda *full: [*filter(is_floating, function(*full))], arrays, moving)
         outputs, pull = jax.vjp(of_floats, *(arrays[place] for place in moving))
         return outputs, pull(outputs)
 

@@ -79,6 +79,18 @@ def as_function(eqn, debug_info) -> Callable:
     return function
 
 
+def at_places(function: Callable, arrays: Sequence, places: Sequence[int]) -> Callable:
+    """The function of the arguments at `places` alone; the others are those of `arrays`."""
+
+    def of_some(*given):
+        filled = list(arrays)
+        for place, value in zip(places, given, strict=True):
+            filled[place] = value
+        return function(*filled)
+
+    return of_some
+
+
 def open_shardings(shardings) -> tuple:
     """The shardings of an inner `jit`, with None where the compiler chooses."""
     return tuple(s if isinstance(s, jax.sharding.Sharding) else None for s in shardings)
