@@ -13,7 +13,6 @@ from mpjax.precision.attention import attention_fn_for
 from mpjax.precision.calls import modules_of, unwrap, wrap
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, is_floating, require_x64, widest
 from mpjax.precision.float8.layers import is_quantised, not_covered, nothing_quantised, set_products, why_wide
-from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.heads import layer_tags, leave_in_float32
 from mpjax.precision.layers import Casts, SumsInFloat32, adds_up, keep_carried
 from mpjax.precision.module_tree import class_names, lineages_of, second_names, variables_by_module
@@ -60,7 +59,7 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
     if not isinstance(model, nnx.Module):
         raise UsageError(f"apply_policy takes a Flax NNX module, got {type(model).__name__}")
     policy = get_policy(policy)
-    require_x64(*_dtypes(policy))
+    require_x64(*policy.dtypes)
 
     modules = modules_of(model)
     rules = rules_for_modules(policy)
@@ -177,17 +176,6 @@ def has_products_in_float8(model: "nnx.Module", policy: Policy) -> bool:
         if LINEAR in types and recipe is not None and why_wide(modules[path], recipe) is None:
             return True
     return False
-
-
-def _dtypes(value: "Policy | np.dtype | Recipe") -> Iterator[np.dtype]:
-    if isinstance(value, Recipe):
-        return
-    if not isinstance(value, Policy):
-        yield value
-        return
-    yield from (value.param_dtype, value.compute_dtype, value.output_dtype)
-    for ruled in value.rules.values():
-        yield from _dtypes(ruled)
 
 
 def _apply(path: str, module, variables: list, policy: Policy, rule: str | None, value) -> PolicyRow:

@@ -102,6 +102,13 @@ class Policy:
         return frozenset(filter(None, (self.products, *map(self.multiplies, self.rules.values()))))
 
     @property
+    def dtypes(self) -> frozenset[np.dtype]:
+        """The dtypes of the policy and its rules, without those of sums over devices and of recipes."""
+        policies = [value for value in (self, *self.rules.values()) if isinstance(value, Policy)]
+        named = {value for value in self.rules.values() if isinstance(value, np.dtype)}
+        return frozenset(named.union(*((each.param_dtype, each.compute_dtype, each.output_dtype) for each in policies)))
+
+    @property
     def jmp(self) -> jmp.Policy:
         """The equivalent `jmp.Policy`, which has no `reduce_dtype`, rules or recipes."""
         fields = (self.param_dtype, self.compute_dtype, self.output_dtype)

@@ -1,5 +1,6 @@
 """The dtypes and recipes that a policy asks of the products in each module."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -89,9 +90,7 @@ class PolicyForModules:
         """The dtypes that the policy and its rules name, without the dtypes of recipes."""
         if self._policy is None or self._rules is None:
             return frozenset()
-        values = (self._policy, *self._rules.values())
-        dtypes = {dtype for value in values if isinstance(value, Policy) for dtype in _dtypes_of(value)}
-        return frozenset(dtypes | {value for value in values if isinstance(value, np.dtype)})
+        return dataclasses.replace(self._policy, rules=self._rules).dtypes
 
     def awaited(self, paths: Iterable[str]) -> Recipe | None:
         """Finds a recipe that at least one product must follow; None if there need not be any.
@@ -147,10 +146,6 @@ def asked_dtypes(policy: Policy | None, modules: Mapping[Any, Any]) -> PolicyFor
       modules: the NNX modules whose classes the rules may name, by any key.
     """
     return PolicyForModules(policy, modules)
-
-
-def _dtypes_of(policy: Policy) -> tuple[np.dtype, ...]:
-    return policy.param_dtype, policy.compute_dtype, policy.output_dtype
 
 
 def _has_own_product(module: Any) -> bool:
