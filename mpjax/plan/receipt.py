@@ -45,7 +45,7 @@ from mpjax.plan.verdicts import (
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import HALF
 from mpjax.precision.policy import Policy
-from mpjax.precision.product_dtypes import asked_dtypes
+from mpjax.precision.product_dtypes import PolicyForModules
 
 
 _DERIVATIVE = "jvp("
@@ -289,7 +289,7 @@ def receipt_of(
     requested = asked_of(jaxpr) if traced else UNTRACED
     runs, partitions = runs_of(program, target), int(divided[1]) if divided else 1
     pairs = paired(requested.products, runs, lambda: loops_of(program), partitions=partitions)
-    module_policy = asked_dtypes(policy, modules)
+    module_policy = PolicyForModules(policy, modules)
     module_policy.require_rules({scope for scope, _ in equations(jaxpr)} if traced else None)
     rounds = {str(dtype) for dtype in module_policy.dtypes}
     products = rows_of_products(pairs, module_policy, target, traced=traced, rounds=rounds)

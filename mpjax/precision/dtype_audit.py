@@ -23,7 +23,7 @@ from mpjax.precision.float8.recipes import E4M3, E5M2, E8M0
 from mpjax.precision.modules import stored_dtypes
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
-from mpjax.precision.product_dtypes import AskedDtypes, asked_dtypes
+from mpjax.precision.product_dtypes import AskedDtypes, PolicyForModules
 from mpjax.precision.rules import scope_lineage, winner
 
 
@@ -69,7 +69,7 @@ def audit(
     expected = None if policy is None else get_policy(policy)
     rows = _operations(jaxpr, operations)
     leaves = _leaves(inputs, {} if expected is None else _stored(inputs, models, expected, params))
-    product_dtypes = asked_dtypes(expected, models.modules)
+    product_dtypes = PolicyForModules(expected, models.modules)
     return Audit(
         policy=None if expected is None else str(expected),
         operations=rows,

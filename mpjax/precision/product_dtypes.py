@@ -136,18 +136,6 @@ class PolicyForModules:
         return tuple((name, self._types.get(name, none)) for name, none in scope_lineage(path))
 
 
-def asked_dtypes(policy: Policy | None, modules: Mapping[Any, Any]) -> PolicyForModules:
-    """Builds the function from a module path to the dtypes that a policy asks of products there.
-
-    Without a policy the function maps every path to None.
-
-    Args:
-      policy: the policy.
-      modules: the NNX modules whose classes the rules may name, by any key.
-    """
-    return PolicyForModules(policy, modules)
-
-
 def _has_own_product(module: Any) -> bool:
     """True for a Flax linear layer or convolution whose product is the user's own, which no policy changes."""
     if module is None:

@@ -11,7 +11,7 @@ from mpjax.errors import UsageError
 from mpjax.precision import Policy, apply_policy, audit
 from mpjax.precision.float8.recipes import FLOAT8, ROWWISE
 from mpjax.precision.presets import get_policy
-from mpjax.precision.product_dtypes import AskedDtypes, asked_dtypes
+from mpjax.precision.product_dtypes import AskedDtypes, PolicyForModules
 
 
 BF16 = jnp.dtype("bfloat16")
@@ -33,11 +33,11 @@ class Net(nnx.Module):
 
 
 def test_without_a_policy_nothing_is_asked_for():
-    assert asked_dtypes(None, {})("blocks/0") is None
+    assert PolicyForModules(None, {})("blocks/0") is None
 
 
 def test_large_linear_layers_are_to_be_in_float8_and_others_are_not():
-    of = asked_dtypes(get_policy("mixed_float8"), {"": Net()})
+    of = PolicyForModules(get_policy("mixed_float8"), {"": Net()})
     assert of("blocks/0/linear") == AskedDtypes(BF16, FLOAT8, required=True)
     assert of("blocks/1/linear") == AskedDtypes(BF16, refused=True)
     assert of("head") == AskedDtypes(BF16, refused=True)
@@ -48,7 +48,7 @@ def test_large_linear_layers_are_to_be_in_float8_and_others_are_not():
 
 
 def test_a_small_layer_may_be_in_float8_where_no_rule_takes_it_out():
-    of = asked_dtypes(Policy("float32", "bfloat16", products=FLOAT8), {"": Net()})
+    of = PolicyForModules(Policy("float32", "bfloat16", products=FLOAT8), {"": Net()})
     assert of("blocks/1/linear") == AskedDtypes(BF16, FLOAT8)
     assert of("head") == AskedDtypes(BF16, refused=True)  # 3 is no multiple of 16
 
@@ -56,8 +56,8 @@ def test_a_small_layer_may_be_in_float8_where_no_rule_takes_it_out():
 def test_the_recipe_that_a_layer_was_made_to_multiply_by_is_known():
     model = Net()
     apply_policy(model, "mixed_float8_rowwise")
-    assert asked_dtypes(get_policy("mixed_float8"), {"": model})("blocks/0/linear").applied == ROWWISE
-    assert asked_dtypes(get_policy("mixed_bfloat16"), {"": model})("blocks/0/linear").refused
+    assert PolicyForModules(get_policy("mixed_float8"), {"": model})("blocks/0/linear").applied == ROWWISE
+    assert PolicyForModules(get_policy("mixed_bfloat16"), {"": model})("blocks/0/linear").refused
 
 
 @pytest.mark.parametrize("function", [None, functools.partial(jax.lax.conv_general_dilated)])
@@ -70,12 +70,12 @@ def test_a_convolution_has_a_product_of_the_users_own_if_it_was_given_one(functi
 
 def test_a_layer_with_a_product_of_the_users_own_is_told():
     model = nnx.List([nnx.Linear(64, 64, dot_general=lambda *args, **more: None, rngs=nnx.Rngs(0))])
-    assert asked_dtypes(get_policy("mixed_float8"), {"": model})("0").own
+    assert PolicyForModules(get_policy("mixed_float8"), {"": model})("0").own
 
 
 def test_the_dtypes_of_a_policy_are_those_that_it_or_a_rule_names():
     rules = {"head": "float16", "stem": Policy("float32", "float64")}
-    of = asked_dtypes(Policy("float32", "bfloat16", rules=rules, products=FLOAT8), {})
+    of = PolicyForModules(Policy("float32", "bfloat16", rules=rules, products=FLOAT8), {})
     assert of.dtypes == {jnp.dtype(name) for name in ("bfloat16", "float16", "float32", "float64")}
 
 
@@ -98,20 +98,20 @@ class Small(nnx.Module):
     ],
 )
 def test_float8_is_awaited_unless_the_users_rules_take_every_layer_out(policy, module, recipe):
-    assert asked_dtypes(get_policy(policy), {"": module()}).awaited(["blocks/0/linear"]) == recipe
+    assert PolicyForModules(get_policy(policy), {"": module()}).awaited(["blocks/0/linear"]) == recipe
 
 
 def test_without_modules_float8_is_awaited_if_one_of_the_products_is_to_be_in_it():
-    of = asked_dtypes(get_policy("mixed_bfloat16;blocks=float8"), {})
+    of = PolicyForModules(get_policy("mixed_bfloat16;blocks=float8"), {})
     assert of.awaited(["stem", "blocks/0"]) == FLOAT8
     assert of.awaited(["stem"]) is None
-    assert asked_dtypes(get_policy("mixed_float8"), {}).awaited([]) == FLOAT8
-    assert asked_dtypes(get_policy("mixed_float8;*=bfloat16"), {}).awaited([]) is None
-    assert asked_dtypes(None, {}).awaited([]) is None
+    assert PolicyForModules(get_policy("mixed_float8"), {}).awaited([]) == FLOAT8
+    assert PolicyForModules(get_policy("mixed_float8;*=bfloat16"), {}).awaited([]) is None
+    assert PolicyForModules(None, {}).awaited([]) is None
 
 
 def test_a_rule_that_decides_neither_a_module_nor_a_named_scope_is_an_error():
-    of = asked_dtypes(get_policy("mixed_bfloat16;scores=float32"), {"": Net()})
+    of = PolicyForModules(get_policy("mixed_bfloat16;scores=float32"), {"": Net()})
     of.require_rules({"blocks/0/linear", "head/scores", "scores"})
     of.require_rules(None)
     with pytest.raises(UsageError, match="rule 'scores' matches nothing; nearest: "):
@@ -119,13 +119,13 @@ def test_a_rule_that_decides_neither_a_module_nor_a_named_scope_is_an_error():
 
 
 def test_a_rule_by_class_without_modules_is_an_error_that_says_what_to_give():
-    of = asked_dtypes(get_policy("mixed_float8;type:Linear=float32"), {})
+    of = PolicyForModules(get_policy("mixed_float8;type:Linear=float32"), {})
     with pytest.raises(UsageError, match="rule 'type:Linear' names a class, and no Flax NNX module is known here"):
         of.require_rules(None)
-    of = asked_dtypes(get_policy("mixed_float8;type:Head=float32"), {})
+    of = PolicyForModules(get_policy("mixed_float8;type:Head=float32"), {})
     with pytest.raises(UsageError, match="rule 'type:Head' names a class"):
         of.require_rules(None)
-    asked_dtypes(get_policy("mixed_float8"), {}).require_rules(set())
+    PolicyForModules(get_policy("mixed_float8"), {}).require_rules(set())
 
 
 @pytest.mark.parametrize("asked", ["mixed_float8", "mixed_bfloat16"])
