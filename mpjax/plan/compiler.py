@@ -86,7 +86,7 @@ def install_compiler() -> pathlib.Path:
     """Downloads the compiler of jaxlib's version to `compiler_folder()` if it is not there, and returns that folder.
 
     Raises:
-      UsageError: pip is missing, or cannot install the package.
+      UsageError: pip is missing, or cannot install the package, or the folder holds something else.
     """
     folder = compiler_folder()
     if (folder / LIBRARY).is_file():
@@ -104,8 +104,14 @@ def install_compiler() -> pathlib.Path:
                 f"{sys.executable} -m pip cannot install {package}, see above; with another installer, write: "
                 f"uv pip install --no-deps --target {folder} {package}"
             )
-        with contextlib.suppress(FileExistsError, OSError):  # another plan was faster
+        try:
             os.rename(unfinished, folder)
+        except OSError as error:
+            if not (folder / LIBRARY).is_file():  # else another plan was faster
+                raise UsageError(
+                    f"the compiler cannot be moved to {folder}: {error.strerror}; remove that folder, and write: "
+                    f"{command_line('plan', '--install')}"
+                ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from mpjax.config.plan import GpuName
 from mpjax.errors import UsageError
 from mpjax.jax_internals import cudnn_checks
-from mpjax.plan.compiler import absent_devices, jaxlib_version, require_compiler
+from mpjax.plan.compiler import absent_devices, jaxlib_version
 from mpjax.plan.devices import GPUS, Gpu
 from mpjax.plan.runs import Target
 from mpjax.training.mesh import make_mesh
@@ -34,10 +34,9 @@ def mesh_of(name: GpuName, count: int, **sizes: int) -> Mesh:
       **sizes: the sizes of the mesh by axis, as in `make_mesh`.
 
     Raises:
-      UsageError: XLA's compiler for CUDA is not installed or of another version than jaxlib, or it does not support the
-        GPU.
+      UsageError: XLA's compiler for CUDA cannot be downloaded or is of another version than jaxlib, or it does not
+        support the GPU.
     """
-    require_compiler()
     return make_mesh(_devices(name, count), **sizes)
 
 

@@ -11,6 +11,7 @@ import pytest
 from mpjax.errors import UsageError
 from mpjax.plan import compiler
 from mpjax.plan.compiler import compiler_folder, install_compiler, require_compiler, without_noise
+from mpjax.plan.target import mesh_of
 
 
 OWN = importlib.metadata.version("jaxlib")
@@ -88,6 +89,25 @@ def test_an_installation_that_fails_leaves_nothing(nothing, monkeypatch, code):
     with pytest.raises(UsageError, match="cannot install jax-cuda12-pjrt==.*uv pip install --no-deps --target"):
         install_compiler()
     assert list((nothing / "cuda_compiler").iterdir()) == []
+
+
+def test_a_folder_without_the_compiler_is_no_compiler(nothing, monkeypatch):
+    """An installation by hand that was interrupted is not taken for another plan that was faster."""
+    folder = nothing / "cuda_compiler" / OWN
+    folder.mkdir(parents=True)
+    (folder / "part").touch()
+    monkeypatch.setattr(subprocess, "run", installer(0, writes=True))
+    with pytest.raises(UsageError, match=f"cannot be moved to {folder}: Directory not empty; remove that folder"):
+        install_compiler()
+
+
+def test_the_first_plan_downloads_the_compiler(nothing, monkeypatch, capsys):
+    """Without a network: up to the call of pip."""
+    monkeypatch.setattr(compiler, "load_compiler", compiler.load_compiler.__wrapped__)
+    monkeypatch.setattr(subprocess, "run", installer(1, writes=False))
+    with pytest.raises(UsageError, match="cannot install jax-cuda12-pjrt=="):
+        mesh_of("h200", 7)
+    assert capsys.readouterr().err == f"downloading XLA's compiler for CUDA (175 MB) to {compiler_folder()}\n"
 
 
 def test_only_lines_about_the_missing_driver_are_left_out(capfd):
