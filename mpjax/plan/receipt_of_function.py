@@ -112,8 +112,8 @@ def _traced(fn: Callable, args: tuple, place: Any, params: int) -> tuple[Any, Ma
     inputs, with_inputs = inputs_of(models)
     places = tuple(models.originals)
 
-    roots = tuple(map(path_name, models.modules))
-    if params and not any(f"{root}/".lstrip("/").startswith(f"args/{params}/") for root in roots):
+    roots = tuple(f"{path_name(place)}/".lstrip("/") for place in models.modules)
+    if params and not any(root.startswith(f"args/{params}/") for root in roots):
         raise UsageError(
             f"params={params} has no Flax NNX module, and other arguments have: updates are looked for in modules; "
             "leave params out, or give the state of the module in its place (nnx.split)"

@@ -113,6 +113,21 @@ def test_updates_of_an_nnx_model_that_a_step_changes_are_found():
     assert found(receipt, "update") == {(name, "update", "float32", "as asked") for name in names}
 
 
+def test_an_optimizer_whose_name_begins_with_the_model_s_is_no_part_of_it():
+    model = nnx.Linear(32, 8, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+
+    def step(net, x):
+        gradients = nnx.grad(lambda model: jnp.mean(jnp.square(model(x))))(net["model"])
+        net["model_optimizer"].update(net["model"], gradients)
+
+    with jax.numpy_dtype_promotion("standard"):
+        receipt = mpjax.receipt(step, {"model": model, "model_optimizer": optimizer}, X, policy="float32")
+    assert found(receipt, "update") == {
+        (f"args/0/model/{name}", "update", "float32", "as asked") for name in ("kernel", "bias")
+    }
+
+
 def test_an_array_that_a_function_takes_and_returns_is_no_parameter():
     square = jax.ShapeDtypeStruct((32, 32), jnp.float32)
     assert [row.kind for row in mpjax.receipt(jnp.dot, square, square)] == ["product"]
