@@ -15,7 +15,7 @@ from mpjax.config import Config, Duration
 from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
 from mpjax.config.paths import expanded
-from mpjax.config.plan import Plan
+from mpjax.config.plan import GpuName, Plan
 from mpjax.data import Fields, batch_shapes
 from mpjax.data.orientation import orientation_of
 from mpjax.plan.compiled import PlannedStep, wide
@@ -101,7 +101,7 @@ def plan_run(
     settings: Plan,
     config: Config,
     *,
-    present: Callable[[str, int], bool] = is_here,
+    present: Callable[[GpuName, int], bool] = is_here,
     measure: Callable[[PlannedStep, Fields], Measured] | None = None,
 ) -> Plans:
     """Predicts memory and step time of the run that `config` describes, for each GPU and policy, and prints them.

@@ -18,7 +18,7 @@ class Gpu:
     """A kind of GPU.
 
     Attributes:
-      name: the name that NVIDIA's driver reports, or its beginning.
+      name: the name that NVIDIA's driver reports. Other forms, such as PCIe cards, have other names and rates.
       capability: compute capability, major and minor.
       multiprocessors: number of streaming multiprocessors.
       lanes: float32 units per multiprocessor.
@@ -177,13 +177,3 @@ GPUS: Mapping[GpuName, Gpu] = {
         links="NVIDIA DGX B200 data sheet (NVLink 14.4 TB/s for 8 GPUs; 8 x 400 Gb/s ConnectX-7)",
     ),
 }
-
-
-def gpu_of(kind: str) -> GpuName | None:
-    """The GPU that a driver's `device_kind` names; None if no GPU of `GPUS` matches.
-
-    >>> gpu_of("NVIDIA H100 80GB HBM3")
-    'h100'
-    """
-    words = kind.upper().replace("-", " ").split()
-    return next((name for name in GPUS if name.upper() in words), None)

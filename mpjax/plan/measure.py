@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from mpjax.config.plan import GpuName
 from mpjax.data import Fields, Image, Length, Tokens, batch_shapes
 from mpjax.data.fields import Numbers
 from mpjax.plan.compiled import PlannedStep
-from mpjax.plan.devices import gpu_of
+from mpjax.plan.devices import GPUS
 from mpjax.training.escaped import trace
 from mpjax.training.mesh import make_mesh, place
 from mpjax.training.setup import initial_state
@@ -40,10 +41,9 @@ class Measured:
     device: str
 
 
-def is_here(name: str, devices: int = 1) -> bool:
+def is_here(name: GpuName, devices: int = 1) -> bool:
     """True if JAX computes on exactly `devices` GPUs of the kind `name`, such as "h100"."""
-    available = jax.devices()
-    return available[0].platform == "gpu" and gpu_of(available[0].device_kind) == name and len(available) == devices
+    return [device.device_kind for device in jax.devices()] == [GPUS[name].name] * devices
 
 
 def measure_step(step: PlannedStep, fields: Fields, *, seed: int = 0, ema: bool = False) -> Measured:
