@@ -21,6 +21,7 @@ _BITS = {
     "token": 0,
     "opaque": 0,
     **{f"{kind}{bits}": bits for kind in "su" for bits in (2, 4, 8, 16, 32, 64)},
+    "f4e2m1fn": 4,
     "f16": 16,
     "bf16": 16,
     "f32": 32,

@@ -55,6 +55,7 @@ def test_parameters_go_by_number_and_values_know_their_users():
         ("pred[7]{0}", 7),
         ("s4[3]{0}", 2),
         ("f8e4m3fn[10]{0}", 10),
+        ("f4e2m1fn[10]{0}", 5),
         ("(f32[2]{0:S(5)}, (s64[3]{0}, token[]), u8[0]{0})", 32),
     ],
 )
