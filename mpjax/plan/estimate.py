@@ -140,11 +140,11 @@ def estimates(
             hlo = parse(text)
             traffic, events = traffic_of(hlo), events_of(hlo)
             bounds = bounds_of(GPUS[gpu], program.flops, traffic.bytes)
-            used, policy = _attention(steps[number], traffic), steps[number].policy
-            require_attention(attention, used, gpu=gpu, policy=policy)
+            used, policy = _attention(steps[number], traffic), steps[number].plan.policy
+            require_attention(attention, used, gpu=gpu, policy=steps[number].policy)
             return Estimate(
                 gpu=gpu,
-                policy=policy,
+                policy=steps[number].policy,
                 batch=batch,
                 devices=devices,
                 attention=used,
@@ -159,7 +159,7 @@ def estimates(
                 ),
                 xla=steps[number].xla,
                 costliest=costliest(text, hlo, most),
-                float8=layers_of(program.jaxpr, hlo, GPUS[gpu]) if steps[number].plan.policy.recipes else (),
+                float8=layers_of(program.jaxpr, hlo, GPUS[gpu], policy.compute_dtype) if policy.recipes else (),
                 receipt=_receipt(program, text, steps[number], gpu) if receipts else None,
             )
 

@@ -11,15 +11,17 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from mpjax.plan.devices import Gpu
 from mpjax.plan.hlo import HloProgram, Instruction, module_of, shapes_of
 from mpjax.plan.kernels import moved
 from mpjax.plan.order import counted, order_of
 from mpjax.plan.roofline import COPIES, LAUNCH, PRODUCTS
-from mpjax.precision.casting.flops import dtype_in, product_flops
+from mpjax.precision.casting.flops import TENSORFLOAT32, dtype_in, product_flops
 from mpjax.precision.casting.jaxprs import scope_of
 from mpjax.precision.casting.walk import bodies
-from mpjax.precision.dtypes import is_floating
+from mpjax.precision.dtypes import FLOAT32, is_floating
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +30,7 @@ class LayerSavings:
 
     Attributes:
       module: the path with `*` for indices.
-      saved: seconds that the products save compared with bfloat16.
+      saved: seconds that the products save compared with the compute dtype.
       spent: upper bound of the seconds of the kernels that find scales and cast, including the work that XLA fused with
         them.
       kernels: the number of these kernels.
@@ -40,14 +42,16 @@ class LayerSavings:
     kernels: int
 
 
-def layers_of(jaxpr: Any, program: HloProgram, gpu: Gpu) -> list[LayerSavings]:
+def layers_of(jaxpr: Any, program: HloProgram, gpu: Gpu, compute_dtype: np.dtype) -> list[LayerSavings]:
     """Estimates what float8 saves and costs in each layer that multiplies in float8, in alphabetical order of paths.
 
     Args:
       jaxpr: the traced step.
       program: the compiled step.
       gpu: the GPU that the step is compiled for.
+      compute_dtype: the dtype of the products without float8.
     """
+    without = gpu.rate(TENSORFLOAT32 if compute_dtype == FLOAT32 else compute_dtype.name)
     saved: dict[str, float] = collections.defaultdict(float)
     for body in bodies(jaxpr):
         times = math.prod(eqn.params["length"] for eqn in body.callers if eqn.primitive.name == "scan")
@@ -55,7 +59,7 @@ def layers_of(jaxpr: Any, program: HloProgram, gpu: Gpu) -> list[LayerSavings]:
             if (operations := product_flops(eqn)) and is_floating(eqn.invars[0].aval):
                 dtype = dtype_in(eqn, body)
                 if dtype.startswith("float8"):
-                    less = operations * (1 / gpu.rate("bfloat16") - 1 / gpu.rate(dtype))
+                    less = operations * (1 / without - 1 / gpu.rate(dtype))
                     saved[_pattern(scope_of(eqn, body.scope))] += times * less / PRODUCTS
     spent: dict[str, float] = collections.defaultdict(float)
     kernels: collections.Counter = collections.Counter()

@@ -263,6 +263,6 @@ def _losing(plan: Estimate) -> list[str]:
         f"most {1e6 * layer.spent:.0f} us"
         for layer in losing
     )
-    rules = " ".join(f'"{layer.module}" bfloat16' for layer in losing)
+    rules = " ".join(f'"{layer.module}" {get_policy(plan.policy).compute_dtype}' for layer in losing)
     head = f"float8 may not pay in {len(losing)} of {len(plan.float8)} kinds of layers"
     return [f"{head}; without it there: --precision.rules {rules}", *told]

@@ -16,6 +16,7 @@ from mpjax.plan.float8 import layers_of
 from mpjax.plan.hlo import parse
 from mpjax.plan.receipt import receipt_of
 from mpjax.plan.target import target_of_gpu
+from mpjax.precision.dtypes import BFLOAT16, FLOAT32
 
 
 # GPT-2 small and ViT-B/16, two blocks of each.
@@ -91,9 +92,8 @@ def test_a_gpu_without_units_is_refused(policy, gpu, instead):
 
 def test_what_float8_saves_and_costs_is_told_layer_by_layer(plugin):
     compiled = program("vit", "mixed_float8", "h200")
-    layers = {
-        each.module: each for each in layers_of(compiled.jaxpr, parse(compiled.executable.as_text()), GPUS["h200"])
-    }
+    hlo = parse(compiled.executable.as_text())
+    layers = {each.module: each for each in layers_of(compiled.jaxpr, hlo, GPUS["h200"], BFLOAT16)}
     names = ("attention/query", "attention/key", "attention/value", "attention/out", "mlp/up", "mlp/down")
     assert set(layers) == {f"blocks/*/{name}" for name in names}
     up, out = layers["blocks/*/mlp/up"], layers["blocks/*/attention/out"]
@@ -101,6 +101,14 @@ def test_what_float8_saves_and_costs_is_told_layer_by_layer(plugin):
     # Two blocks, three products of 512 x 768 x 3072, at 989.5 and 1979 TFLOP/s, of which products reach 790 of 990.
     assert up.saved == pytest.approx(2 * 3 * 2 * 512 * 768 * 3072 * (1 / 989.5e12 - 1 / 1979e12) * 990 / 790)
     assert all(each.spent > 0 and each.kernels >= 2 for each in layers.values())
+
+
+@pytest.mark.parametrize(("compute_dtype", "rate"), [(BFLOAT16, 989.5e12), (FLOAT32, 494.5e12)])
+def test_a_product_in_float8_saves_time_of_the_policy_s_compute_dtype(compute_dtype, rate):
+    jaxpr = jax.make_jaxpr(jnp.dot)(*[jnp.ones((16, 16), jnp.float8_e4m3fn)] * 2)
+    nothing = parse("HloModule m\n\nENTRY %main () -> f32[] {\n  ROOT %out = f32[] constant(0)\n}\n")
+    (layer,) = layers_of(jaxpr, nothing, GPUS["h200"], compute_dtype)
+    assert layer.saved == pytest.approx(2 * 16**3 * (1 / rate - 1 / 1979e12) * 990 / 790)
 
 
 @pytest.mark.parametrize(
@@ -145,5 +153,5 @@ ENTRY %main (x: f32[16], zero: f32[]) -> f32[] {{
             return jax.lax.dot(x, x, preferred_element_type=jnp.float32)
 
     jaxpr = jax.make_jaxpr(product)(jnp.ones((16, 16), jnp.float8_e4m3fn))
-    (layer,) = layers_of(jaxpr, parse(text), GPUS["h200"])
+    (layer,) = layers_of(jaxpr, parse(text), GPUS["h200"], BFLOAT16)
     assert (layer.module, layer.kernels) == ("layer", kernels)

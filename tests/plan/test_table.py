@@ -112,6 +112,12 @@ def test_a_plan_says_what_float8_is_to_the_same_without(plan_of, seconds, verdic
     ]
 
 
+def test_layers_that_lose_with_float8_are_to_compute_as_the_policy_does(plan_of):
+    layers = (LayerSavings("up", 1e-4, 2e-4, 18),)
+    plan = dataclasses.replace(plan_of(), policy="compute=float32,products=float8", float8=layers)
+    assert comparisons([plan_of(), plan])[1].endswith('--precision.rules "up" float32')
+
+
 @pytest.mark.parametrize(
     ("policy", "others", "flags"),
     [
