@@ -168,21 +168,29 @@ def estimates(
 
         def fitted(gpu: GpuName, number: int) -> Fit | None:
             estimate, first = plans[gpu, number], plans[gpus[0], number]
-            ratio = estimate.memory.temporary / first.memory.temporary
-            if estimate.attention == first.attention and abs(ratio - 1) < ALIKE:
+            unlike = abs(estimate.memory.temporary - first.memory.temporary)
+            scaled: set[int] = set()
+            if gpu == gpus[0]:
+                other_bytes = smaller[number].result().memory.total
+            elif estimate.attention == first.attention and unlike < ALIKE * first.memory.temporary:
                 # The smaller batch's saving scales with temporary memory: reuse the first GPU's program.
                 saved = first.memory.total - smaller[number].result().memory.total
-                other_bytes = estimate.memory.total - round(saved * ratio)
+                other_bytes = estimate.memory.total - round(saved * estimate.memory.temporary / first.memory.temporary)
+                scaled = {other}
             else:
                 other_bytes = begin(number, gpu, other).result().memory.total
             points = {batch: estimate.memory.total, other: other_bytes}
             if estimate.memory.total == other_bytes or (estimate.memory.total > other_bytes) != (batch > other):
                 return None  # the batch is so small that workspaces outweigh it
             if not verify:
-                return largest_batch(points, estimate.limit, step=multiple)
+                return largest_batch(points, estimate.limit, step=multiple, scaled=scaled)
             compiled = functools.partial(begin, number, gpu)
             return verified_batch(
-                points, estimate.limit, lambda size: compiled(size).result().memory.total, step=multiple
+                points,
+                estimate.limit,
+                lambda size: compiled(size).result().memory.total,
+                step=multiple,
+                scaled=scaled,
             )
 
         if fit:

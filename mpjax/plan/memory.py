@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -92,7 +92,7 @@ def other_batch(batch: int, step: int) -> int:
     return half or 2 * batch
 
 
-def largest_batch(points: Mapping[int, int], limit: int, *, step: int) -> Fit:
+def largest_batch(points: Mapping[int, int], limit: int, *, step: int, scaled: Collection[int] = ()) -> Fit:
     """Estimates the largest batch that fits, with a line through the two known batches next to the limit.
 
     >>> largest_batch({100: 2000, 200: 3000}, 4000, step=8)
@@ -102,6 +102,7 @@ def largest_batch(points: Mapping[int, int], limit: int, *, step: int) -> Fit:
       points: peak bytes by batch size, for at least two batches.
       limit: bytes available.
       step: the number that batch sizes are multiples of.
+      scaled: the batch sizes whose bytes are an estimate.
 
     Raises:
       ValueError: memory does not grow with the batch.
@@ -114,10 +115,17 @@ def largest_batch(points: Mapping[int, int], limit: int, *, step: int) -> Fit:
     if slope <= 0:
         raise ValueError(f"{low} examples take {low_bytes} bytes, {high} take {high_bytes}: memory does not grow")
     batch = max(int(low + (limit - low_bytes) / slope) // step * step, 0)
-    return Fit(batch, batch in points)
+    return Fit(batch, batch in points and batch not in scaled)
 
 
-def verified_batch(points: Mapping[int, int], limit: int, memory_of: Callable[[int], int], *, step: int) -> Fit:
+def verified_batch(
+    points: Mapping[int, int],
+    limit: int,
+    memory_of: Callable[[int], int],
+    *,
+    step: int,
+    scaled: Collection[int] = (),
+) -> Fit:
     """Finds the largest batch that fits by compiling each estimate of `largest_batch` and refining the line with it.
 
     The search stops when a compiled batch fits and uses at least `NEAR` of the limit, when memory no longer grows with
@@ -128,19 +136,21 @@ def verified_batch(points: Mapping[int, int], limit: int, memory_of: Callable[[i
       limit: as in `largest_batch`.
       memory_of: a function from batch size to peak bytes that compiles the step.
       step: as in `largest_batch`.
+      scaled: as in `largest_batch`.
     """
-    points = dict(points)
+    points, scaled = dict(points), set(scaled)
     fitting = None
     for _ in range(ROUNDS):
-        estimate = largest_batch(points, limit, step=step)
+        estimate = largest_batch(points, limit, step=step, scaled=scaled)
         if estimate.compiled or not estimate.batch:
             return estimate
         points[estimate.batch] = memory_of(estimate.batch)
+        scaled.discard(estimate.batch)
         if points[estimate.batch] <= limit:
             fitting = Fit(estimate.batch, compiled=True)
         if NEAR * limit <= points[estimate.batch] <= limit or not _grows(points):
             break
-    return fitting or largest_batch(points, limit, step=step)
+    return fitting or largest_batch(points, limit, step=step, scaled=scaled)
 
 
 def _grows(points: Mapping[int, int]) -> bool:

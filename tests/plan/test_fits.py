@@ -22,6 +22,13 @@ def test_a_batch_that_was_compiled_is_known_and_not_reckoned():
     assert largest_batch({100: 2_000, 200: 3_000}, 3_009, step=1) == Fit(200, compiled=True)
 
 
+def test_a_batch_whose_memory_was_scaled_from_another_gpu_s_is_reckoned_until_it_is_compiled():
+    points = {100: 2_000, 200: 3_000}
+    assert largest_batch(points, 2_009, step=1, scaled={100}) == Fit(100, compiled=False)
+    assert largest_batch(points, 3_009, step=1, scaled={100}) == Fit(200, compiled=True)
+    assert verified_batch(points, 2_009, lambda size: 2_005, step=1, scaled={100}) == Fit(100, compiled=True)
+
+
 def test_memory_that_does_not_grow_has_no_line():
     with pytest.raises(ValueError, match="100 examples take 5 bytes, 200 take 5: memory does not grow"):
         largest_batch({100: 5, 200: 5}, 9, step=1)
