@@ -97,10 +97,10 @@ def fastest_of_step(
 
 
 def _maker(make_task: Callable[[Policy], Task], state: TrainState, batch, seed: int) -> Callable[[Policy], Program]:
-    return lambda policy: program_of_step(make_task(policy), seed, state, batch)
+    return lambda policy: program_of_step(make_task(policy), step_key(seed, state), state, batch)
 
 
-def program_of_step(task: Task, seed: int, state: TrainState, batch: Mapping[str, jax.Array]) -> Program:
+def program_of_step(task: Task, key: jax.Array, state: TrainState, batch: Mapping[str, jax.Array]) -> Program:
     """Traces the step that `state` takes on `batch`, forward and backward. Gradients of frozen parameters are zero."""
 
     def loss_of(params, stats, key, batch):
@@ -109,7 +109,7 @@ def program_of_step(task: Task, seed: int, state: TrainState, batch: Mapping[str
         model.train()
         return task.objective.loss(model, batch, key)[0].value
 
-    others = {"statistics": state.stats, "key": step_key(seed, state), "batch": batch}
+    others = {"statistics": state.stats, "key": key, "batch": batch}
     return _traced(task, loss_of, state, others)
 
 
@@ -155,7 +155,9 @@ def make_probe(
 
     @jax.jit
     def probe(state: TrainState, batch) -> Layers:
-        program = program_of_step(task, seed, state, jax.tree.map(lambda x: x[::accumulate], batch))
+        key, first = step_key(seed, state), jax.tree.map(lambda x: x[::accumulate], batch)
+        key = key if accumulate == 1 else jax.random.split(key, accumulate)[0]  # as the step draws for a micro-batch
+        program = program_of_step(task, key, state, first)
         recorder = LayerRecorder()
         loss, read = read_step(program, loss_scale_state(state.opt_state).scale, recorder)
         grads = {name: read[name].astype(param.dtype) for name, param in state.params.items()}

@@ -1,10 +1,12 @@
 """The diagnosis of a run's step: reached by running again, held against float32, left in the run's folder."""
 
+import dataclasses
 import json
 import shlex
 
 import jax
 import jax.extend.core
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,10 +16,12 @@ from mpjax.commands.diagnose import diagnose_run, on_devices_here, replay
 from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.config.commands import Diagnose
-from mpjax.diagnosis.training import program_of_step
+from mpjax.diagnosis.training import make_probe, program_of_step
 from mpjax.errors import Diverged, PrecisionWarning, UsageError
 from mpjax.loop.checkpoint import to_arrays
 from mpjax.loop.stored import read_checkpoint
+from mpjax.training.objective import RunObjective
+from mpjax.training.train_step import step_key
 
 
 FLAGS = shlex.split("""
@@ -172,12 +176,26 @@ def test_a_mesh_of_more_devices_than_are_here_is_replaced_with_a_warning():
     assert on_devices_here(fits) is fits
 
 
+def test_the_layers_are_those_of_the_first_micro_batch_with_its_random_numbers(built):
+    def drawn(model, batch, key):
+        return {"loss": jnp.sum(model.head.bias[...]) * jax.random.uniform(key) * jnp.ones(len(batch["label"]))}
+
+    task = dataclasses.replace(built.task, objective=RunObjective(drawn))
+    state = fresh_state(built)
+    batch = jax.tree.map(np.asarray, next(iter(built.batches.from_position(0))))
+    key = step_key(7, state)
+    for accumulate, own in ((1, key), (2, jax.random.split(key)[0])):
+        layers = make_probe(task, built.learner.tx, seed=7, accumulate=accumulate)(state, batch).by_layer()
+        (bias,) = (row for row in layers if (row.path, row.direction) == ("head/bias", "gradient"))
+        assert bias.largest == pytest.approx(float(jax.random.uniform(own)))
+
+
 @pytest.mark.slow
 def test_frozen_parameters_have_no_gradient_to_diagnose():
     config = load_config([*FLAGS, "--training.freeze", "layers/0"])
     built = build_run(config)
     batch = jax.tree.map(np.asarray, next(iter(built.batches.from_position(0))))
-    program = program_of_step(built.task, 0, fresh_state(built), batch)
+    program = program_of_step(built.task, jax.random.key(0), fresh_state(built), batch)
     _, *gradients = jax.extend.core.jaxpr_as_fun(program.jaxpr)(*program.inputs, np.float32(1))
     still = {name for name, value in zip(program.gradients, gradients, strict=True) if not np.any(value)}
     assert still == {"layers/0/kernel", "layers/0/bias"}
