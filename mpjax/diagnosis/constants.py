@@ -24,8 +24,8 @@ class Constants(NamedTuple):
     Attributes:
       exact: the value in the float32 program, by the `id` of a literal or of a constant's variable.
       complete: True if the half-precision program, with these constants and without rounding, computes the same as the
-        float32 program: all floating operations were matched, and no branch or trip count depends on floating values.
-        Otherwise the float32 program itself must run.
+        float32 program: all floating operations were matched, and there is no branch and no `while` loop. Otherwise the
+        float32 program itself must run.
       by_itself: True if the float32 program contains half precision, because the code casts to it under any policy.
     """
 
@@ -54,7 +54,7 @@ def _matched(half, full, exact: dict) -> Iterator[bool]:
     pairs = list(_in_step(mine, theirs))
     yield len(pairs) == len(mine) == len(theirs)
     for eqn, other in pairs:
-        yield len(eqn.invars) == len(other.invars) and not _depends_on_values(eqn)
+        yield len(eqn.invars) == len(other.invars) and eqn.primitive.name not in _DECIDE
         for atoms in zip(eqn.invars, other.invars, strict=False):
             yield _same(first.constant(atoms[0]), second.constant(atoms[1]), exact)
         for bodies in zip(held_by(eqn), held_by(other), strict=False):
@@ -63,15 +63,10 @@ def _matched(half, full, exact: dict) -> Iterator[bool]:
         yield _same(first.constant(atoms[0]), second.constant(atoms[1]), exact)
 
 
-def _depends_on_values(eqn) -> bool:
-    """True for a branch or a loop whose control flow may depend on floating values.
-
-    The emulator decides its control flow with the half-precision values alone.
-    """
-    if eqn.primitive.name == "while":
-        condition = opened(eqn.params["cond_jaxpr"])[0]
-        return any(is_floating(atom.aval) for inner in condition.eqns for atom in inner.invars)
-    return eqn.primitive.name == "cond"
+_DECIDE = ("cond", "while")
+"""Control flow that may depend on floating values, also by way of integers. The emulator decides it with the
+half-precision values alone.
+"""
 
 
 def _in_step(mine: Sequence, theirs: Sequence) -> Iterator[tuple[Any, Any]]:
@@ -103,12 +98,12 @@ def _same(mine: tuple[int, np.ndarray] | None, theirs: tuple[int, np.ndarray] | 
 
 
 class _Origins:
-    """The floating operations of a body except casts, and the constants behind its values."""
+    """The floating operations of a body except casts, its control flow, and the constants behind its values."""
 
     def __init__(self, jaxpr):
         body, consts = opened(jaxpr)
         self.outvars = body.outvars
-        self.operations = [eqn for eqn in body.eqns if _is_floating_operation(eqn)]
+        self.operations = [eqn for eqn in body.eqns if _is_floating_operation(eqn) or eqn.primitive.name in _DECIDE]
         self._casts = {eqn.outvars[0]: eqn.invars[0] for eqn in body.eqns if _is_cast(eqn)}
         self._values = dict(zip(body.constvars, consts, strict=True))
 

@@ -201,6 +201,24 @@ def test_operations_that_one_program_alone_has_are_told():
     assert [float(value) for value in constants.exact.values()] == [pytest.approx(0.2)]
 
 
+def until_small(x):
+    return jax.lax.while_loop(lambda s: ~s[1], lambda s: (s[0] / 2, jnp.all(s[0] < 1e-3)), (x, False))[0]
+
+
+def as_often_as_it_says(x):
+    return jax.lax.fori_loop(0, jnp.sum(x).astype(jnp.int32), lambda _, x: x / 2, x)
+
+
+def of_integers(x):
+    return x * jax.lax.while_loop(lambda n: n > 3, lambda n: n - 4, jnp.sum(x).astype(jnp.int32)).astype(x.dtype)
+
+
+@pytest.mark.parametrize("function", [until_small, as_often_as_it_says, of_integers])
+def test_a_loop_whose_turns_depend_on_floating_values_is_float32_s_own_in_the_reference(function):
+    """The condition itself reads only booleans or integers."""
+    assert not constants_of(*_programs(function, jnp.ones(2))).complete
+
+
 def test_programs_of_autocast_are_matched_in_loops_and_branches():
     def function(w, x):
         def turn(carry, row):
