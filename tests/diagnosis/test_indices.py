@@ -6,10 +6,21 @@ import optax
 import pytest
 from flax import nnx
 
-from mpjax.diagnosis import diagnose
+from mpjax.diagnosis import diagnose, diagnose_function
 
 
 X = jax.random.normal(jax.random.key(0), (4, 8))
+
+
+@pytest.mark.parametrize("options", [{"mode": "clip"}, {"mode": "fill", "fill_value": 0}])
+def test_an_index_out_of_range_that_does_no_harm_is_not_to_blame(options):
+    def loss_fn(table, batch):
+        harmless = table.at[batch["far"]].get(**options)
+        return jnp.sum(harmless + table.at[batch["near"]].get(mode="fill"))
+
+    found = diagnose_function(loss_fn, jnp.ones(8), {"far": jnp.array([99]), "near": jnp.array([9])})
+    assert "an index is out of range, 9 of 8, such as" in found.evidence
+
 
 LABELS = {"one too many": [0, 1, 4, 2], "nine": [0, 1, 9, 2], "far below": [0, -9, 1, 2]}
 
