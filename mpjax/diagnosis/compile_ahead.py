@@ -15,6 +15,9 @@ from typing import ParamSpec, TypeVar
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import SingleDeviceSharding
+
+from mpjax.precision.dtypes import default_device
 
 
 KEPT = 4096
@@ -48,7 +51,8 @@ def compiled(fn: Callable[P, R], numpy: Callable | None = None) -> Callable[P, R
             if result is not None:
                 return result
         try:
-            program = _program(fn, tuple(options.items()), tuple((x.shape, x.dtype) for x in arrays))
+            shapes = tuple((x.shape, x.dtype) for x in arrays)
+            program = _program(fn, tuple(options.items()), shapes, SingleDeviceSharding(default_device()))
         except TypeError:  # an option that cannot be hashed
             return fn(*arrays, **options)
         return program(*arrays)
@@ -59,32 +63,32 @@ def compiled(fn: Callable[P, R], numpy: Callable | None = None) -> Callable[P, R
 def _are_small(arrays) -> bool:
     """True for small arrays of NumPy dtypes on a CPU. Random keys have other dtypes."""
     plain = all(isinstance(array.dtype, np.dtype) for array in arrays)
-    return plain and sum(map(np.size, arrays)) <= SMALL and jax.local_devices()[0].platform == "cpu"
+    return plain and sum(map(np.size, arrays)) <= SMALL and default_device().platform == "cpu"
 
 
 def brought_here(array):
-    """Copies an array to the first local device, for which programs are compiled, if this process can address it all.
+    """Copies an array to the default device, for which programs are compiled, if this process can address it all.
 
     Other arrays, and tracers, are returned as they are.
     """
     if isinstance(array, Tracer) or _is_here(array) or not array.is_fully_addressable:
         return array
-    return jax.device_put(array, jax.local_devices()[0])
+    return jax.device_put(array, default_device())
 
 
 def _is_here(array) -> bool:
     """True for an array on the host, or on the first local device alone, for which programs are compiled."""
     if isinstance(array, Tracer):
         return False
-    return not isinstance(array, jax.Array) or array.devices() == {jax.local_devices()[0]}
+    return not isinstance(array, jax.Array) or array.devices() == {default_device()}
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _program(fn: Callable, options: tuple, shapes: tuple):
+def _program(fn: Callable, options: tuple, shapes: tuple, here: SingleDeviceSharding):
     def run(*arrays):  # a new function, so that JAX shares no cache between programs
         return fn(*arrays, **dict(options))
 
-    return jax.jit(run).lower(*(jax.ShapeDtypeStruct(*shape) for shape in shapes)).compile()
+    return jax.jit(run).lower(*(jax.ShapeDtypeStruct(*shape, sharding=here) for shape in shapes)).compile()
 
 
 def _trim():

@@ -18,7 +18,7 @@ from mpjax.errors import UsageError
 from mpjax.mesh_axes import FSDP, TENSOR
 from mpjax.models.projections import called, project
 from mpjax.precision import attention as plain
-from mpjax.precision.dtypes import HALF
+from mpjax.precision.dtypes import HALF, default_device
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -140,7 +140,7 @@ def _is_divided(axis: str) -> bool:
 
 def implementation_for(query: jax.Array, device=None) -> Literal["xla", "cudnn"]:
     """Chooses "cudnn" if it can train with queries [B, T, N, H] on `device` (None: JAX's default), else "xla"."""
-    return "xla" if _why_not_cudnn(query, _default_device() if device is None else device) else "cudnn"
+    return "xla" if _why_not_cudnn(query, default_device() if device is None else device) else "cudnn"
 
 
 def _chosen(implementation: Implementation, query: jax.Array) -> Literal["xla", "cudnn"]:
@@ -148,7 +148,7 @@ def _chosen(implementation: Implementation, query: jax.Array) -> Literal["xla", 
         return implementation_for(query)
     if implementation not in ("xla", "cudnn"):
         raise UsageError(f"unknown attention implementation '{implementation}': wanted 'auto', 'xla' or 'cudnn'")
-    if implementation == "cudnn" and (reason := _why_not_cudnn(query, _default_device())):
+    if implementation == "cudnn" and (reason := _why_not_cudnn(query, default_device())):
         raise UsageError(f"attention with 'cudnn' {reason}; write implementation='auto', which uses 'xla' here")
     return implementation
 
@@ -171,10 +171,3 @@ def _why_not_cudnn(query: jax.Array, device) -> str | None:
     if length % 2:
         return f"needs an even number of positions to train, got {length}"
     return None
-
-
-def _default_device():
-    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    if device is None or isinstance(device, str):
-        return jax.local_devices(backend=device)[0]
-    return device

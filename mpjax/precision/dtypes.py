@@ -112,6 +112,14 @@ def float_range(spec: DTypeLike) -> Range:
     return Range(float(info.max), float(info.tiny), float(info.smallest_subnormal), float(info.eps))
 
 
+def default_device() -> jax.Device:
+    """The device on which JAX computes, as `jax.default_device` sets it."""
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if device is None or isinstance(device, str):
+        return jax.local_devices(backend=device)[0]
+    return device
+
+
 def slow_half_reason(dtype: DTypeLike, device) -> str | None:
     """Explains why half-precision `dtype` is slow on `device` (a `jax.Device`).
 

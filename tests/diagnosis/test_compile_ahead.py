@@ -32,6 +32,18 @@ def test_the_step_of_a_run_on_two_devices_is_looked_at_on_one(on_two_devices):
     assert [array.devices() for array in program.inputs] == [{jax.local_devices()[0]}] * 2
 
 
+def test_a_diagnosis_runs_on_the_default_device():
+    def loss_of(params, batch):
+        return jnp.sum((params * batch).astype(jnp.float32))
+
+    first, second = jax.devices()[:2]
+    for device in (first, second, first):
+        with jax.default_device(device):
+            program = program_of(loss_of, jnp.ones((4, 2)), {"batch": jnp.ones((4, 2))})
+            assert [array.devices() for array in program.inputs] == [{device}] * 2
+            assert compiled(jnp.negative)(*program.inputs[:1]).devices() == {device}
+
+
 def test_a_program_is_compiled_once_for_a_shape_and_not_in_another_program():
     traced = []
 

@@ -13,6 +13,7 @@ from mpjax.errors import UsageError
 from mpjax.models import attention
 from mpjax.models.attention import Attention, implementation_for
 from mpjax.precision import apply_policy, autocast
+from mpjax.precision.dtypes import default_device
 
 
 def module(policy="float32", **options):
@@ -137,14 +138,14 @@ def test_cudnn_is_chosen_where_it_can_train(device, query, chosen):
 
 def test_the_default_device_decides(monkeypatch):
     assert implementation_for(queries()) == "xla"
-    monkeypatch.setattr(attention, "_default_device", lambda: H100)
+    monkeypatch.setattr(attention, "default_device", lambda: H100)
     assert implementation_for(queries()) == "cudnn"
 
 
 def test_a_default_device_of_the_users_is_heeded():
     with jax.default_device(jax.devices("cpu")[1]):
-        assert attention._default_device() == jax.devices("cpu")[1]
-    assert attention._default_device() == jax.devices("cpu")[0]
+        assert default_device() == jax.devices("cpu")[1]
+    assert default_device() == jax.devices("cpu")[0]
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("mixed_bfloat16", "cudnn"), ("float32", None)])
@@ -155,7 +156,7 @@ def test_cudnn_gets_lengths_of_one_at_the_least(monkeypatch, dtype, expected):
         calls.append(options)
         return value
 
-    monkeypatch.setattr(attention, "_default_device", lambda: H100)
+    monkeypatch.setattr(attention, "default_device", lambda: H100)
     monkeypatch.setattr(jax.nn, "dot_product_attention", fake)
     module(dtype, is_causal=True)(X, jnp.array([0, 5], jnp.int32))
     assert [options["implementation"] for options in calls] == ([expected] if expected else [])
@@ -176,7 +177,7 @@ def test_cudnn_gets_lengths_of_one_at_the_least(monkeypatch, dtype, expected):
     ],
 )
 def test_cudnn_where_it_cannot_run_is_an_error_with_the_reason(monkeypatch, device, query, reason):
-    monkeypatch.setattr(attention, "_default_device", lambda: device)
+    monkeypatch.setattr(attention, "default_device", lambda: device)
     with pytest.raises(UsageError, match=reason):
         attention.attend(query, query, query, implementation="cudnn")
 
