@@ -39,8 +39,8 @@ def healthy_scale(
 ) -> float | None:
     """Searches other loss scales for the first with which the step is healthy; None if there is none.
 
-    The search multiplies `scale`, rounded down to a power of two, by `factor` again and again: down to 1 with a factor
-    below 1, up to 2^24 with one above.
+    The search multiplies a power of two by `factor` again and again. With a factor below 1, it begins with the power
+    next below `scale` and ends at 1. With one above, `scale` is rounded down to a power, and the search ends at 2^24.
 
     Args:
       reference: the float32 step to compare with.
@@ -49,9 +49,8 @@ def healthy_scale(
       factor: a power of two other than 1.
       rounds: the modules that round, as in `Emulator`.
     """
-    other = 2.0 ** math.floor(math.log2(scale))
-    if factor > 1:
-        other = max(other, 1 / factor)
+    exponent = math.log2(scale)
+    other = 2.0 ** math.ceil(exponent) if factor < 1 else max(2.0 ** math.floor(exponent), 1 / factor)
     while (other := other * factor) >= 1 and (factor < 1 or other <= 2.0**24):
         if is_repaired(reference, program, other, rounds):
             return other
