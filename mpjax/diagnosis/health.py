@@ -124,7 +124,7 @@ class Reference:
         return self.accepts or (WRONG if self.without_float8 is None else LOST)
 
     def has_loss(self, low: Sequence, scale: float) -> bool:
-        """True if a finite step is accurate, judged by its loss and its gradients.
+        """True if a step is finite and accurate, judged by its loss and its gradients.
 
         The loss and each gradient must be accurate. An inaccurate loss is harmless if it is near zero, as in
         `loss_is_small`, and the gradients are off by at most half their norm.
@@ -133,6 +133,8 @@ class Reference:
           low: the scaled outputs of the step.
           scale: the loss scale of the step.
         """
+        if not all_finite(low):
+            return False
         if loss_error(self.outputs[0], low[0] / scale) > self.tolerance:
             return self.loss_is_small(low, scale) and self.has_gradients(low, scale)
         return max(self.lost_gradients(low, scale), default=0.0) <= self.limit

@@ -45,6 +45,12 @@ def test_a_loss_scale_is_taken_out_before_anything_is_compared():
     assert reference.gradient_error(low, 512.0) == 1
 
 
+def test_a_loss_or_a_gradient_that_is_nan_is_not_accurate():
+    reference = Reference(None, [np.float32(2), np.ones(2)], 0.05)
+    assert not reference.has_loss([np.float32(np.nan), np.ones(2)], 1.0)
+    assert not reference.has_loss([np.float32(2), np.full(2, np.nan)], 1.0)
+
+
 def test_gradients_that_become_zero_are_lost_and_with_a_larger_loss_scale_are_not():
     program = product_program(2.0**-30)
     reference = reference_of(program)
