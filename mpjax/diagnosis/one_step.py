@@ -71,6 +71,8 @@ def diagnose(
             "mpjax.diagnosis.diagnose_function"
         )
     make, policy, optimizer = functools.partial(program_of_model, model, loss_fn, batch), _with_half(policy), None
+    if tx is None and opt_state is not None:
+        raise UsageError("diagnose got opt_state without tx: give the optimizer too, as tx=")
     if tx is not None:
         stored = nnx.clone(model)
         apply_policy(stored, policy)

@@ -187,6 +187,11 @@ def test_a_policy_in_full_precision_has_nothing_to_diagnose():
         diagnose(Noisy(), mean_square, BATCH, policy="float32")
 
 
+def test_an_optimizer_s_state_without_the_optimizer_is_an_error():
+    with pytest.raises(UsageError, match="opt_state without tx: give the optimizer too"):
+        diagnose(Noisy(), mean_square, BATCH, opt_state=())
+
+
 def test_a_function_is_no_module():
     with pytest.raises(UsageError, match=r"got function; for a function of parameters use mpjax\.diagnosis\."):
         diagnose(mean_square, mean_square, BATCH)
