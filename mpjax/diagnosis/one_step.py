@@ -61,7 +61,7 @@ def diagnose(
 
     Raises:
       UsageError: the policy has no half precision, the model is not an NNX module, the loss is not a floating scalar,
-        or a number is not positive and finite.
+        a number is not positive and finite, or `opt_state` is given without `tx`.
     """
     from flax import nnx
 
@@ -119,7 +119,7 @@ def diagnose_function(
 def _with_half(spec: "str | Policy") -> Policy:
     policy = get_policy(spec)
     rules = map(policy.computes, policy.rules.values())
-    if not set(HALF) & {policy.compute_dtype, policy.param_dtype, *rules}:
+    if not policy.recipes and not set(HALF) & {policy.compute_dtype, policy.param_dtype, *rules}:
         raise UsageError(f"policy {policy} has no half precision: wanted one such as mixed_float16")
     return policy
 

@@ -187,6 +187,13 @@ def test_a_policy_in_full_precision_has_nothing_to_diagnose():
         diagnose(Noisy(), mean_square, BATCH, policy="float32")
 
 
+def test_products_in_float8_are_diagnosed_beside_float32():
+    model = nnx.Sequential(nnx.Linear(4, 64, rngs=nnx.Rngs(0)), nnx.Linear(64, 64, rngs=nnx.Rngs(1)))
+    policy = "params=float32,compute=float32,output=float32,products=float8"
+    found = diagnose(model, mean_square, BATCH, policy=policy, search=False)
+    assert {str(row.dtype) for row in found.table} >= {"float8_e4m3fn", "float8_e5m2"}
+
+
 def test_an_optimizer_s_state_without_the_optimizer_is_an_error():
     with pytest.raises(UsageError, match="opt_state without tx: give the optimizer too"):
         diagnose(Noisy(), mean_square, BATCH, opt_state=())
