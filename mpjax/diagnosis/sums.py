@@ -45,13 +45,14 @@ def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference)
     left = max(strict.lost_gradients(in_float32, scale))
     if left > 0.6 * worst:
         return None
-    alone = run(program, scale, isolated=True)
-    site, reading = max(long_sums(alone), key=lambda entry: entry[1].relative_error)
+    alone = long_sums(run(program, scale, isolated=True))
+    given = "with float32 inputs, " if alone else ""  # else the sum rounds little without the errors of its inputs
+    site, reading = max(alone or long_sums(trace), key=lambda entry: entry[1].relative_error)
     wrong = program.parameter(errors.index(worst))
     evidence = (
         f"The step is finite and its loss has a relative error of {error:.2g}, but the gradient of {wrong} has one of "
-        f"{worst:.2g}. It comes from {sum_in_words(site, program, trace)}: with float32 inputs, its result has a "
-        f"relative error of {reading.relative_error:.2g}. With sums of cotangents in float32, the gradient has one of "
+        f"{worst:.2g}. It comes from {sum_in_words(site, program, trace)}: {given}its result has a relative error "
+        f"of {reading.relative_error:.2g}. With sums of cotangents in float32, the gradient has one of "
         f"{left:.2g}."
     )
     return Finding("rounding", site, evidence, accepts=(worst + left) / 2)

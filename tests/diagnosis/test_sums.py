@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from mpjax.diagnosis import diagnose
+from mpjax.diagnosis import diagnose, sums
+from mpjax.diagnosis.trace import run
 
 
 X = jax.random.normal(jax.random.key(0), (16, 4))
@@ -95,6 +96,17 @@ def test_the_parameter_whose_cotangents_are_added_is_named():
     assert "the sum of 4,000 cotangents of `own/w` in bfloat16" in found.evidence
     other = diagnose(Net(SUMS["one row"][0]), mean_square, X, policy="mixed_bfloat16")
     assert "cotangents of a value of shape [16, 4] in bfloat16" in other.evidence
+
+
+def test_a_sum_that_rounds_less_with_float32_s_inputs_is_named_all_the_same(monkeypatch):
+    def exact_alone(*args, **options):
+        trace = run(*args, **options)
+        return trace._replace(readings=[reading._replace(noise=0.0) for reading in trace.readings])
+
+    monkeypatch.setattr(sums, "run", exact_alone)
+    function, operation, _ = SUMS["rows of the weight"]
+    found = diagnose(Net(function), mean_square, X, policy="mixed_bfloat16", search=False)
+    assert (found.verdict, found.path, found.operation) == ("rounding", "own", operation)
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
