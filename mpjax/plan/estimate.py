@@ -151,7 +151,7 @@ def estimates(
                 memory=program.memory,
                 limit=round(GPUS[gpu].memory * memory_fraction),
                 traffic=traffic,
-                overlap=overlap_of(events).share,
+                overlap=overlap_of(events),
                 flops=program.flops,
                 roofline=bounds,
                 communication=communication_of(

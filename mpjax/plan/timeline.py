@@ -1,7 +1,7 @@
 """The events of a step on one device, in order, and their time: kernels on one stream, collectives on another."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from mpjax.plan.hlo import HloProgram, Instruction
 from mpjax.plan.kernels import COLLECTIVES, moved, payload
@@ -152,38 +152,18 @@ def simulate(events: Iterable[Event], pace: float, exchange: Callable[[Start], f
     return StepTime(communication, exposed, now)
 
 
-@dataclasses.dataclass(frozen=True)
-class Overlap:
-    """The bytes that devices exchange in one execution of a program.
-
-    Attributes:
-      bytes: bytes of whole arrays by collective.
-      hidden: the part of these bytes with a kernel between the start and the end of the collective.
-    """
-
-    bytes: Mapping[str, int]
-    hidden: Mapping[str, int]
-
-    @property
-    def share(self) -> float:
-        """The share of all exchanged bytes that is `hidden`, from 0 to 1; 1 without communication."""
-        total = sum(self.bytes.values())
-        return sum(self.hidden.values()) / total if total else 1.0
-
-
-def overlap_of(events: Iterable[Event]) -> Overlap:
-    """Counts the bytes of all collectives, and of the collectives that have a kernel between their start and end."""
+def overlap_of(events: Iterable[Event]) -> float:
+    """The share of the exchanged bytes whose collective has a kernel between its start and its end; 1 without any."""
     pending: dict[str, Start] = {}
     busy: set[str] = set()
-    total: dict[str, int] = {}
-    hidden: dict[str, int] = {}
+    total = hidden = 0
     for event in events:
         if isinstance(event, Work):
             busy |= set(pending)
         elif isinstance(event, Start):
             pending[event.name] = event
-            total[event.kind] = total.get(event.kind, 0) + event.bytes
+            total += event.bytes
         elif start := pending.pop(event.name, None):
-            hidden[start.kind] = hidden.get(start.kind, 0) + (start.bytes if start.name in busy else 0)
+            hidden += start.bytes if start.name in busy else 0
             busy.discard(start.name)
-    return Overlap(total, hidden)
+    return hidden / total if total else 1.0

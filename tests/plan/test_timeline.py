@@ -115,14 +115,11 @@ ENTRY %main (a: f32[100], b: f32[25]) -> f32[100] {
 
 def test_a_collective_is_hidden_if_a_kernel_stands_between_its_start_and_its_end():
     """A bitcast is no kernel, and a collective without a start makes the device wait."""
-    found = overlap_of(events_of(parse(TEXT)))
-    assert found.bytes == {"all-reduce": 400, "all-gather": 400, "reduce-scatter": 400}
-    assert found.hidden == {"all-reduce": 400, "all-gather": 0, "reduce-scatter": 0}
-    assert found.share == 1 / 3
+    assert overlap_of(events_of(parse(TEXT))) == 1 / 3  # of three collectives of 400 bytes
 
 
 def test_a_program_of_one_device_has_nothing_to_hide():
-    assert overlap_of([]).share == 1
+    assert overlap_of([]) == 1
 
 
 LOOP = """HloModule step
@@ -146,5 +143,6 @@ ENTRY %main (a: (s32[], f32[100])) -> (s32[], f32[100]) {
 
 
 def test_collectives_of_a_loop_count_as_often_as_it_runs():
-    found = overlap_of(events_of(parse(LOOP)))
-    assert (found.bytes, found.hidden) == ({"all-reduce": 2400}, {"all-reduce": 1200})
+    events = events_of(parse(LOOP))
+    assert sum(event.bytes for event in events if isinstance(event, Start)) == 2400
+    assert overlap_of(events) == 1 / 2
