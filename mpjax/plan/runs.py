@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from mpjax.plan.hlo import Computation, HloProgram, Instruction, Module, module_named, name_of, shapes_of
 from mpjax.precision.casting.flops import TENSORFLOAT32
@@ -152,14 +152,8 @@ def _callers(program: HloProgram) -> dict[str, Instruction]:
     }
 
 
-def _enclosing(computation: Computation, callers: dict[str, Instruction]) -> Iterator[Instruction]:
-    """Yields the fusion around a computation, if there is one."""
-    if computation.name in callers:
-        yield callers[computation.name]
-
-
 def _computed_by(each: Instruction, computation: Computation, callers: dict[str, Instruction], target: Target) -> str:
-    for fusion in _enclosing(computation, callers):
+    if (fusion := callers.get(computation.name)) is not None:
         if match := _FUSION_KIND.search(fusion.attributes):
             return next((name for word, name in _FUSIONS.items() if word in match[1]), match[1].strip("_"))
         if target.platform == "gpu":
@@ -186,7 +180,8 @@ def _run(
         return None
     if kind != "attention" and (rounded := _rounded_to(each, target)):
         operands = [rounded if dtype == "float32" else dtype for dtype in operands]
-    name = name_of(each) or next(filter(None, map(name_of, _enclosing(computation, callers))), "")
+    fusion = callers.get(computation.name)
+    name = name_of(each) or (name_of(fusion) if fusion else "")
     if name.endswith("/conv_general_dilated"):  # XLA writes convolutions with a window of one pixel as products
         kind = "convolution"
     dims = shapes_of(each.type)[0][1]
