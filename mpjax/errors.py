@@ -70,8 +70,9 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """True if memory or file descriptors are exhausted, which is no fault of the data that were read."""
-    return isinstance(error, MemoryError) or getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
+    """True if memory, of the host or of a device, or file descriptors ran out, which is no fault of what was read."""
+    exhausted = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+    return exhausted or getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
 
 
 def failure(error: BaseException, file: str = "") -> str:

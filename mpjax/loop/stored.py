@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Sharding
 from orbax.checkpoint import v1 as ocp
 
-from mpjax.errors import CheckpointWarning, UsageError
+from mpjax.errors import CheckpointWarning, UsageError, is_exhausted
 from mpjax.loop.checksums import damaged, digest_of
 
 
@@ -133,7 +133,8 @@ def _read(
     """Reads the arrays by path and the description.
 
     Raises:
-      Damaged: the contents differ from the saved ones, or any exception occurs while they are read.
+      Damaged: the contents differ from the saved ones, or an exception occurs while they are read, unless memory or
+        file descriptors ran out.
       UsageError: a later version of mpjax wrote the checkpoint.
     """
     folder = directory.resolve() / str(position)
@@ -146,6 +147,8 @@ def _read(
             faults = _edited(about) or _mistyped(about)
             arrays = _arrays(folder, places)
     except Exception as error:  # Orbax and tensorstore raise many types for a truncated file
+        if is_exhausted(error):
+            raise  # an earlier checkpoint would not fit either, and this one would be set aside
         faults = [str(error).splitlines()[0][:200] if str(error) else type(error).__name__]
         arrays, about, version, cause = {}, {}, FORMAT, error
     # If one process fails to read, all of them stop here, because the checksums below run on all devices.

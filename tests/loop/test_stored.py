@@ -1,6 +1,7 @@
 """Stored checkpoints: which is chosen, what is read back and where to, what counts as complete, what is damaged."""
 
 import contextlib
+import errno
 import json
 import pathlib
 import shutil
@@ -144,6 +145,19 @@ def saved(folder, *positions, score=None):
         checkpoints.save(position, arrays, {"policy": "p"}, score=score)
     checkpoints.close()
     return folder
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("2 GB"), ValueError("RESOURCE_EXHAUSTED: Out of memory"), OSError(errno.EMFILE, "many files")]
+)
+def test_a_checkpoint_that_does_not_fit_into_memory_is_not_damaged(tmp_path, monkeypatch, error):
+    def load(*_, **__):
+        raise error
+
+    saved(tmp_path, 1, 2)
+    monkeypatch.setattr("orbax.checkpoint.v1.load", load)
+    with pytest.raises(type(error), match=r"2 GB|Out of memory|many files"):
+        read_checkpoint(tmp_path)
 
 
 def flipped(file, byte, bit):
