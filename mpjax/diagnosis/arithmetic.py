@@ -178,7 +178,8 @@ def is_opaque(eqn) -> bool:
 def room_for(values: list):
     """The power of two by which arrays are scaled so that no sum of their values overflows float16.
 
-    It is 1 if all floating values are zero, if one of them is not finite, or if there are none.
+    This holds for arrays of at most 2^15 values; in larger ones the magnitudes become at most 1. The power is 1 if all
+    floating values are zero, if one of them is not finite, or if there are none.
     """
     floats = [x for x in values if is_floating(x) and x.size]
     if not floats:

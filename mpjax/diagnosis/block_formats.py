@@ -69,7 +69,7 @@ def round_in_blocks(values: np.ndarray, format: BlockFormat) -> np.ndarray:
 
 
 def sqnr_in_blocks(values: np.ndarray, format: BlockFormat) -> float:
-    """The signal-to-quantisation-noise ratio of values in a block format, in decibels, at most 200.
+    """The signal-to-quantisation-noise ratio of values in a block format, in decibels, at most 200, as without noise.
 
     It is ten times the decimal logarithm of the sum of squares over the sum of squares of the rounding errors. NaN if a
     value is not finite.

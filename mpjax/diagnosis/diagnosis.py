@@ -19,11 +19,11 @@ class Diagnosis(Facts):
 
     Attributes:
       verdict: "healthy", "overflow", "underflow", "rounding", "loss_scale" (too high) or "not_precision".
-      path: the module path where the fault begins, or the path of the parameter whose update has the fault; None if
-        healthy or unknown.
+      path: the module path where the fault begins, or the path of the parameter whose update has the fault; empty
+        outside all modules; None if healthy or unknown.
       direction: "forward", "backward" or "update"; None if healthy or unknown.
-      operation: the primitive; None if healthy or unknown.
-      source: the file and line; None if healthy or unknown.
+      operation: the primitive, or another operation as in `Site`; None if healthy or unknown.
+      source: the file and line, or "(no source line)", as for a parameter; None if healthy or unknown.
       evidence: one paragraph with the numbers behind the verdict.
       rules: the rules to add to the policy, from the pattern of a module path to "float32" or, if it is enough that the
         modules are out of float8, to the compute dtype; empty if none are needed or none help.
@@ -33,7 +33,7 @@ class Diagnosis(Facts):
         parameters.
       float32_flops: the share of the FLOPs of matrix products and convolutions that the rules move to float32.
       advice: the recommended changes, one line each.
-      table: one row for each module and direction, in program order, and one for each parameter's update.
+      table: one row for each module and direction, in program order, and one for each parameter's update, if computed.
       policy: the policy, as text.
       loss_scale: the loss scale.
       loss: the loss of the step in half precision and in float32.
@@ -42,18 +42,21 @@ class Diagnosis(Facts):
     """
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
-        """Encodes all fields as JSON text, with inf and nan as text, and writes it to `file` if given."""
+        """Encodes all fields as JSON text, with inf and nan as text, and writes it to `file` if given.
+
+        "exponents" has the first exponent of the histograms in the table, and the exponent after the last.
+        """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["table"] = [row._asdict() | {"dtype": row.dtype.name} for row in self.table]
         fields["exponents"] = [EXPONENTS.start, EXPONENTS.stop]
         return strict_json.export(fields, file)
 
     def to_html(self, file: str | pathlib.Path | None = None, *, scales: Sequence[tuple[int, float, bool]] = ()) -> str:
-        """Renders a self-contained HTML page, and writes it to `file` if given.
+        """Renders a self-contained HTML page, writes it to `file` if given, and returns its text.
 
         Args:
-          file: the file to write.
-          scales: `(step, loss scale, skipped)` for steps of the run, plotted as a curve.
+          file: the file to write; None to write none.
+          scales: `(step, loss scale, skipped)` for steps of the run, plotted as a curve; empty for no plot.
         """
         text = page_of(self, [ScaleStep(*step) for step in scales])
         if file is not None:

@@ -128,7 +128,7 @@ class Emulator:
         return dataclasses.replace(self, recorder=recorder)
 
     def entered(self, var, value, owner: str) -> Pair:
-        """Makes the pair of a program input that the variable `var` holds, and records its rounding."""
+        """Makes the pair of a program input that `var` holds, and records its rounding if `var` is half precision."""
         pair = self.constant(var, value, owner)
         if self.recorder is None or not is_floating(var.aval):
             return pair
@@ -140,7 +140,7 @@ class Emulator:
         return pair._replace(marks=Marks(finite, finite))
 
     def constant(self, var, value, owner: str) -> Pair:
-        """Makes the pair of an input or constant array that the variable `var` holds."""
+        """Makes the pair of an input or constant array that `var` holds, rounded if module `owner` rounds."""
         value, rounds = widened(value), self.rounds(owner)
         low = self._rounded(value, var.aval, rounds)
         return self.held(Pair(value, low, None, not rounds and is_half(var.aval)), var.aval)

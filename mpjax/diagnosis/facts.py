@@ -42,9 +42,12 @@ class Facts:
     def beyond_dtypes(self, reason: str, numbers: str, advice: Sequence[str]) -> Self:
         """Copies the diagnosis with the verdict "not_precision", for a failure that float32 has too.
 
+        The copy has no rules and no better scale. A sentence is added to its evidence.
+
         Args:
-          reason: the failure: the headline of the page, and the start of a sentence in the evidence.
-          numbers: the rest of the sentence.
+          reason: the failure, not empty: the headline of the page, and the start of that sentence, after "But" unless
+            the verdict was "not_precision" before.
+          numbers: the rest of that sentence, after a colon.
           advice: replaces the advice for a repair by dtypes.
         """
         clause = reason if self.verdict == "not_precision" else f"But {reason[0].lower()}{reason[1:]}"
@@ -62,19 +65,19 @@ class Facts:
 
     @property
     def worst(self) -> list[TraceRow]:
-        """The rows of the table, most harmful first."""
+        """The rows of the table, most harmful first (`TraceRow.harm`)."""
         return sorted(self.table, key=lambda row: row.harm, reverse=True)
 
     @property
     def toml(self) -> str:
-        """The better loss scale and the rules as TOML to paste into a config file; empty without either."""
+        """The better loss scale and the rules as TOML to paste into a config file; empty if there is neither."""
         scale = [] if self.better_scale is None else [f'[precision]\nloss_scale = "{self.better_scale:.10g}"']
         lines = [f'{json.dumps(path, ensure_ascii=False)} = "{dtype}"' for path, dtype in self.rules.items()]
         return "\n".join([*scale, *(["[precision.rules]", *lines] if lines else [])])
 
     @property
     def flags(self) -> str:
-        """The better loss scale and the rules as command-line flags; empty without either."""
+        """The better loss scale and the rules as command-line flags; empty if there is neither."""
         scale = [] if self.better_scale is None else [f"--precision.loss_scale {self.better_scale:.10g}"]
         return " ".join([*scale, *filter(None, [flags_of(self.rules)])])
 

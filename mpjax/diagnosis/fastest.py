@@ -63,13 +63,13 @@ class Fastest:
     """The result of `fastest_policy`.
 
     Attributes:
-      best: the policy to use; None if no policy within the tolerance has a matrix product or convolution in half
-        precision.
+      best: the policy within the tolerance with the least `float32_flops`, the first tried among equals; None if no
+        policy is within the tolerance, or only with all FLOPs in float32.
       tried: all policies that were tried, in order.
       tolerance: the largest accepted relative error of the loss, and the largest accepted share of a gradient's norm
         that underflows to zero.
-      float8: the layers that can multiply in float8. They are not part of `best`, because their speed depends on the
-        GPU.
+      float8: the layers that can multiply in float8; None if they were not searched. They are not part of `best`,
+        because their speed depends on the GPU.
     """
 
     best: Candidate | None
@@ -122,7 +122,8 @@ def fastest_policy(model, loss_fn: Callable, batch, *, tolerance: float = 0.05) 
       A `Fastest`: the best policy, and all policies that were tried.
 
     Raises:
-      UsageError: the step is not finite in float32.
+      UsageError: the step is not finite in float32, the model is not an NNX module, the loss is not a floating scalar,
+        or the tolerance is not positive and finite.
     """
     return fastest_program(lambda policy: program_of_model(model, loss_fn, batch, policy), tolerance)
 
@@ -194,7 +195,7 @@ def _tried(
 
 
 def _scale(program: Program, name: str) -> float:
-    """The first of `SCALES` with which the step is finite, else 1; 1 for bfloat16, which needs no loss scale."""
+    """The first of `SCALES` with which the step is finite, else 1; 1 for a preset of bfloat16, which needs no scale."""
     if "bfloat16" in name:
         return 1.0
     return next((scale for scale in SCALES if all_finite(outputs_of(ROUNDING, program, scale))), 1.0)

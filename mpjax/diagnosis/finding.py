@@ -14,7 +14,8 @@ class Finding(NamedTuple):
       evidence: one paragraph with the numbers behind the verdict.
       better_scale: a loss scale with which the step is healthy; None if none was found or none is needed.
       accepts: the relative error of a gradient that a repair must reach, as in `Reference`; None for the default.
-      reason: for "not_precision" the failure in float32, in the words of the evidence.
+      reason: for "not_precision" the failure in float32, in the words of the evidence; empty for other verdicts, and
+        for an index out of range.
     """
 
     verdict: str

@@ -61,8 +61,9 @@ def saturated(runner: SaturationRunner, eqn: Any, pair: Pair, place: Place) -> P
 
 
 def with_own_scales(eqn: Any, wide: list, low: list) -> list:
-    """Replaces the reference's results `wide` by the program's results `low`, for an operation on bits.
+    """Replaces the reference's results `wide` by the program's results `low`, for a float32's bits read as an integer.
 
+    Other equations keep `wide`, and so do elements that are not positive and finite in `low`.
     Operations on bits compute the scales of float8. Without rounding the scales do not matter, because results are
     divided by them. But values with different scales cannot be compared.
     """

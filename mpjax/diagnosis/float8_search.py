@@ -58,8 +58,8 @@ class Float8Layers:
       rules: the rules to add to the preset, from module path to the compute dtype, for layers that cannot be in float8.
       within: True if the step with these rules is within the tolerance; False if no layer is left.
       float8_flops: the share of the FLOPs of matrix products and convolutions in layers that stay in float8.
-      loss_error: the relative error of the loss, with these rules.
-      gradient_error: the relative error of all gradients together, in the Euclidean norm.
+      loss_error: the relative error of the loss, with these rules; 0 if no layer is left.
+      gradient_error: the relative error of all gradients together, in the Euclidean norm; 0 if no layer is left.
       reason: the reason why no layer is in float8; empty if a layer is.
     """
 
@@ -105,7 +105,8 @@ def float8_layers(make: Callable[[Policy], Program], reference: Reference) -> Fl
 
     If some layers cannot, the search takes layers out, in numbers that double. Layers whose underflow exceeds the
     tolerance are first, by decreasing underflow; then the noisiest. It then puts back every layer that need not be out.
-    Each set is tried on the step that is traced under its rules.
+    Each set is tried on the step that is traced under its rules. A UsageError of `make` under the preset, as for a
+    model without a suitable layer, becomes the `reason` of an empty result.
 
     Args:
       make: a function from policy to the step's program.

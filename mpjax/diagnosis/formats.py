@@ -48,7 +48,8 @@ def round_to_float8(values: jax.Array, *, dtype: np.dtype, ranged: bool) -> jax.
     Args:
       values: float32 array of any shape.
       dtype: float8_e4m3fn or float8_e5m2.
-      ranged: False rounds the significand only and keeps float32's exponent range.
+      ranged: True for float8's range: values beyond it become inf, or NaN in e4m3fn, and small ones subnormal or zero.
+        False rounds the significand only and keeps float32's exponent range.
     """
     normal = jax.lax.reduce_precision(values, exponent_bits=8, mantissa_bits=_BITS[dtype])
     if not ranged:

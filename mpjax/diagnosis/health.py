@@ -120,17 +120,18 @@ class Reference:
 
     @property
     def limit(self) -> float:
-        """The relative error from which a gradient is wrong."""
+        """The relative error above which a gradient is wrong: `accepts`, or if None `LOST` in float8, else `WRONG`."""
         return self.accepts or (WRONG if self.without_float8 is None else LOST)
 
     def has_loss(self, low: Sequence, scale: float) -> bool:
         """True if a step is finite and accurate, judged by its loss and its gradients.
 
-        The loss and each gradient must be accurate. An inaccurate loss is harmless if it is near zero, as in
-        `loss_is_small`, and the gradients are off by at most half their norm.
+        The loss has an error of at most `tolerance`, and each gradient one of at most `limit` (`lost_gradients`). A
+        loss with a larger error is harmless if it is near zero (`loss_is_small`) and the gradients together are off by
+        at most half their norm (`has_gradients`).
 
         Args:
-          low: the scaled outputs of the step.
+          low: the scaled loss and the scaled gradients of the step.
           scale: the loss scale of the step.
         """
         if not all_finite(low):
@@ -156,9 +157,11 @@ class Reference:
         """The relative error of each gradient, in the Euclidean norm.
 
         The loss may hide these errors: a derivative adds values that the loss does not add, and an outlier in float8
-        may destroy the gradient of one layer. An error above the limit becomes zero if float32 does not determine the
-        gradient. In float8, the error is also zero for a gradient that is lost without float8 too, or that is small
-        relative to the others. In half precision, the list is empty without `same_numbers`.
+        may destroy the gradient of one layer. An error above the limit (in float8, `LOST`) becomes zero if float32 does
+        not determine the gradient or, in float8, if the gradient is lost without float8 too. In float8, the error of a
+        gradient below `_SMALL` of the largest norm is zero. In half precision, an error is relative to at least
+        `_MINOR` of the largest norm and, above the limit, to at least the norm of the gradient's terms with random
+        signs; the list is empty without `same_numbers`.
 
         Args:
           low: as in `has_loss`.
@@ -211,7 +214,7 @@ class Reference:
         ]
 
     def fault(self, low: Sequence, scale: float) -> float:
-        """The distance of a step from the reference, at most `tolerance` if the step is healthy.
+        """The distance of a step from the reference, at most `tolerance` if loss and gradients are within their limits.
 
         It is the error of the loss or, if larger, the worst error of a gradient times `tolerance / limit`. It is inf if
         the step is not finite.
@@ -230,7 +233,7 @@ class Reference:
         return self.terms_cancel(low, scale) or not self.determined(slice(1))
 
     def terms_cancel(self, low: Sequence, scale: float) -> bool:
-        """True if the loss and its error are small relative to the terms that cancel in the loss."""
+        """True if the loss and its error are at most `tolerance` times the magnitudes of the loss's terms together."""
         loss = float(self.outputs[0])
         return max(abs(loss), abs(float(low[0]) / scale - loss)) <= self.tolerance * self.terms
 
@@ -244,10 +247,11 @@ class Reference:
         return self.gradient_error(low, scale) <= 0.5 or not self.determined(slice(1, None))
 
     def determined(self, part: slice) -> bool:
-        """True if a change in the last float32 bits of the inputs keeps a part of the outputs within `tolerance`.
+        """True if a change in the last float32 bits of the inputs changes a part of the outputs by at most `tolerance`.
 
-        The inputs change once in each of two opposite directions. One that keeps the outputs is enough, because the
-        change in the opposite direction may cross a jump, such as that of a truncation.
+        The change of that part is measured together, relative to its Euclidean norm.
+        The inputs change once in each of two opposite directions. The smaller change of the outputs decides, because
+        the change in the opposite direction may cross a jump, such as that of a truncation.
 
         Args:
           part: the slice of the outputs to look at; output 0 is the loss, the others are the gradients.
@@ -285,7 +289,10 @@ _COUNTS = 2.0**24
 
 
 def _nudged(values: jax.Array, key: jax.Array, by: float) -> jax.Array:
-    """Multiplies each value by 1 + `by` or 1 - `by`, at random. Integers, perhaps counts or indices, stay exact."""
+    """Multiplies each value by 1 + `by` or 1 - `by`, at random; whole numbers up to `_COUNTS` stay exact.
+
+    Whole numbers may be counts or indices. The result is float32.
+    """
     values = values.astype(jnp.float32)
     signs = jax.random.rademacher(key, values.shape, jnp.float32)
     whole = (values == jnp.round(values)) & (jnp.abs(values) <= _COUNTS)
@@ -305,6 +312,8 @@ def is_repaired(
 ) -> bool:
     """True if an emulated step is finite, accurate (`Reference.is_repaired_by`), and loses no gradient to underflow.
 
+    At most `reference.tolerance` of each gradient's norm may underflow to zero (`lost_shares`).
+
     Args:
       reference: the float32 step to compare with.
       program: the step.
@@ -319,7 +328,7 @@ def is_repaired(
 
 
 def outputs_of(emulator: Emulator, program: Program, scale: float) -> list[np.ndarray]:
-    """Emulates a step, without a reference; returns its scaled loss and its scaled gradients, on the host."""
+    """Emulates a step; returns its scaled loss and gradients on the host, as `emulator` rounds them (`Pair.low`)."""
     return jax.device_get([pair.low for pair in emulator.run(*program.at(scale))])
 
 
@@ -328,11 +337,14 @@ def lost_shares(
 ) -> list[float]:
     """The share of each gradient's norm that underflows to zero.
 
+    If a share is above the tolerance, the step runs again with unlimited range. Then the shares are of the norms of
+    that run, and 0 for a gradient that is off by its whole norm there: rounded terms that cancel are no underflow.
+
     Args:
       reference: as in `is_repaired`.
       program: as in `is_repaired`.
       scale: as in `is_repaired`.
-      low: the scaled outputs of the step.
+      low: the scaled loss and the scaled gradients of the step.
       rounds: as in `is_repaired`.
     """
     wide = [np.asarray(x, np.float64) * scale for x in reference.outputs[1:]]
@@ -348,18 +360,24 @@ def lost_shares(
 
 
 def distance(wanted: Sequence, got: Sequence) -> float:
-    """The Euclidean norm of the difference of two lists of arrays, relative to the norm of the first."""
+    """The Euclidean norm of the difference of two lists of arrays, relative to the norm of the first.
+
+    If that norm is zero, it is 1 for any difference, else 0.
+    """
     pairs = [(np.asarray(w, np.float64), np.asarray(g, np.float64)) for w, g in zip(wanted, got, strict=True)]
     return ratio(sum(float(np.sum(np.square(g - w))) for w, g in pairs), sum(float(np.sum(w * w)) for w, _ in pairs))
 
 
 def loss_error(wide, low) -> float:
-    """The relative error of the loss `low` against the float32 loss `wide`, both with or both without a loss scale."""
+    """The relative error of the loss `low` against the float32 loss `wide`, both with or both without a loss scale.
+
+    A float32 loss below 1e-30 counts as 1e-30.
+    """
     return float(abs(np.float64(low) - np.float64(wide)) / max(abs(np.float64(wide)), 1e-30))
 
 
 def flushed_share(wide, low) -> float:
-    """The share of a gradient's values that are zero in half precision and not in the reference."""
+    """The share of a gradient's values that are zero in half precision and not in the reference; 0 if it is empty."""
     wide, low = np.asarray(wide), np.asarray(low)
     return float(np.mean((low == 0) & (wide != 0))) if wide.size else 0.0
 

@@ -14,7 +14,11 @@ from mpjax.diagnosis.program import Program
 
 @dataclasses.dataclass(frozen=True)
 class Indices(Emulator):
-    """An emulator without rounding that records the indices for which gathers read NaN, with the number of rows."""
+    """An emulator without rounding that records the indices for which gathers read NaN.
+
+    Attributes:
+      found: the first index out of range and the size of its axis, for each axis of each gather that reads NaN.
+    """
 
     rounds: Callable[[str], bool] = nowhere
     reference: bool = False

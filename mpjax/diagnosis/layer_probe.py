@@ -40,6 +40,9 @@ from mpjax.precision.presets import get_policy
 class Native(Emulator):
     """Runs operations in their own dtypes. Results to read are computed in float32 and rounded.
 
+    Sums, kernels, and functions of several multiplications (`SUMS`, `PRODUCTS`) run as traced even if they are read: no
+    overflow or underflow of their own rounding is seen.
+
     Attributes:
       read: the `id` of each equation whose results are read.
     """
@@ -52,7 +55,7 @@ class Native(Emulator):
         return Pair(value, value)
 
     def entered(self, var, value, owner: str) -> Pair:
-        """Makes the pair of an input, cast to the dtype of the variable, and records the rounding of the cast."""
+        """Makes the pair of an input, cast to the dtype of `var`, and records the rounding if it is half precision."""
         pair = self.constant(var, value, owner)
         if self.recorder is not None and is_floating(var.aval) and var.aval.dtype in NARROW:
             site = parameter_site(owner, "forward", var.aval)
@@ -147,7 +150,8 @@ def read_step(program: Program, scale, recorder: LayerRecorder) -> tuple[jax.Arr
       recorder: receives the statistics.
 
     Returns:
-      The loss without the loss scale, and the gradients by parameter path, multiplied by the loss scale.
+      The loss without the loss scale, and the gradients by parameter path, multiplied by the loss scale. The statistics
+      of gradients are without it.
     """
     run = Native(reference=False, recorder=recorder, read=frozenset(map(id, telling(program.jaxpr))))
     loss, *pairs = run.run(program.jaxpr, [*program.inputs, jnp.asarray(scale, jnp.float32)], program.owners)

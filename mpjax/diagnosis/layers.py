@@ -26,7 +26,7 @@ class Layer(NamedTuple):
       non_finite: share of values that are inf or nan.
       overflow: share that rounding turned into inf.
       underflow: share that rounding turned into zero; of an update, the share that does not change the parameter.
-      subnormal: share of nonzero values below the smallest normal number of their dtype.
+      subnormal: share of values that are not zero, but below the smallest normal number of their dtype.
       histogram: [88] counts by exponent (`EXPONENTS`) of a sample of at most 1,024 values of each result.
     """
 
@@ -102,7 +102,10 @@ class LayerRecorder:
         self._samples: list[jax.Array] = []
 
     def observe(self, site: Site, wide, exact, low, marks: Sequence[Marks]) -> Marks:
-        """Records the statistics of a result: `exact` before rounding, `low` after. `wide` and `marks` are ignored."""
+        """Records the statistics of a result: `exact` before rounding, `low` after.
+
+        `wide` and `marks` are ignored, and the marks that it returns have no history.
+        """
         rounded = site.dtype in NARROW
         self.add(site, low, underflow=(low == 0) & (exact != 0) if rounded else None, exact=exact if rounded else None)
         return Marks()
@@ -132,7 +135,7 @@ class LayerRecorder:
         self._samples.append(flat[:: max(1, -(-flat.size // _SAMPLE))])
 
     def within(self) -> "LayerRecorder":
-        """Makes a recorder for the body of a loop."""
+        """Makes an empty recorder for the body of a loop."""
         return LayerRecorder()
 
     def extend(self, sites: Sequence[Site], measured: Sequence[Measured]) -> None:
@@ -160,7 +163,10 @@ class LayerRecorder:
 
 
 def _summed(size, flags: Sequence) -> Measured:
-    """Computes the sum of magnitudes (`size`), the largest magnitude, and the counts of flags, in one pass."""
+    """Computes the fields "sums" and "largest" of magnitudes `size`, in one pass.
+
+    "sums" has the number of values, the sum of the magnitudes, and the count of each flag.
+    """
 
     def together(a, b):
         *sums, largest = zip(a, b, strict=True)
@@ -175,7 +181,7 @@ def _summed(size, flags: Sequence) -> Measured:
 
 
 def _histograms(samples: Sequence[jax.Array]) -> jax.Array:
-    """Computes the histograms [number of samples, 88], in one program for any number of samples."""
+    """Counts the positive values of samples by exponent: [number of samples, 88], in one program."""
     sizes = np.array([sample.size for sample in samples])
     numbers = np.repeat(np.arange(len(samples)), sizes)
     values = jnp.concatenate(samples)

@@ -64,7 +64,7 @@ def measure(wide, exact, low, smallest_normal, rounds) -> Measured:
       exact: the result in half precision, before rounding.
       low: the result in half precision, after rounding; all three have the same dtype.
       smallest_normal: the smallest normal number of the dtype of the rounding.
-      rounds: True if that dtype is half precision.
+      rounds: True if that dtype is half precision or float8; otherwise nothing counts as overflow or underflow.
     """
     wide, exact, low = (jnp.ravel(values) for values in (wide, exact, low))
     size = low.size

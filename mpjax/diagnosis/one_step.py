@@ -52,16 +52,17 @@ def diagnose(
       loss_scale: the factor that multiplies the loss before differentiation.
       tolerance: the largest relative error of the loss, and the largest share of a gradient's norm that underflows to
         zero, in a healthy step.
-      search: True to search for the smallest set of modules to keep in float32, and to verify it.
-      tx: the optimizer, to also check its update, which may be too small to change parameters in half precision.
-      opt_state: the optimizer's state for `nnx.state(model, nnx.Param)`; by default a fresh `tx.init`.
+      search: True to search for the smallest set of modules to keep in float32, and to verify it; False for no rules.
+      tx: the optimizer, to also check its update if the step is healthy: it may be too small to change parameters in
+        half precision. None checks no update.
+      opt_state: the optimizer's state for `nnx.state(model, nnx.Param)`; None for a fresh `tx.init`.
 
     Returns:
       A `Diagnosis`: `verdict`, `path`, `direction`, `operation`, `source`, `rules`, `verified`, `table`.
 
     Raises:
       UsageError: the policy has no half precision, the model is not an NNX module, the loss is not a floating scalar,
-        a number is not positive and finite, or `opt_state` is given without `tx`.
+        `loss_scale` or `tolerance` is not positive and finite, or `opt_state` is given without `tx`.
     """
     from flax import nnx
 
@@ -108,8 +109,8 @@ def diagnose_function(
       A `Diagnosis`, as in `diagnose`.
 
     Raises:
-      UsageError: the policy has no half precision, the loss is not a floating scalar, or a number is not positive and
-        finite.
+      UsageError: the policy has no half precision, the loss is not a floating scalar, or `loss_scale` or `tolerance` is
+        not positive and finite.
     """
     make = functools.partial(program_of_function, loss_fn, params, batch)
     with progress_at() as progress:
@@ -143,7 +144,7 @@ def diagnose_program(
       tolerance: as in `diagnose`.
       search: as in `diagnose`.
       progress: shows the progress.
-      optimizer: the optimizer whose update is checked too; None to check none.
+      optimizer: the optimizer whose update is checked too if the step is healthy; None to check none.
 
     Raises:
       UsageError: `scale` or `tolerance` is not positive and finite.
@@ -210,7 +211,10 @@ def _module(path: str) -> str:
 
 
 def _in_the_table(finding: Finding, table: Iterable[TraceRow]) -> Iterator[str]:
-    """Yields a sentence with the module's share of the fault. The evidence has the share of one operation."""
+    """Yields a sentence with the share of the module's values that overflow or underflow; none for other verdicts.
+
+    The evidence has the share of one operation.
+    """
     site, faults = finding.site, {"overflow": "overflow", "loss_scale": "overflow", "underflow": "underflow"}
     if site is None or finding.verdict not in faults:
         return
@@ -231,7 +235,8 @@ def _called(site: Site | None, trace: Trace) -> Iterator[str]:
 def _cheaper_line(finding: Finding, program: Program, scale: float, reference: Reference, share: float) -> str | None:
     """Advises float32 for one line of the user's code, if it repairs the step and moves at most half of `share`.
 
-    `share` is the share of the FLOPs that the rules move to float32.
+    None otherwise, and for a line of a library. `share` is the share of the FLOPs that the rules move to float32; if it
+    is below `_CHEAP`, nothing is tried.
     """
     source = finding.site.source if finding.site else NO_SOURCE
     if share < _CHEAP or source == NO_SOURCE or any(library in source for library in LIBRARIES):
@@ -250,7 +255,7 @@ _CHEAP = 0.01
 
 
 def float32_share(program: Program, rules: Mapping[str, str]) -> float:
-    """The share of the FLOPs of matrix products and convolutions that rules move to float32."""
+    """The share of the FLOPs of matrix products and convolutions that rules with "float32" cover; 0 without FLOPs."""
     return _covered_share(program, [pattern for pattern, dtype in rules.items() if dtype == "float32"])
 
 

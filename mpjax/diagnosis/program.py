@@ -62,7 +62,7 @@ class Program(NamedTuple):
 
     @property
     def is_random(self) -> bool:
-        """True if the step draws random numbers."""
+        """True if the step has an operation on random keys, `random_*`, such as drawing numbers."""
         return any(eqn.primitive.name.startswith("random_") for _, eqn in equations(self.jaxpr))
 
     def flops(self) -> dict[str, int]:
@@ -108,7 +108,11 @@ def program_of_model(model, loss_fn: Callable, batch, policy: Policy) -> Program
 
 
 def program_of_function(loss_fn: Callable, params, batch, policy: Policy) -> Program:
-    """Traces the step of `loss_fn(params, batch)`, a function of pytrees, under autocast."""
+    """Traces the step of `loss_fn(params, batch)`, a function of pytrees, under autocast.
+
+    Raises:
+      UsageError: the loss is not a floating scalar.
+    """
     return program_of(autocast(loss_fn, policy), params, {"batch": batch})
 
 
@@ -122,8 +126,8 @@ def program_of(
         traced.
       params: the pytree that the loss is differentiated with respect to.
       others: the other arguments by name, not differentiated.
-      before: `params` before the policy cast them, for the reference; by default `params`.
-      ruled: the module paths that a rule of the policy can apply to; by default every named scope.
+      before: `params` before the policy cast them, for the reference; None for `params`.
+      ruled: the module paths that a rule of the policy can apply to; None for every named scope.
 
     Raises:
       UsageError: the loss is not a floating scalar.
@@ -167,7 +171,11 @@ def program_of(
 
 
 def _loss_in(result) -> jax.Array:
-    """Extracts the loss from the result of a loss function: a scalar, or a pair as with `has_aux=True`."""
+    """Extracts the loss from the result of a loss function: a scalar, or a pair as with `has_aux=True`.
+
+    Raises:
+      UsageError: the loss is not a floating scalar.
+    """
     loss = result[0] if isinstance(result, tuple) and len(result) == 2 else result
     if not (is_array(loss) or isinstance(loss, float)):
         raise UsageError(f"the loss must be a floating scalar, or a pair (loss, aux), got {type(result).__name__}")

@@ -75,7 +75,7 @@ class Progress:
         """Starts the bar for a run, and returns the function to call after each of its operations.
 
         Args:
-          what: the text shown for the run; None for a counted attempt.
+          what: the text shown for the run; None for `attempts` with the number of the attempt.
           total: the number of operations in the run.
         """
         if self.bar is None:
@@ -99,7 +99,8 @@ SILENT = Progress()
 def progress_at(stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
     """Context that shows a progress bar if `stream`, by default stderr, is a terminal that can redraw lines.
 
-    Yields the `Progress` to report to; `SILENT` if there is no such terminal. The bar is erased at the end.
+    A terminal cannot if $TERM is "dumb" or "unknown". The bar appears after `SHOWN_AFTER` seconds on `clock`, and is
+    erased at the end. Yields the `Progress` to report to; `SILENT` if there is no such terminal.
     """
     target = sys.stderr if stream is None else stream
     if target is None or not target.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):

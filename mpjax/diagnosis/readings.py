@@ -20,9 +20,9 @@ class Site(NamedTuple):
       operation: the name of the primitive; "parameter", "constant 1e-08", "saturation" or "apply_updates" for others.
       dtype: the dtype of the result.
       shape: the shape of the result.
-      source: the user's file and line.
+      source: the user's file and line; `NO_SOURCE` if unknown.
       terms: the largest number of values that are added into one value of the result; 1 without addition.
-      steps: the number of steps that the loops around it take; 1 outside of loops.
+      steps: the number of steps that the scans around it take together; 1 outside of scans.
       caller: the user's file and line that calls the function of `source`; empty if there is none.
     """
 
@@ -82,7 +82,7 @@ class Reading(NamedTuple):
 
     @property
     def relative_error(self) -> float:
-        """The relative error of all values in the Euclidean norm; 0 if error and reference are zero."""
+        """The relative error of all values in the Euclidean norm; if the reference is zero, 1 for any error, else 0."""
         return ratio(self.error, self.reference)
 
     @property
@@ -97,7 +97,7 @@ def ratio(part: float, whole: float) -> float:
 
 
 def together(readings: Iterable[Reading]) -> Reading:
-    """Combines the readings of several results into one: sums and counts are added, the largest values are kept."""
+    """Combines one or more readings into one: sums and counts are added, the largest values are kept."""
     columns = zip(Reading._fields, zip(*readings, strict=True), strict=True)
     return Reading._make(max(column) if name in LARGEST else sum(column) for name, column in columns)
 

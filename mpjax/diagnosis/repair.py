@@ -38,8 +38,9 @@ class Fault(NamedTuple):
 
 
 def smallest_rules(fault: Fault) -> dict[str, str]:
-    """Finds a smallest set of rules that repairs the step when it is traced with them; empty if none does.
+    """Finds rules that repair the step when it is traced with them, none of which can be left out; empty if none do.
 
+    Rules with which the step cannot be traced (mixed dtypes), or with which a rule of the policy has no effect, do not.
     The rules say "float32" or, if it is enough that modules are out of float8, the policy's compute dtype.
     """
     make, policy, program, trace, scale, reference = fault
@@ -67,7 +68,10 @@ def smallest_rules(fault: Fault) -> dict[str, str]:
 
 
 def with_lower_scale(finding: Finding, rules: dict[str, str], fault: Fault) -> tuple[Finding, dict[str, str]]:
-    """Finds a lower loss scale and fewer rules if the step overflows backward too; else returns both unchanged."""
+    """Finds a lower loss scale with which fewer rules repair an overflow; else returns finding and rules unchanged.
+
+    If there are no rules, any rules are an improvement. Nothing is searched with one rule or a loss scale of at most 1.
+    """
     if len(rules) == 1 or finding.verdict != "overflow" or fault.scale <= 1:
         return finding, rules
     lower = scale_beside_rules(fault.reference, fault.program, fault.trace, fault.scale)

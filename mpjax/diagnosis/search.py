@@ -36,7 +36,10 @@ def covers(rules: Iterable[str], path: str) -> bool:
 
 
 def decides_after(rules: Iterable[str], pattern: str) -> bool:
-    """True if a policy's rule still has an effect after `rules`. A rule without effect is an error."""
+    """True if a policy's rule for `pattern` still has an effect after `rules`, each the pattern of a module.
+
+    It has none if one of them covers it, unless it names a class (`type:`). A rule without effect is an error.
+    """
     return pattern.startswith("type:") or not covers(rules, pattern)
 
 
@@ -100,12 +103,15 @@ def smallest_repair(
 
 
 def _innermost(path: str, modules: Sequence[str]) -> str:
-    """The innermost module around a path, which may end in scopes of no module, such as an einsum."""
+    """The innermost module around a path, which may end in scopes of no module, such as an einsum; "" if none is."""
     return max((module for module in modules if is_in(path, module)), key=len, default="")
 
 
 def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
-    """Reduces `items` to a subset that still repairs and from which no item can be left out (delta debugging)."""
+    """Reduces `items`, which repair, to a subset that still does and from which no item can be left out.
+
+    The method is delta debugging. A single item is returned untried.
+    """
     kept, granularity = list(items), 2
     while len(kept) > 1:
         size = -(-len(kept) // granularity)
@@ -123,7 +129,10 @@ def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
 
 
 def _inside(found: list[str], suspects: Sequence[str], to_blame: Collection[str], repairs: Repairs) -> list[str]:
-    """Replaces each module that is not in `to_blame` by submodules that repair the step as well."""
+    """Replaces each module of `found` that is not in `to_blame` by its innermost suspects, if they repair the step too.
+
+    The set is then reduced as in `minimal`.
+    """
     for module in (module for module in found if module not in to_blame):
         inside = [path for path in suspects if path != module and is_in(path, module)]
         innermost = [path for path in inside if not any(other != path and is_in(other, path) for other in inside)]
@@ -146,7 +155,7 @@ def _remembering(repairs: Repairs) -> Repairs:
 
 
 def first_enough(suspects: list[str], repairs: Repairs) -> list[str] | None:
-    """The shortest prefix of a ranked list that repairs, among lengths that double; None if none does."""
+    """The shortest prefix of a ranked list that repairs, of 1, 2, 4, 8, ... or all modules; None if none does."""
     count = 1
     while count < len(suspects):
         if repairs(suspects[:count]):
@@ -219,5 +228,8 @@ def culprit(paths: Iterable[str], program: Program, scale: float, reference: Ref
 
 
 def without_rounding_in(path: str, program: Program, scale: float) -> list[np.ndarray]:
-    """Emulates a step in which one module does not round; returns its scaled loss and its scaled gradients."""
+    """Emulates a step in which one module does not round; returns its scaled loss and its scaled gradients.
+
+    The submodules of the module do round.
+    """
     return outputs_of(Emulator(rounds=lambda other: other != path, reference=False), program, scale)

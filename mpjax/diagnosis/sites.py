@@ -14,7 +14,7 @@ from mpjax.precision.casting.jaxprs import opened, scan_counts
 
 
 def site_of(eqn, var, place: Place) -> Site:
-    """The site of a result of an equation."""
+    """The site of the result `var` of an equation at `place`."""
     direction = "backward" if place.backward else "forward"
     eqns = eqn, *place.callers
     where = source_of(eqns), terms_of(eqn, place.callers), steps_of(place.callers), caller_of(eqns)
@@ -25,7 +25,7 @@ def steps_of(callers: Iterable) -> int:
     """Counts the steps of an equation inside nested scans: the product of their lengths. A `while_loop` is one step.
 
     Args:
-      callers: the equations that contain it, of which the scans count.
+      callers: the equations that contain it; only the scans among them count.
     """
     return math.prod(caller.params["length"] for caller in callers if caller.primitive.name == "scan")
 
@@ -60,7 +60,8 @@ def terms_of(eqn, callers: Sequence) -> int:
 
     Args:
       eqn: the equation.
-      callers: the equations that contain it. In a loop, every step adds one more term.
+      callers: the equations that contain it, innermost first. An addition (`is_addition`) in scans adds one term in
+        each step; other sums count the terms of one step.
     """
     name, params = eqn.primitive.name, eqn.params
     if name == "reduce_sum":

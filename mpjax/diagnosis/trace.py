@@ -50,18 +50,19 @@ class TraceRow(NamedTuple):
     Attributes:
       path: the path of the module or of the parameter; empty outside all modules.
       direction: "forward", "backward" or "update".
-      dtype: the narrowest dtype of the results.
+      dtype: the narrowest dtype of the results; for an update, the dtype of the parameter.
       largest: the largest finite magnitude of the results.
-      mean: the mean magnitude of the results.
+      mean: the mean magnitude of the results, with 0 for inf and nan.
       overflow: the share of half-precision values that rounding made inf.
       underflow: the share that rounding made zero; for an update, the share that does not change the parameter.
       subnormal: the share that is subnormal, with fewer bits.
       error: the largest relative error of a result, including errors of earlier modules.
       own_error: the largest relative error of a result with float32 inputs; None if it was not measured.
-      histogram: the counts by exponent of a sample of the results in float32.
+      histogram: the counts by exponent of a sample of the results in float32; for an update, of all its finite values.
       non_finite: the share of values that are inf or nan, but not in float32, including values of earlier modules.
       sqnr: the least signal-to-quantisation-noise ratio of values rounded to float8, in decibels: ten times the decimal
-        logarithm of the sum of squares over the sum of squares of the rounding errors; None if no value is.
+        logarithm of the sum of squares over the sum of squares of the rounding errors; None if no value is
+        rounded to float8.
     """
 
     path: str
@@ -80,7 +81,7 @@ class TraceRow(NamedTuple):
 
     @property
     def exponents(self) -> tuple[int, int] | None:
-        """The base-2 exponents of the smallest and the largest magnitude; None if all values were zero."""
+        """The base-2 exponents of the histogram's smallest and the largest magnitude; None if all values were zero."""
         seen = [e for e, count in zip(EXPONENTS, self.histogram, strict=True) if count]
         if self.largest > 0:
             seen.append(math.frexp(self.largest)[1] - 1)
@@ -88,13 +89,19 @@ class TraceRow(NamedTuple):
 
     @property
     def harm(self) -> tuple[float, float]:
-        """A sort key, larger for more harm: overflow first, then underflow plus the module's own error."""
+        """A sort key, larger for more harm: overflow first, then underflow plus the module's own error.
+
+        If the own error was not measured, the error takes its place. It counts as at most 1.
+        """
         own_error = self.error if self.own_error is None else self.own_error
         return self.overflow, self.underflow + min(own_error, 1.0)
 
 
 def table_of(trace: Trace, alone: Trace | None) -> tuple[TraceRow, ...]:
-    """Summarises a run in rows. Own errors come from `alone`, a run in which each module got float32 inputs."""
+    """Summarises a run in one row for each module and direction, in program order.
+
+    Own errors come from `alone`, a run in which each module got float32 inputs; None if there was no such run.
+    """
     grouped: dict[tuple[str, str], list[tuple[Site, Reading]]] = {}
     for site, reading in zip(trace.sites, trace.readings, strict=True):
         grouped.setdefault((site.path, site.direction), []).append((site, reading))
@@ -130,7 +137,10 @@ def table_of(trace: Trace, alone: Trace | None) -> tuple[TraceRow, ...]:
 
 
 def decibels(reading: Reading) -> float:
-    """The signal-to-quantisation-noise ratio of a reading, at most 200 dB, the value without noise."""
+    """The signal-to-quantisation-noise ratio of a reading whose values are not all zero.
+
+    It is at most 200 dB, the ratio without noise.
+    """
     return min(200.0, 10 * math.log10(reading.exact / reading.noise)) if reading.noise else 200.0
 
 

@@ -46,11 +46,14 @@ def diagnose_step(
       state: the state before the step.
       batch: the whole batch of the step, also with gradient accumulation.
       seed: the seed of the run's random numbers.
-      loss_scale: the loss scale of the step; by default the state's.
+      loss_scale: the loss scale of the step; None for the state's.
       tolerance: as in `mpjax.diagnose`.
       search: as in `mpjax.diagnose`.
       progress: receives the progress of the diagnosis.
-      tx: the run's optimizer, to also check its update.
+      tx: the run's optimizer, to also check its update if the step is healthy; None to check none.
+
+    Raises:
+      UsageError: a number is not positive and finite, or `loss_scale` is None and the state does not have one scale.
     """
     make = _maker(make_task, state, batch, seed)
     scale = float(loss_scale_state(state.opt_state).scale) if loss_scale is None else loss_scale
@@ -125,7 +128,7 @@ def program_of_evaluation(task: Task, state: TrainState, batch: Mapping[str, jax
 
 
 def mean_loss(objective: RunObjective, model, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """The mean loss of a batch of the test set, without padding."""
+    """The mean loss of a batch of the test set, by the `weight` of its examples, which is 0 for padding."""
     sums = weighted_sums(objective.measure(model, batch), batch)
     loss = sums["loss"]
     return loss.value if isinstance(loss, Mean) else loss / jnp.maximum(sums["count"], 1)

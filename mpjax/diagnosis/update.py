@@ -73,7 +73,8 @@ def updates_of(program: Program, trace: Trace, scale: float, optimizer: UpdateRu
       program: the step.
       trace: the emulated run of the step, which has the gradients.
       scale: the loss scale of the step.
-      optimizer: the optimizer that receives the gradients; if it keeps small updates, the result is empty.
+      optimizer: the optimizer that receives the gradients; if it keeps small updates (in master, stochastic or
+        compensated weights), the result is empty.
     """
     if _keeps_small_updates(optimizer.state):
         return []
@@ -84,7 +85,10 @@ def updates_of(program: Program, trace: Trace, scale: float, optimizer: UpdateRu
 
 
 def lost_update(updates: Sequence[Update], tolerance: float) -> Finding | None:
-    """Finds a fault in updates: not finite, or more than `tolerance` of their norm lost; None if there is none."""
+    """Finds a fault in updates that float32 does not have: one is not finite, or too much is lost; None for no fault.
+
+    Too much is more than `tolerance` of the norm of all updates together.
+    """
     for update in updates:
         if update.wide_finite and not update.finite:
             return Finding(
@@ -132,7 +136,7 @@ def _moved(optimizer: UpdateRule, outputs: Sequence, scale: float) -> tuple[Any,
 
 
 def _own_scale(state) -> float:
-    """The loss scale by which the optimizer divides gradients; 1 without loss scaling."""
+    """The loss scale by which the optimizer divides gradients; 1 without loss scaling, or with more than one."""
     try:
         return float(loss_scale_state(state).scale)
     except UsageError:  # no loss scaling

@@ -18,7 +18,7 @@ _APART = 0.18
 
 
 def name_of(path: str) -> str:
-    """Escapes a path as HTML that may break after each slash."""
+    """Escapes a path as HTML that may break after each slash; an empty path is "(no module)"."""
     return html.escape(path or "(no module)").replace("/", "/<wbr>")
 
 
@@ -33,13 +33,14 @@ def by_path(d: Facts) -> tuple[list[str], dict[tuple[str, str], TraceRow]]:
 
 
 def percent_of(value: float, low: float, high: float) -> str:
-    """Formats the position of a value between `low` and `high` in percent, for CSS."""
+    """Formats the position of a value between `low` and `high` in percent, for CSS, without the sign."""
     return f"{100 * (value - low) / (high - low):.4g}"
 
 
 def errors(d: Facts) -> str:
-    """Plots, as HTML, the relative error of each module, with and without earlier errors, forward and backward.
+    """Plots, as HTML, the relative error of each module, forward and backward, with earlier errors and without.
 
+    The error without earlier errors is left out if it was not measured.
     Infinite errors have their own line above the others, apart from the error at the top.
     """
     paths, rows = by_path(d)

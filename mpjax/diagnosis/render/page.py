@@ -164,7 +164,10 @@ def _number(value: float) -> str:
 
 
 def range_strips(d: Facts) -> str:
-    """Plots, as HTML, a strip for each module and direction, which shows how many values have each exponent."""
+    """Plots, as HTML, a strip for each module and direction, which shows how many values have each exponent.
+
+    The values are the results in float32. Each parameter's update that was checked has a strip too.
+    """
     paths, rows = by_path(d)
     low, high = _window(d.table)
     half = Counter(row.dtype for row in d.table if row.dtype in NARROW).most_common(1)
@@ -202,7 +205,10 @@ def range_strips(d: Facts) -> str:
 
 
 def _window(table: Iterable[TraceRow]) -> tuple[int, int]:
-    """The range of exponents to draw: all that occur, and at least float16's range with a margin."""
+    """The first exponent to draw, and the exponent after the last: all that occur, and at least float16's range.
+
+    There is a margin, but exponents outside of `EXPONENTS` are not drawn.
+    """
     seen = [e for row in table if row.exponents for e in row.exponents]
     return max(min([*seen, -27]), EXPONENTS.start), min(max([*seen, 18]) + 1, EXPONENTS.stop)
 

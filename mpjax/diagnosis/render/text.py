@@ -74,7 +74,10 @@ def rich_of(found: Facts):
 
 
 def row_texts(row: TraceRow, columns: tuple[str, ...] = COLUMNS) -> tuple[str, ...]:
-    """Formats a row of the table; the error is "inf" if some results are inf or nan."""
+    """Formats a row of the table as a text for each of `columns`, which are as in `columns_of`.
+
+    The error is "inf" if some results are inf or nan. A number that was not measured is "-".
+    """
     texts = (
         row.path or "(no module)",
         row.direction,
@@ -94,7 +97,7 @@ def columns_of(found: Facts) -> tuple[str, ...]:
 
 
 def percent(share: float) -> str:
-    """Formats a share in percent; only exact shares of 0 and 1 become "0" and "100"."""
+    """Formats a share in percent, without a sign; only exact shares of 0 and 1 become "0" and "100"."""
     if share in (0.0, 1.0):
         return f"{share:.0%}"[:-1]
     if share < 1e-4:
@@ -103,5 +106,5 @@ def percent(share: float) -> str:
 
 
 def error_text(error: float) -> str:
-    """Formats a relative error."""
+    """Formats a relative error: "0", or two digits as in "1.2e-03"."""
     return "0" if error == 0 else f"{error:.1e}"
