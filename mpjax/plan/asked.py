@@ -343,7 +343,7 @@ def _rounded_by(eqn: Any, given: Sequence[str]) -> str:
 
 
 def _scaled(eqn: Any) -> int | None:
-    """The position of the operand that an equation scales, by a scalar or by a scalar for each row.
+    """The position of the operand that a `mul` or `div` scales: the larger one, if the other has fewer values.
 
     It is None if the equation does not scale: a product of two arrays of equal size and 1 / x are arithmetic.
     """

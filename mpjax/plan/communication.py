@@ -177,7 +177,7 @@ def duration_of(kind: str, size: int, reach: Reach, gpu: Gpu) -> float | None:
       gpu: the GPU.
 
     Returns:
-      Seconds; None if the group spans several hosts and their network is unknown.
+      Seconds, 0 for a group of one device; None if the group spans several hosts and their network is unknown.
     """
     count, near = reach.size, reach.near
     if count == 1:
@@ -231,8 +231,9 @@ class Communication:
       bytes: bytes of whole arrays by collective, dtype and axes: {"all-reduce": {"f32": {"data+fsdp": 1024}}}.
       timing: the predicted time on the planned devices; None if the network between hosts is unknown.
       grows: the axis of the mesh that grows with the number of GPUs.
-      scaling: the predicted time by number of GPUs. Empty if the axis has one device, because the program then has no
-        collectives along it.
+      scaling: the predicted time by number of GPUs, for `COUNTS` and the planned number. Numbers that do not divide
+        evenly are left out, and those whose network is unknown. Empty if the axis has one device, because the program
+        then has no collectives along it.
     """
 
     bytes: Mapping[str, Mapping[str, Mapping[str, int]]]

@@ -64,7 +64,7 @@ class PlannedStep:
 
     @property
     def attention(self) -> bool:
-        """True if the model has an attention module."""
+        """True if the class name of one of the model's modules contains "Attention"."""
         return any("Attention" in type(module).__name__ for module in modules_of(self.task.abstract).values())
 
     def compiler_options(self, mesh: Mesh) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Compiled:
       executable: a `jax.stages.Compiled`, which cannot be run.
       jaxpr: the traced program.
       memory: the memory of the program on the device.
-      flops: operations by dtype.
+      flops: operations of matrix products and convolutions on the device, by dtype.
     """
 
     executable: Any
@@ -126,7 +126,7 @@ def start(
       step: the step to compile.
       name: the GPU to compile for.
       devices: the number of GPUs that share the batch.
-      attention: "auto" (the choice of a run on that GPU), "xla" or "cudnn".
+      attention: "xla"; or "auto" or "cudnn", both for the choice of a run on that GPU.
 
     Raises:
       UsageError: the CUDA plugin is missing, XLA does not support the GPU, the GPU has no units for the policy's float8
@@ -169,14 +169,14 @@ def with_sources() -> Iterator[None]:
 
 
 def compiled_for(lowered: Any, name: GpuName, own: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """Compiles a lowered program for a GPU, which need not be present; its machine code is not optimized.
+    """Compiles a lowered program for a GPU, which need not be present; the result can be read, but not run or timed.
 
-    If that fails, compiles it again without Triton's matrix products.
+    If that fails, compiles it again with XLA's option that leaves no matrix product to Triton.
 
     Args:
       lowered: a `jax.stages.Lowered`.
       name: the GPU; the program was lowered for a device of it.
-      own: further options of XLA, by name.
+      own: further options of XLA, by name. Four options that a plan needs replace them.
 
     Raises:
       UsageError: XLA cannot compile it for the GPU.

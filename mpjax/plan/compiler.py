@@ -83,7 +83,7 @@ def _version(package: str) -> str | None:
 
 
 def install_compiler() -> pathlib.Path:
-    """Downloads the compiler of jaxlib's version to `compiler_folder()` if it is not there, and returns that folder.
+    """Downloads the compiler of jaxlib's version by pip to `compiler_folder()` if it is not there; returns that folder.
 
     Raises:
       UsageError: pip is missing, or cannot install the package, or the folder holds something else.
@@ -147,6 +147,9 @@ def absent_devices(topology: str, target: str) -> list[Any]:
     Args:
       topology: hosts, devices per host and so on, such as "1x1x8".
       target: the device, as `mpjax.plan.target.target_text` formats it.
+
+    Raises:
+      UsageError: as `load_compiler`. If XLA does not support the device, JAX's own error passes.
     """
     load_compiler()
     with _without_cuda(), without_noise():

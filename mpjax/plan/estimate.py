@@ -77,7 +77,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """True if the run's own batch fits in memory."""
+        """True if the run's own batch needs at most `limit` bytes at the peak."""
         return self.memory.total <= self.limit
 
     @property
@@ -87,7 +87,7 @@ class Estimate:
 
     @property
     def expected_seconds(self) -> float:
-        """The expected time of a step, including the time in which a GPU only waits for communication."""
+        """The expected time of a step, with the time in which a GPU only waits for communication, if that is known."""
         timing = self.communication.timing
         return expected_seconds(self.roofline, self.traffic.kernels) + (timing.exposed if timing else 0)
 
@@ -104,7 +104,7 @@ def estimates(
     fit: bool = True,
     verify: bool = False,
 ) -> list[Estimate]:
-    """Estimates each step on each GPU. The result is grouped by GPU.
+    """Estimates each step on each GPU. The result is grouped by GPU, and in the order of `steps` within a GPU.
 
     Args:
       gpus: the GPUs to plan for.
@@ -115,10 +115,11 @@ def estimates(
       receipts: whether to compare the dtypes that run with the dtypes asked for.
       memory_fraction: fraction of a GPU's memory that a run may use.
       fit: whether to find the largest batch.
-      verify: whether to compile the largest batch too.
+      verify: whether to compile the largest batch too, as in `verified_batch`.
 
     Raises:
-      UsageError: the settings are invalid, or XLA cannot compile a step for a GPU.
+      UsageError: the settings are invalid, XLA cannot compile a step for a GPU, or a step does not use the cuDNN
+        attention that was asked for.
     """
     multiple, batch = devices * steps[0].accumulate, steps[0].batch_size
     other = other_batch(batch, multiple)
@@ -228,7 +229,7 @@ def _receipt(program: Compiled, text: str, step: PlannedStep, gpu: GpuName) -> R
 
 
 def _attention(step: PlannedStep, traffic: Traffic) -> str:
-    """The attention of the compiled step: "cudnn", "xla", or "" for a model without attention."""
+    """The attention of the compiled step: "cudnn" if it calls cuDNN's, else "xla"; "" for a model without attention."""
     if any("fmha" in target for target in traffic.calls):
         return "cudnn"
     return "xla" if step.attention else ""

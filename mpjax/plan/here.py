@@ -27,6 +27,8 @@ AHEAD = 8
 def memory_limit(devices: Sequence[Any], *, processes: int = 1) -> int:
     """The bytes that a step may take on one of this process's devices: a share (`SHARE`) of the memory that is free.
 
+    Devices that report no limit of their own, such as CPUs, divide the free memory of the machine equally.
+
     Args:
       devices: the devices of this process, all of the same kind.
       processes: the number of processes on this machine, which share its memory; a GPU has its own.

@@ -185,7 +185,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str, start: int) -> int:
-    """The index of the parenthesis that closes the parenthesis at `start`."""
+    """The index of the parenthesis that closes the parenthesis at `start`; a ValueError if none does."""
     depth = 0
     for place in range(start, len(text)):
         depth += (text[place] == "(") - (text[place] == ")")
@@ -195,7 +195,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def shapes_of(type: str) -> list[tuple[str, tuple[int, ...]]]:
-    """The dtype, by XLA's name, and the dimensions of each array in an HLO type.
+    """The dtype, by XLA's name, and the dimensions of each array in an HLO type; unknown dtypes are left out.
 
     >>> shapes_of("(bf16[8,3]{1,0}, u8[0]{0})")
     [('bf16', (8, 3)), ('u8', (0,))]
@@ -208,7 +208,7 @@ def shapes_of(type: str) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def bytes_of(type: str) -> int:
-    """The size in bytes of all arrays in an HLO type together."""
+    """The size in bytes of all arrays in an HLO type together; an array of an unknown dtype has none."""
     total = 0
     for dtype, sizes in shapes_of(type):
         bits = _BITS.get(dtype, 8)

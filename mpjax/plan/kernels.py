@@ -36,7 +36,11 @@ _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
 
 
 def moved(program: HloProgram, computation: Computation, each: Instruction) -> int:
-    """Counts the bytes that a kernel reads and writes."""
+    """Counts the bytes that a kernel reads and writes.
+
+    A slice or a gather reads only what it takes. An in-place update counts as the update, read and written. A library's
+    workspace does not count.
+    """
     sizes = computation.operand_bytes(each)
     if each.opcode == "fusion":
         (called,) = each.called("calls")
@@ -52,7 +56,7 @@ def moved(program: HloProgram, computation: Computation, each: Instruction) -> i
 
 
 def _read(fused: Computation, number: int, size: int) -> int:
-    """Counts the bytes that a fusion reads of operand `number`: all (`size`), unless every use reads only a part."""
+    """Counts the bytes that a fusion reads of operand `number`: all (`size`), unless every use takes or sets a part."""
     if number not in fused.parameters:
         return size
     total = 0
@@ -86,7 +90,7 @@ def _written(fused: Computation, root: Instruction) -> int:
 
 
 def _scratch(each: Instruction) -> int:
-    """The bytes of the workspace among the outputs of a library call; 0 for other kernels."""
+    """The bytes of the workspace of a library call: the last of several outputs, if it is u8 or s8; else 0."""
     if not each.target.startswith("__cu"):
         return 0
     shapes = shapes_of(each.type)
@@ -95,7 +99,7 @@ def _scratch(each: Instruction) -> int:
 
 
 def only_copies(program: HloProgram, each: Instruction) -> bool:
-    """True if a kernel only copies or transposes."""
+    """True if a kernel, or every operation in a fusion that is not `FREE`, only copies or transposes."""
     if each.opcode != "fusion":
         return each.opcode in ("copy", "copy-start", "transpose")
     (called,) = each.called("calls")
@@ -104,7 +108,10 @@ def only_copies(program: HloProgram, each: Instruction) -> bool:
 
 
 def payload(computation: Computation, each: Instruction) -> list[tuple[str, int]]:
-    """The dtype and bytes of each whole array that a collective exchanges: the larger of operand and result."""
+    """The dtype, by XLA's name, and bytes of each whole array that a collective exchanges.
+
+    An array is whole in the operands or in the results, whichever are larger together.
+    """
     sizes = computation.operand_bytes(each)
     operand_bytes = sum(sizes)
     result = each.bytes - operand_bytes if _holds_operands(each) else each.bytes
@@ -127,7 +134,7 @@ _ENDS = ("parameter", "constant", "while", "conditional")
 def update_bytes(program: HloProgram, outputs: Sequence[int]) -> int:
     """Counts the bytes that kernels read and write to compute outputs of a program, such as new parameters.
 
-    Kernels of the differentiated function and sums over devices are not counted. In a loop over steps, one step counts.
+    Kernels of the differentiated function and collectives are not counted. In a loop over steps, one step counts.
 
     Args:
       program: the compiled program.

@@ -129,7 +129,7 @@ def verified_batch(
     """Finds the largest batch that fits by compiling each estimate of `largest_batch` and refining the line with it.
 
     The search stops when a compiled batch fits and uses at least `NEAR` of the limit, when memory no longer grows with
-    the batch, or after `ROUNDS` compilations. If no compiled batch fits, the result is an estimate.
+    the batch, or after `ROUNDS` compilations. The result is the last compiled batch that fits; if none, an estimate.
 
     Args:
       points: as in `largest_batch`.
@@ -137,6 +137,9 @@ def verified_batch(
       memory_of: a function from batch size to peak bytes that compiles the step.
       step: as in `largest_batch`.
       scaled: as in `largest_batch`.
+
+    Raises:
+      ValueError: as `largest_batch`, also for the estimate at the end.
     """
     points, scaled = dict(points), set(scaled)
     fitting = None

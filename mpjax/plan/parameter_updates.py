@@ -54,7 +54,7 @@ def parameters_of(given: Any, result: Any, least: str = "", *, narrower: bool = 
     Args:
       given: the argument with the parameters, or a training state that has `params`; arrays may be abstract.
       result: all results, in the program's order.
-      least: the dtype that updates are to be computed in, for parameters of a narrower dtype.
+      least: the dtype that updates are to be computed in, for parameters of a narrower dtype; empty for their own.
       narrower: whether parameters with a path may be returned in fewer bits than they are given in.
     """
     arrays = returned_of(given, result, narrower=narrower)

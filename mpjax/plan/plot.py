@@ -24,7 +24,7 @@ def plot_plans(plans: Sequence[Estimate], path: str | os.PathLike[str], title: s
     """Draws memory and time in two panels, with one row of bars per plan.
 
     Args:
-      plans: the plans, in drawing order.
+      plans: the plans, at least one, in drawing order from above.
       path: the image file. Its suffix selects the format; without a suffix the format is PNG.
       title: a title above the panels.
 

@@ -36,7 +36,7 @@ Wanted = Callable[[str], AskedDtypes | None]
 def rows_of_products(
     pairs: Sequence[PairedProduct], wanted: Wanted, target: Target, *, traced: bool, rounds: Collection[str] = ()
 ) -> list[ReceiptRow]:
-    """Builds the rows of products, convolutions and attentions; equal rows are merged and counted.
+    """Builds the rows of products, convolutions, attentions and kernels; equal rows are merged and counted.
 
     A policy applies to differentiated functions. An optimizer's own products, and products in `mpjax.full_precision`,
     are asked for as traced. If nothing is differentiated, the policy applies to all products outside `full_precision`.
@@ -46,7 +46,8 @@ def rows_of_products(
       wanted: the dtypes that the policy asks for.
       target: the device that the program was compiled for.
       traced: whether the traced program is known; if not, the policy alone says which dtypes are asked for.
-      rounds: the dtypes that the policy names; values may be rounded to any of them on their way to a product.
+      rounds: the dtypes that the policy names; values may be rounded to any of them, except float8, on their way to a
+        product.
     """
     gradients = any(pair.asked.differentiated for pair in pairs if pair.asked)
     return counted([_row_of_pair(pair, wanted, target, gradients, traced, rounds) for pair in pairs])
@@ -64,6 +65,8 @@ def rows_of_recipe(
     recipe: Recipe | None, products: Sequence[ReceiptRow], target: Target, *, traced: bool
 ) -> list[ReceiptRow]:
     """Builds a row that says that float8 is missing, if a recipe is asked for and no row of a product mentions float8.
+
+    On a CPU without the traced program, it is "unknown" instead. In all other cases there is no row.
 
     Args:
       recipe: the recipe; None if no product has to be in float8.

@@ -176,7 +176,7 @@ def rows_of_casts(asked: Sequence[str], cast: Sequence[str], rounds: Collection[
 
 
 def rows_of_accumulations(program: HloProgram) -> list[ReceiptRow]:
-    """Builds a row for each sum of many terms whose accumulator is in half precision; sums in float32 have no row."""
+    """Builds a row for each sum of `MANY` terms or more whose result is in half precision; other sums have no row."""
     return counted(
         [
             _half_sum(instruction)
@@ -197,7 +197,7 @@ def _half_sums(program: HloProgram, computation: Computation) -> Iterator[Instru
 
 
 def _terms(computation: Computation, each: Instruction) -> int:
-    """The maximum number of terms of an element of the result."""
+    """The maximum number of terms of an element of the result; 0 if unknown."""
     if each.opcode == "reduce-window":
         window = _WINDOW.search(each.attributes)
         return math.prod(map(int, window[1].split("x"))) if window else 0

@@ -67,7 +67,7 @@ class Receipt:
       policy: the policy that the program was compared with, as text; None without a policy.
       rows: the dtypes that run, by module, pass and kind.
       update_bytes: the bytes that kernels move from the gradients to the new parameters and optimizer state; 0 if no
-        parameter is updated.
+        parameter is updated, or its arithmetic could not be read.
       notes: the parts that could not be checked, as text; these are no faults.
     """
 
@@ -101,11 +101,16 @@ class Receipt:
 
     @property
     def line(self) -> str:
-        """The receipt in one line: "float16 as asked in 62 of 62 products"."""
+        """The receipt in one line: "float16 as asked in 62 of 62 products"; "no products" if there is nothing to say.
+
+        It has a phrase for the products of each dtype asked for, and one for products that are not in the traced
+        function; then one with counts for each kind of sums, and for updates, and each verdict except "as asked"; then
+        one for a recipe without products.
+        """
         return "; ".join([*self._products(), *self._others()]) or "no products"
 
     def require(self, *, device_limits: bool = True) -> None:
-        """Raises DtypeError with a line for each row that is not as asked.
+        """Raises DtypeError with the lines of `faults`, if there are any.
 
         Args:
           device_limits: False to ignore rows that no program for the device could run as asked, such as half precision
@@ -118,7 +123,7 @@ class Receipt:
             raise DtypeError("\n  ".join([f"{self.device} does not run what was asked for: {self.line}", *faults]))
 
     def as_json(self) -> dict[str, Any]:
-        """Converts the receipt to a dict for JSON."""
+        """Converts the receipt to a dict for JSON: its fields, `line` and `faults`."""
         rows = [dataclasses.asdict(row) for row in self.rows]
         return {**dataclasses.asdict(self), "line": self.line, "rows": rows, "faults": self.faults}
 
@@ -185,7 +190,7 @@ class Receipt:
 
 
 def _phrase(asked: str, rows: list[ReceiptRow], device: str) -> str:
-    """Summarizes the products for which one dtype was asked."""
+    """Summarizes the products for which one dtype was asked: all as asked, or counts by other dtype and verdict."""
     total = sum(row.count for row in rows)
     good = sum(row.count for row in rows if row.verdict == AS_ASKED)
     if good == total:
@@ -205,7 +210,7 @@ def _became(operands: str, verdict: str, count: int, total: int, device: str) ->
 
 
 def _is_early(row: ReceiptRow) -> bool:
-    """True if a product is narrower, but runs in no fewer bits than asked, because the function itself rounds."""
+    """True if a product is "narrower" although it runs in no fewer bits than asked: the function itself rounds."""
     if row.verdict != NARROWER or not row.operands or not row.asked:
         return False
     return compared(*([narrowest(text.split(" x "))] for text in (row.asked, row.operands))) != NARROWER
@@ -275,10 +280,11 @@ def receipt_of(
       jaxpr: the traced program; None if unknown.
       policy: the policy; None to compare with the traced program alone.
       target: the device that the program was compiled for; None to ask the executable.
-      text: the text of the program, if it is already known.
+      text: the text of the program; empty to ask the executable.
       modules: NNX modules whose classes the policy's rules may name, by any key.
       params: the index among the arguments of the parameters, or of a training state that has `params`.
-      updates: the narrowest dtype allowed for updates of parameters: float32 with master weights.
+      updates: the narrowest dtype allowed for updates of parameters: float32 with master weights. Empty for the
+        policy's dtype of parameters or, without a policy, each parameter's own dtype.
 
     Raises:
       UsageError: a rule of the policy decides nothing.

@@ -42,7 +42,8 @@ def receipt(
       fn_or_compiled: a function of pytrees, jitted or not; a Flax NNX module; or a `jax.jit(fn)` that is traced,
         lowered or compiled. Lowered and compiled programs no longer say which dtypes were asked for, so give a policy.
       *args: the arguments of a function. Arrays may be abstract (`jax.ShapeDtypeStruct`).
-      policy: the policy to compare with: a `Policy`, or anything that `get_policy` takes.
+      policy: the policy to compare with: a `Policy`, or anything that `get_policy` takes; None to compare with the
+        traced function alone.
       device: the device to compile for: a `jax.Device`, "cpu", "gpu", or a GPU that need not be present, such as
         "h200"; None for the device where the function would run.
       params: the index in `args` of the parameters, or of a training state that has `params`. If the arguments contain
@@ -52,9 +53,9 @@ def receipt(
       A `Receipt`. It prints as a table; `require()` is for tests, `to_json()` for machines.
 
     Raises:
-      UsageError: there is nothing to compile, the device is unknown, XLA cannot compile the function for it, a program
-        that is already compiled is requested for another device, a rule of the policy decides nothing, or `params` is
-        not the index of an argument.
+      UsageError: there is nothing to compile, the device is unknown, XLA cannot compile the function for it, arguments
+        or a device are given with a program that is already traced, a rule of the policy decides nothing, or `params`
+        is not the index of an argument (if arguments have NNX modules, of one with a module).
     """
     requested = None if policy is None else get_policy(policy)
     if isinstance(fn_or_compiled, jax.stages.Compiled | jax.stages.Lowered | jax.stages.Traced):

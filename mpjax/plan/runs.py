@@ -207,7 +207,8 @@ def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
 def _accumulation(each: Instruction, operands: list[str], by: str) -> str:
     """The dtype of the sums of a product; empty if unknown.
 
-    The libraries add narrower dtypes in float32, unless the program names an algorithm.
+    The libraries add narrower dtypes in float32, unless the program names an algorithm. For XLA's own code, the dtype
+    of narrower sums is unknown.
     """
     if algorithm := _ALGORITHM.search(each.attributes):
         return DTYPES[re.findall(r"bf16|f16|f32|f64", algorithm[1])[-1]]

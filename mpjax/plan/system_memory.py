@@ -22,7 +22,7 @@ def free_memory() -> int:
 
 
 def free_swap() -> int:
-    """The bytes of swap that are free; 0 if unknown."""
+    """The bytes of swap that are free on this machine, whatever its control groups allow; 0 if unknown."""
     return _meminfo().get("SwapFree", 0)
 
 

@@ -214,6 +214,7 @@ def _exchanged(plan: Estimate) -> dict[tuple[str, str, str], int]:
 def comparisons(plans: Sequence[Estimate]) -> list[str]:
     """Compares each plan with float8 to the plans without, a line for each, and lists the layers where float8 loses.
 
+    Compared plans have the same kind and number of GPUs, options of XLA and compute dtype.
     If there is no plan without float8, the line names the flag that adds one.
     """
     lines = []

@@ -34,8 +34,8 @@ def mesh_of(name: GpuName, count: int, **sizes: int) -> Mesh:
       **sizes: the sizes of the mesh by axis, as in `make_mesh`.
 
     Raises:
-      UsageError: XLA's compiler for CUDA cannot be downloaded or is of another version than jaxlib, or it does not
-        support the GPU.
+      UsageError: XLA's compiler for CUDA cannot be downloaded or is of another version than jaxlib, it does not support
+        the GPU, or the product of the sizes is not `count`.
     """
     return make_mesh(_devices(name, count), **sizes)
 
@@ -135,7 +135,8 @@ def toolkit_folder() -> str:
 def traced_for(gpu: Gpu, device: Any, implementation: str) -> Iterator[None]:
     """Context in which traced models choose their attention as on the planned GPU.
 
-    Models choose their attention by JAX's default device, so the context sets that device.
+    Models choose their attention by JAX's default device, so the context sets that device. Except for "xla", it also
+    replaces JAX's checks for cuDNN until it ends, in the whole process.
 
     Args:
       gpu: the GPU whose compute capability JAX's cuDNN checks see.

@@ -96,6 +96,8 @@ def compared(asked: Sequence[str], runs: Sequence[str]) -> str:
     A dtype with fewer bits of exponent or of mantissa is narrower: float16 instead of bfloat16, and the reverse. With
     several dtypes, one that is narrower decides.
 
+    Both have as many dtypes, at least one, and all are known to `bits_of`; otherwise a ValueError is raised.
+
     >>> compared(["float16", "float16"], ["float32", "float32"])
     'wider'
     """
@@ -128,7 +130,7 @@ def bits_of(dtype: str) -> tuple[int, int]:
 
 
 def dtype_of_bits(exponent: int, mantissa: int) -> str:
-    """The name of a dtype with these bits; several dtypes may have them.
+    """The name of a dtype with these bits, which several dtypes may have; for unknown bits a name made of them.
 
     >>> dtype_of_bits(8, 7), dtype_of_bits(4, 3)
     ('bfloat16', 'float8_e4m3')
