@@ -132,6 +132,10 @@ def fastest_policy_of_function(loss_fn: Callable, params, batch, *, tolerance: f
     """Searches like `fastest_policy`, for a function of parameters and batch under autocast.
 
     The parameter dtypes do not change: the search tries the compute dtype alone.
+
+    Raises:
+      UsageError: the step is not finite in float32, the loss is not a floating scalar, or the tolerance is not positive
+        and finite.
     """
     presets = ("mixed_bfloat16", "mixed_float16")
     return fastest_program(lambda policy: program_of_function(loss_fn, params, batch, policy), tolerance, presets)

@@ -103,8 +103,9 @@ def _decibels(value: float | None) -> str:
 def float8_layers(make: Callable[[Policy], Program], reference: Reference) -> Float8Layers:
     """Searches for the layers that can multiply in float8, under `mixed_float8` and its rules.
 
-    If some layers cannot, the search takes layers out, in numbers that double. Layers whose underflow exceeds the
-    tolerance are first, by decreasing underflow; then the noisiest. It then puts back every layer that need not be out.
+    If the step with all of them is not right (`is_repaired`), the search takes layers out, in numbers that double, but
+    keeps one. Layers whose underflow exceeds the tolerance are first, by decreasing underflow; then the noisiest. It
+    then puts back every layer that need not be out. If one layer alone is not right either, no layer is left.
     Each set is tried on the step that is traced under its rules. A UsageError of `make` under the preset, as for a
     model without a suitable layer, becomes the `reason` of an empty result.
 

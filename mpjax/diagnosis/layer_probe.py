@@ -130,6 +130,9 @@ def probe(model, loss_fn: Callable, batch, *, policy: "str | Policy" = "mixed_fl
       batch: a pytree of arrays.
       policy: the policy of the step; it overrides the model's own dtypes and may be float32.
       loss_scale: the factor that multiplies the loss before differentiation, a number or an array.
+
+    Raises:
+      UsageError: the model is not an NNX module, or the loss is not a floating scalar.
     """
     return _probed(program_of_model(model, loss_fn, batch, get_policy(policy)), loss_scale)
 

@@ -227,7 +227,10 @@ def _in_the_table(finding: Finding, table: Iterable[TraceRow]) -> Iterator[str]:
 
 
 def _called(site: Site | None, trace: Trace) -> Iterator[str]:
-    """Yields a sentence with the caller of a site's line of code, if the line is called from several places."""
+    """Yields a sentence with the caller of a site's line of code, if the line is called from several places.
+
+    Without a site (None) or a known caller, there is no sentence.
+    """
     if site is not None and site.caller and {s.caller for s in trace.sites if s.source == site.source} != {site.caller}:
         yield f"That line is called from several places, here from {site.caller}."
 

@@ -206,7 +206,7 @@ def at_fault(
 
 
 def culprit(paths: Iterable[str], program: Program, scale: float, reference: Reference) -> tuple[float, str]:
-    """Finds the first module, of at most `SUSPECTS`, without whose rounding the step is right.
+    """Finds the first module, of at most `SUSPECTS`, without whose rounding the step is within `reference.tolerance`.
 
     If there is none, it is the module without whose rounding the step is nearest to the reference.
 

@@ -109,7 +109,10 @@ def _lines(table: np.ndarray, axes: Sequence[int]) -> Groups:
 
 
 def _ordered(shape: str, order: str | None) -> np.ndarray:
-    """The numbers from 0 on in an array, with its axes transposed: shape "2,4" and order "1,0" yield shape (4, 2)."""
+    """The numbers from 0 on in an array, with its axes transposed: shape "2,4" and order "1,0" yield shape (4, 2).
+
+    Without an order, the axes stay as they are.
+    """
     numbers = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
     return numbers.transpose(_numbers(order)) if order else numbers
 
@@ -155,7 +158,7 @@ class Reach:
 
 
 def reach_of(groups: Groups) -> Reach:
-    """The reach of the group that has the smallest share of its devices on one host.
+    """The reach of the group with the smallest share `near / size`; of equal shares, the reach of the largest group.
 
     Devices are placed in order: the first `HOST` devices are on the first host.
     """

@@ -55,7 +55,9 @@ def needed(memory: Memory) -> int:
 
 
 def batch_that_fits(most: int, limit: int, bytes_of: Callable[[int], int], *, step: int) -> int:
-    """Finds the largest batch of `step` times a power of two that fits, by compiling about four batches.
+    """Finds the largest batch of `step` times a power of two, up to `most`, that takes at most `limit` bytes.
+
+    It compiles about four batches.
 
     Args:
       most: the largest batch to try, such as the number of examples.
@@ -89,7 +91,7 @@ def _power_of_two(most: int, step: int) -> int:
 
 
 def micro_batches_that_fit(batch: int, limit: int, bytes_of: Callable[[int], int], *, devices: int) -> int:
-    """Finds the smallest power of two of micro-batches with which a batch fits.
+    """Finds the smallest power of two of micro-batches with which a batch takes at most `limit` bytes.
 
     Args:
       batch: examples of the whole batch.

@@ -111,7 +111,7 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
-        """The instruction whose value is the computation's result."""
+        """The instruction whose value is the computation's result: the one marked as root, else the last."""
         return next((instruction for instruction in self if instruction.is_root), list(self)[-1])
 
     @functools.cached_property

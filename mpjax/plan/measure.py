@@ -47,7 +47,9 @@ def is_here(name: GpuName, devices: int = 1) -> bool:
 
 
 def measure_step(step: PlannedStep, fields: Fields, *, seed: int = 0, ema: bool = False) -> Measured:
-    """Runs a step on all devices, on one random batch that stays on them, and measures its time and peak memory.
+    """Runs a step many times on all devices, on one random batch that stays on them; measures time and peak memory.
+
+    All devices are replicas: the mesh is `make_mesh()`, not of the step's sizes.
 
     Args:
       step: the planned step.

@@ -93,7 +93,9 @@ def other_batch(batch: int, step: int) -> int:
 
 
 def largest_batch(points: Mapping[int, int], limit: int, *, step: int, scaled: Collection[int] = ()) -> Fit:
-    """Estimates the largest batch that fits, with a line through the two known batches next to the limit.
+    """Estimates the largest batch that fits, with a line through two known batches.
+
+    They are the first two neighbours of which the larger does not fit, or the largest two if all batches fit.
 
     >>> largest_batch({100: 2000, 200: 3000}, 4000, step=8)
     Fit(batch=296, compiled=False)

@@ -119,7 +119,8 @@ class _Matching:
     def joined(self, parts: int, alike: Callable[[Asked, Asked], bool]) -> None:
         """Pairs a run with several products that XLA joined in it: their multiplications add up to the run's.
 
-        One of the products has the module of the run. The others are the nearest by path.
+        One of the products has the module of the run. The others are taken from the nearest by path on, if they do not
+        exceed the run. If they do not add up to it exactly, nothing is paired.
 
         Args:
           parts: the number of devices that the product is divided over; a run has one part of its multiplications.

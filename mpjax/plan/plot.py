@@ -26,7 +26,7 @@ def plot_plans(plans: Sequence[Estimate], path: str | os.PathLike[str], title: s
     Args:
       plans: the plans, at least one, in drawing order from above.
       path: the image file. Its suffix selects the format; without a suffix the format is PNG.
-      title: a title above the panels.
+      title: a title above the panels; empty for none.
 
     Raises:
       OSError: the file cannot be written. The message names it.

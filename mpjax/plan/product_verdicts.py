@@ -183,7 +183,10 @@ _FINER = ("delayed", "tensor", "row", "block")
 def _other_recipe(
     asked: Asked | None, run: CompiledProduct, ours: Sequence[str], policy: AskedDtypes, target: Target
 ) -> tuple[str, str] | None:
-    """The verdict and reason for a product in the right dtypes with the scales of another recipe; None otherwise."""
+    """The verdict and reason for a product in the right dtypes with the scales of another recipe; None otherwise.
+
+    `asked` is None without the traced program. Outside of GPUs, scales of blocks are then unknown, and not compared.
+    """
     recipe = policy.recipe
     if recipe is None or policy.own or not _is_float8(ours):
         return None
@@ -200,7 +203,10 @@ def _other_recipe(
 
 
 def _verdict(asked: Asked | None, run: CompiledProduct, ours: Sequence[str], target: Target) -> tuple[str, str, bool]:
-    """Compares a run with the dtypes asked for, `ours`: verdict, reason, and whether it is a limit of the device."""
+    """Compares a run with the dtypes asked for, `ours`: verdict, reason, and whether it is a limit of the device.
+
+    `asked`, the product of the traced program, is None without one. Then the dtype of the result is not compared.
+    """
     verdict = compared(ours, run.operands)
     if verdict != AS_ASKED and not _only_made_equal(ours, run):
         return (verdict, *_why(asked, run, ours, target))
@@ -217,7 +223,10 @@ def _only_made_equal(ours: Sequence[str], run: CompiledProduct) -> bool:
 
 
 def _why(asked: Asked | None, run: CompiledProduct, ours: Sequence[str], target: Target) -> tuple[str, bool]:
-    """Explains why operands are not in the dtype asked for, and whether it is a limit of the device."""
+    """Explains why operands are not in the dtypes asked for, `ours`, and whether it is a limit of the device.
+
+    `asked`, the product of the traced program, is None without one.
+    """
     runs = written(run.operands)
     if asked and asked.quantised and not asked.blocks:
         return f"quantised to {written(asked.operands)} and widened again: the product itself is in {runs}", False

@@ -236,7 +236,8 @@ def _limits_text(dtype: np.dtype) -> str:
 def _axis(limits: tuple[int, int, int] | None, low: int, high: int) -> str:
     """Draws the labels of a dtype's limits, as in `_limits`, and of the ends of the plot if there is room.
 
-    `high` is the exponent after the last of the plot. A narrow screen shows fewer labels.
+    `high` is the exponent after the last of the plot. If `limits` is None, 2^0 takes the place of the limits. A narrow
+    screen shows fewer labels.
     """
     zero, subnormal, overflow = limits or (low, 0, high)
     placed: dict[int, bool] = {}

@@ -49,7 +49,7 @@ def text_of(found: Facts) -> str:
 
 
 def rich_of(found: Facts):
-    """Renders a diagnosis for rich: as `text_of`, with the settings to paste and a table of the worst 20 rows."""
+    """Renders a diagnosis for rich: as `text_of`, with its TOML and flags to paste and a table of the worst 20 rows."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.table import Table
