@@ -141,7 +141,7 @@ class Reference:
         return max(self.lost_gradients(low, scale), default=0.0) <= self.limit
 
     def is_repaired_by(self, low: Sequence, scale: float) -> bool:
-        """True if a repaired step is accurate as in `has_loss`.
+        """True if a repaired step, which is finite, is accurate as in `has_loss`.
 
         If the loss is right, gradients are judged only in float8, or if they were the fault (`accepts` is set).
 

@@ -61,8 +61,8 @@ def diagnose(
       A `Diagnosis`: `verdict`, `path`, `direction`, `operation`, `source`, `rules`, `verified`, `table`.
 
     Raises:
-      UsageError: the policy has no half precision, the model is not an NNX module, the loss is not a floating scalar,
-        `loss_scale` or `tolerance` is not positive and finite, or `opt_state` is given without `tx`.
+      UsageError: the policy has neither half precision nor float8, the model is not an NNX module, the loss is not a
+        floating scalar, `loss_scale` or `tolerance` is not positive and finite, or `opt_state` is given without `tx`.
     """
     from flax import nnx
 
@@ -109,8 +109,8 @@ def diagnose_function(
       A `Diagnosis`, as in `diagnose`.
 
     Raises:
-      UsageError: the policy has no half precision, the loss is not a floating scalar, or `loss_scale` or `tolerance` is
-        not positive and finite.
+      UsageError: the policy has neither half precision nor float8, the loss is not a floating scalar, or `loss_scale`
+        or `tolerance` is not positive and finite.
     """
     make = functools.partial(program_of_function, loss_fn, params, batch)
     with progress_at() as progress:

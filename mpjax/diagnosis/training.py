@@ -104,7 +104,10 @@ def _maker(make_task: Callable[[Policy], Task], state: TrainState, batch, seed: 
 
 
 def program_of_step(task: Task, key: jax.Array, state: TrainState, batch: Mapping[str, jax.Array]) -> Program:
-    """Traces the step that `state` takes on `batch`, forward and backward. Gradients of frozen parameters are zero."""
+    """Traces the step that `state` takes on `batch` with the random key `key`, forward and backward.
+
+    Gradients of frozen parameters are zero.
+    """
 
     def loss_of(params, stats, key, batch):
         params = {name: jax.lax.stop_gradient(x) if name in task.frozen else x for name, x in params.items()}

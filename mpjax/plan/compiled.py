@@ -129,8 +129,9 @@ def start(
       attention: "xla"; or "auto" or "cudnn", both for the choice of a run on that GPU.
 
     Raises:
-      UsageError: the CUDA plugin is missing, XLA does not support the GPU, the GPU has no units for the policy's float8
-        products, or the batch does not divide evenly. The future raises it if XLA cannot compile the step for the GPU.
+      UsageError: XLA's compiler for CUDA is missing, XLA does not support the GPU, the GPU has no units for the float8
+        products of the policy, or the batch does not divide evenly. The future raises it if XLA cannot compile the step
+        for the GPU.
     """
     require_units(step.plan.policy.recipes, GPUS[name].capability, f"--gpu {name}: {GPUS[name].name}")
     mesh = mesh_of(name, devices, **step.sizes)

@@ -45,7 +45,8 @@ def receipt(
       policy: the policy to compare with: a `Policy`, or anything that `get_policy` takes; None to compare with the
         traced function alone.
       device: the device to compile for: a `jax.Device`, "cpu", "gpu", or a GPU that need not be present, such as
-        "h200"; None for the device where the function would run.
+        "h200", for which XLA's compiler is downloaded if it is missing; None for the device where the function would
+        run.
       params: the index in `args` of the parameters, or of a training state that has `params`. If the arguments contain
         NNX modules, the parameters of all modules are checked.
 

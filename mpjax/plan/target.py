@@ -28,6 +28,8 @@ CUDNN = (9, 10, 0)
 def mesh_of(name: GpuName, count: int, **sizes: int) -> Mesh:
     """Makes a mesh of `count` absent GPUs of a kind, to compile for. By default, all GPUs are replicas.
 
+    XLA's compiler for CUDA is downloaded if it is missing, as in `load_compiler`.
+
     Args:
       name: the kind of GPU.
       count: the number of GPUs.
