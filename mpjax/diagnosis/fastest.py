@@ -54,7 +54,7 @@ class Candidate(NamedTuple):
 
     @property
     def flags(self) -> str:
-        """The policy as flags of train.py."""
+        """The preset and its rules as flags of train.py, without the loss scale."""
         return f"--precision.policy {self.preset} {flags_of(self.rules)}".rstrip()
 
 

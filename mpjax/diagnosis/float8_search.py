@@ -73,7 +73,7 @@ class Float8Layers:
 
     @property
     def flags(self) -> str:
-        """The policy as flags of train.py."""
+        """The preset and its rules as flags of train.py."""
         return f"--precision.policy {PRESET} {flags_of(self.rules)}".rstrip()
 
     def __str__(self) -> str:

@@ -140,7 +140,10 @@ def probe(model, loss_fn: Callable, batch, *, policy: "str | Policy" = "mixed_fl
 def probe_function(
     loss_fn: Callable, params, batch, *, policy: "str | Policy" = "mixed_float16", loss_scale=1.0
 ) -> Layers:
-    """Measures `loss_fn(params, batch)` like `probe`, under autocast and by named scope."""
+    """Measures `loss_fn(params, batch)` like `probe`, under autocast and by named scope.
+
+    The loss is differentiated with respect to the floating arrays of `params`, a pytree.
+    """
     return _probed(program_of_function(loss_fn, params, batch, get_policy(policy)), loss_scale)
 
 

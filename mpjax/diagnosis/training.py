@@ -95,7 +95,7 @@ def fastest_of_step(
     seed: int,
     tolerance: float = 0.05,
 ) -> Fastest:
-    """Searches for the fastest policy of the step that `state` takes on `batch`; arguments as in `diagnose_step`."""
+    """Searches like `fastest_policy`, for the step that `state` takes on `batch`; arguments as in `diagnose_step`."""
     return fastest_program(_maker(make_task, state, batch, seed), tolerance)
 
 
@@ -156,7 +156,7 @@ def make_probe(
       task: the model, the precision and the objective.
       tx: the optimizer, inside one of the loss-scaling wrappers.
       seed: as in `make_train_step`.
-      accumulate: as in `make_train_step`; the first micro-batch is read.
+      accumulate: as in `make_train_step`; the first micro-batch is read, and the updates are of its gradients alone.
     """
 
     @jax.jit

@@ -259,7 +259,10 @@ def _joined(*stacks: str) -> str:
 
 
 def _entered(eqn: Any, operands: list[_Value], apply: Any) -> list[_Value]:
-    """Evaluates the bodies of a call, loop or branch with `apply`; returns the known properties of its results."""
+    """Evaluates the bodies of a call, loop or branch with `apply`; returns the known properties of its results.
+
+    Of the results of loops and branches, only roundings are known.
+    """
     bodies = held_by(eqn)
     name = eqn.primitive.name
     outputs: list[list[_Value]] = []

@@ -42,7 +42,7 @@ class Measured:
 
 
 def is_here(name: GpuName, devices: int = 1) -> bool:
-    """True if JAX computes on exactly `devices` GPUs of the kind `name`, such as "h100"."""
+    """True if JAX has exactly `devices` devices, all with the driver's name of the GPU `name`, such as "h100"."""
     return [device.device_kind for device in jax.devices()] == [GPUS[name].name] * devices
 
 

@@ -130,7 +130,10 @@ def rows_of_sums(
 def _added(
     each: Sum, dtype: str, dims: tuple[int, ...], least: str | None, parameters: Sequence[tuple[int, ...]]
 ) -> ReceiptRow:
-    """The row of an array in a sum that the compiler added, because an operand is divided over devices."""
+    """The row of an array in a sum that the compiler added, because an operand is divided over devices.
+
+    Only a gradient is compared with `least`, the policy's `reduce_dtype`, which is None without a policy.
+    """
     backward = each.module.backward or not each.named
     every = sum(map(math.prod, parameters))  # XLA may have joined all gradients in one array
     gradient = backward and (_ordered(dims) in set(map(_ordered, parameters)) or math.prod(dims) == every)

@@ -88,7 +88,7 @@ class Receipt:
         """One line for each row that is not as asked.
 
         Rows of blocks that differ only by index share a line. So do rows that no program for the device could run as
-        asked.
+        asked, if they have the same verdict and reason; their line has no path.
         """
         limits: dict[str, int] = collections.defaultdict(int)
         for row in self.rows:
@@ -128,7 +128,7 @@ class Receipt:
         return {**dataclasses.asdict(self), "line": self.line, "rows": rows, "faults": self.faults}
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
-        """Formats the receipt as JSON text, and writes it to `file` if given."""
+        """Formats the receipt as JSON text (`as_json`), and writes it to `file` if given."""
         return strict_json.export(self.as_json(), file)
 
     def _products(self) -> list[str]:

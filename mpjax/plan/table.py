@@ -18,7 +18,7 @@ _PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1), ("m", 1e-
 
 
 def title(plans: Sequence[Estimate]) -> str:
-    """The title of a table: the GPU with its rates, the batch and the memory limit."""
+    """The title of a table: the first plan's GPU, batch, memory limit, bandwidth, and operations/s in float16."""
     first, gpu = plans[0], GPUS[plans[0].gpu]
     share = f" over {first.devices} GPUs" if first.devices > 1 else ""
     return (

@@ -283,7 +283,10 @@ _ROWS = 20
 
 
 def cell_of(found: Facts) -> str:
-    """Renders a diagnosis as HTML for a notebook: verdict, place, evidence, advice, text to paste, the worst rows."""
+    """Renders a diagnosis as HTML for a notebook: verdict, place, evidence, advice, text to paste, the 20 worst rows.
+
+    The text to paste is TOML and the repaired policy, if there are any.
+    """
     shown, columns = found.worst[:_ROWS], columns_of(found)
     left_out = len(found.table) - len(shown)
     place = [f"at {found.source}"] if found.source else []
