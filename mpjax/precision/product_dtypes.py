@@ -30,7 +30,8 @@ class AskedDtypes(NamedTuple):
       refused: True if no product may be in float8: the layer is linear, and has no recipe that its sides allow.
       applied: the recipe that the layer uses; None without a recipe, or if it is not known.
       own: True for a layer with the user's own product, which no policy changes.
-      unknown: True if no modules are known. A recipe is then allowed in every module, and required in none.
+      unknown: True if no modules are known, or those of several models have the path and differ. A recipe is then
+        allowed, and not required.
     """
 
     compute: np.dtype
@@ -51,7 +52,9 @@ class AskedDtypes(NamedTuple):
 
 
 class PolicyForModules:
-    """Maps a module path to the `AskedDtypes` of a policy, or to None without a policy.
+    """Maps a module path to the `AskedDtypes` of a policy.
+
+    It is None without a policy, and where modules of several models have the path and compute in different dtypes.
 
     Args:
       policy: the policy.
@@ -60,26 +63,31 @@ class PolicyForModules:
 
     def __init__(self, policy: Policy | None, modules: Mapping[Any, Any]):
         self._policy = policy
-        self._held: dict[str, Any] = {
-            path: module for model in modules.values() for path, module in modules_of(model).items()
-        }
-        tags = layer_tags(self._held) if self._held else {}
-        none = frozenset()
-        self._types = {
-            path: frozenset(class_names(module)) | tags.get(path, none) for path, module in self._held.items()
-        }
+        self._models = [_Model.of(model) for model in modules.values()]
         self._rules = None if policy is None else rules_for_modules(policy)
 
     def __call__(self, path: str) -> AskedDtypes | None:
-        """Finds the dtypes that the policy asks of products in the module at `path`; None without a policy."""
-        policy, module = self._policy, self._held.get(path)
+        """Finds the dtypes that the policy asks of products in the module at `path`."""
+        models = [model for model in self._models if path in model.held] or self._models or [_Model({}, {})]
+        answers = {answer for model in models if (answer := self._asked(path, model))}
+        if len(answers) == 1:
+            return answers.pop()
+        computes = {answer.compute for answer in answers}
+        recipes = {answer.recipe for answer in answers if answer.recipe}
+        if len(computes) != 1 or len(recipes) > 1:
+            return None
+        own = any(answer.own for answer in answers)
+        return AskedDtypes(computes.pop(), next(iter(recipes), None), own=own, unknown=True)
+
+    def _asked(self, path: str, model: "_Model") -> AskedDtypes | None:
+        policy, module = self._policy, model.held.get(path)
         if policy is None or self._rules is None:
             return None
-        pattern = winner(self._rules, self._lineage(path))
+        pattern = winner(self._rules, model.lineage(path))
         value = None if pattern is None else self._rules[pattern]
         compute, recipe = policy.computes(value), policy.multiplies(value)
         if module is None or not is_linear(module):
-            return AskedDtypes(compute, recipe, own=_has_own_product(module), unknown=not self._held)
+            return AskedDtypes(compute, recipe, own=_has_own_product(module), unknown=not self._models)
         applied = module.dot_general.recipe if is_quantised(module) else None
         if recipe is None or why_wide(module, recipe):
             return AskedDtypes(compute, refused=True, applied=applied)
@@ -104,12 +112,12 @@ class PolicyForModules:
         """
         if self._policy is None or self._rules is None:
             return None
-        linear = [path for path, module in self._held.items() if is_linear(module)]
-        requested = map(self, linear if self._held else [*paths] or [""])
+        linear = [(path, model) for model in self._models for path, module in model.held.items() if is_linear(module)]
+        requested = (self._asked(*each) for each in linear) if self._models else map(self, [*paths] or [""])
         if recipe := next((dtypes.recipe for dtypes in requested if dtypes and dtypes.recipe), None):
             return recipe
-        deciding = {winner(self._rules, self._lineage(path)) for path in linear}
-        return self._policy.products if self._held and deciding <= {None, *DEFAULTS} else None
+        deciding = {winner(self._rules, model.lineage(path)) for path, model in linear}
+        return self._policy.products if self._models and deciding <= {None, *DEFAULTS} else None
 
     def require_rules(self, scopes: Iterable[str] | None) -> None:
         """Raises UsageError if a rule decides nothing: neither a module nor a named scope of the traced program.
@@ -122,18 +130,33 @@ class PolicyForModules:
         if self._policy is None or self._rules is None:
             return
         typed = [rule for rule in self._policy.rules if rule.startswith("type:") and not is_default(rule)]
-        if typed and not self._held:
+        if typed and not self._models:
             raise UsageError(
                 f"rule '{typed[0]}' names a class, and no Flax NNX module is known here: give the function and the "
                 "model as its argument, or name the module by its path"
             )
         if scopes is not None:
             outer = {path for scope in scopes for path, _ in scope_lineage(scope)}
-            lineages = [self._lineage(path) for path in sorted({*self._held, *outer})]
-            decide(self._rules, lineages, second_names(self._held) if self._held else {})
+            models = self._models or [_Model({}, {})]
+            lineages = [model.lineage(path) for model in models for path in sorted({*model.held, *outer})]
+            again = (second_names(model.held) for model in self._models)
+            decide(self._rules, lineages, {path: first for names in again for path, first in names.items()})
 
-    def _lineage(self, path: str) -> Lineage:
-        return tuple((name, self._types.get(name, none)) for name, none in scope_lineage(path))
+
+class _Model(NamedTuple):
+    """The modules of a model, and the names of their classes and tags, by path."""
+
+    held: dict[str, Any]
+    types: dict[str, frozenset[str]]
+
+    @classmethod
+    def of(cls, model: Any) -> "_Model":
+        held = modules_of(model)
+        tags, none = layer_tags(held), frozenset()
+        return cls(held, {path: frozenset(class_names(each)) | tags.get(path, none) for path, each in held.items()})
+
+    def lineage(self, path: str) -> Lineage:
+        return tuple((name, self.types.get(name, none)) for name, none in scope_lineage(path))
 
 
 def _has_own_product(module: Any) -> bool:

@@ -185,8 +185,9 @@ def decide(
         message lists these rules with the nearest paths or types.
     """
     lineages = tuple(lineages)
-    decided = {lineage[-1][0]: winner(rules, lineage) for lineage in lineages}
-    deciding = set(decided.values())
+    winners = [winner(rules, lineage) for lineage in lineages]
+    decided = {lineage[-1][0]: pattern for lineage, pattern in zip(lineages, winners, strict=True)}
+    deciding = set(winners)  # of several models, modules may have the same path
     idle = [p for p in rules if p not in deciding and not is_default(p)]
     if idle:
         reasons = [_why_idle(pattern, rules, lineages, second_names) for pattern in idle[:_MOST_SHOWN]]

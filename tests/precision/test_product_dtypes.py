@@ -73,6 +73,41 @@ def test_a_layer_with_a_product_of_the_users_own_is_told():
     assert PolicyForModules(get_policy("mixed_float8"), {"": model})("0").own
 
 
+class Pair(nnx.Module):
+    """Two layers and a head; the kind and the width of the first one are given."""
+
+    def __init__(self, kind, width=64):
+        self.first = kind(64, width, rngs=nnx.Rngs(0))
+        self.second = nnx.Linear(width, 64, rngs=nnx.Rngs(0))
+        self.third = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.head(self.third(self.second(self.first(x))))
+
+
+@pytest.mark.parametrize("kinds", [(nnx.LinearGeneral, nnx.Linear), (nnx.Linear, nnx.LinearGeneral)])
+def test_where_modules_of_two_models_with_one_path_differ_nothing_is_asked_for(kinds):
+    models = dict(enumerate(map(Pair, kinds)))
+    of = PolicyForModules(get_policy("mixed_bfloat16;type:LinearGeneral=float32"), models)
+    assert of("first") is None
+    assert of("third") == AskedDtypes(BF16, refused=True)
+    of.require_rules({"first", "third"})
+
+
+@pytest.mark.parametrize("widths", [(64, 8), (8, 64)])
+def test_two_models_of_which_one_has_a_small_layer_obey_the_policy(widths):
+    policy = Policy("float32", "bfloat16", "float32", products=FLOAT8)
+    models = [Pair(nnx.Linear, width) for width in widths]
+    for model in models:
+        apply_policy(model, policy)
+    of = PolicyForModules(policy, dict(enumerate(models)))
+    assert of("second") == AskedDtypes(BF16, FLOAT8, unknown=True)
+    assert of("third") == AskedDtypes(BF16, FLOAT8, required=True, applied=FLOAT8)
+    x = jnp.zeros((16, 64))
+    assert audit(lambda one, other, x: (one(x), other(x)), *models, x, policy=policy).products == ()
+
+
 def test_the_dtypes_of_a_policy_are_those_that_it_or_a_rule_names():
     rules = {"head": "float16", "stem": Policy("float32", "float64")}
     of = PolicyForModules(Policy("float32", "bfloat16", rules=rules, products=FLOAT8), {})
