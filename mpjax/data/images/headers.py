@@ -1,6 +1,6 @@
 """Reads the headers of a sample of a set's images: their size, channels and depth."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -50,19 +50,3 @@ def stored_image(count: int, open_at: Callable[[int], bytes | str], called: str)
             )
     width, height = sizes.pop() if len(sizes) == 1 else (None, None)
     return Image((height, width, 1 if gray else 3), depth=first or EIGHT)
-
-
-def evenly(sequences: Sequence[Sequence]) -> tuple[int, Callable[[int], tuple[int, int]]]:
-    """The total length of several sequences, and a function from an index into all to (sequence number, index in it).
-
-    >>> length, at = evenly(["ab", "cde"])
-    >>> length, at(3)
-    (5, (1, 1))
-    """
-    ends = np.cumsum([len(sequence) for sequence in sequences])
-
-    def at(index: int) -> tuple[int, int]:
-        which = int(np.searchsorted(ends, index, side="right"))
-        return which, index - (int(ends[which - 1]) if which else 0)
-
-    return int(ends[-1]), at

@@ -14,7 +14,8 @@ from mpjax.config.schema import Data
 from mpjax.data.examples import Example, Examples
 from mpjax.data.fields import Image, Label
 from mpjax.data.images.decoding import FileBytes
-from mpjax.data.images.headers import evenly, stored_image
+from mpjax.data.images.headers import stored_image
+from mpjax.data.sources.own import Joined
 from mpjax.data.table import Column, Table, advice_on_splits, base_names, parts_of
 from mpjax.errors import UsageError
 
@@ -49,14 +50,6 @@ class FolderExamples(Examples):
             {name: self.numbers[name] for name in columns if name in self.numbers},
         )
 
-    def between(self, start: int, stop: int) -> "FolderExamples":
-        """Selects the examples from `start` up to, but not including, `stop`."""
-        rows = slice(start, stop)
-        return FolderExamples(
-            {name: paths[rows] for name, paths in self.files.items()},
-            {name: values[rows] for name, values in self.numbers.items()},
-        )
-
 
 def open_folder(path: str, task: TaskName, config: Data) -> Table:
     """Opens a folder of images as a data set.
@@ -87,17 +80,18 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
         splits, classes = _classes(folders, set_name)
         kinds = {"label": Label(len(classes), names=classes)}
     sizes = {name: len(examples) for name, examples in splits.items()}
-    train, test = (
-        _joined([splits[p.split].between(p.start, p.stop) for p in parts_of(expression, sizes, set_name)])
-        for expression in (config.train_split, config.test_split)
-    )
-    paths = [train.files["image"], test.files["image"]]
-    count, at = evenly(paths)
-    image = stored_image(count, lambda index: paths[at(index)[0]][at(index)[1]], "image")
+    train, test = (parts_of(expression, sizes, set_name) for expression in (config.train_split, config.test_split))
+    paths = [path for part in (*train, *test) for path in splits[part.split].files["image"][part.start : part.stop]]
+    image = stored_image(len(paths), paths.__getitem__, "image")
     columns: dict[str, Column] = {"image": image, **kinds}
     if task == "segmentation":
         columns["mask"] = Image((*image.shape[:2], 1))
-    return Table(set_name, columns, lambda names: (train.only(names), test.only(names)))
+
+    def open_columns(names: Sequence[str]) -> tuple[Joined, Joined]:
+        chosen = {name: examples.only(names) for name, examples in splits.items()}
+        return Joined(chosen, train, names), Joined(chosen, test, names)
+
+    return Table(set_name, columns, open_columns)
 
 
 def _split_folders(root: pathlib.Path, wanted: list[str], set_name: str) -> dict[str, pathlib.Path]:
@@ -231,10 +225,3 @@ def _images(folder: pathlib.Path) -> list[str]:
 def _spread(name: str) -> bytes:
     """A hash of a file name as a sort key: the order looks random and is the same on every machine."""
     return hashlib.blake2b(name.replace(os.sep, "/").encode(errors="surrogateescape"), digest_size=8).digest()
-
-
-def _joined(parts: Sequence[FolderExamples]) -> FolderExamples:
-    files = {name: [path for part in parts for path in part.files[name]] for name in parts[0].files}
-    return FolderExamples(
-        files, {name: np.concatenate([part.numbers[name] for part in parts]) for name in parts[0].numbers}
-    )

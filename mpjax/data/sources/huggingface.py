@@ -11,7 +11,7 @@ from mpjax.config.schema import Data
 from mpjax.data.examples import Example
 from mpjax.data.fields import Image, Label
 from mpjax.data.images.decoding import FileBytes
-from mpjax.data.images.headers import evenly, stored_image
+from mpjax.data.images.headers import stored_image
 from mpjax.data.sources import arrow
 from mpjax.data.sources.huggingface_files import NAME, load_splits
 from mpjax.data.table import Column, Other, Table, Text, parts_of, whole_numbers
@@ -176,15 +176,15 @@ def _content(stored: Mapping[str, Any]) -> bytes:
 
 
 def _stored(name: str, train: Any, test: Any) -> Image:
-    splits = (train.select_columns([name]), test.select_columns([name]))
-    count, at = evenly(splits)
+    import datasets
+
+    both: Any = datasets.concatenate_datasets([split.select_columns([name]) for split in (train, test)])
 
     def stored(index: int) -> bytes | str:
-        split, row = at(index)
-        image = arrow.flat(splits[split][[row]][name]).to_pylist()[0] or {"bytes": b"", "path": ""}
+        image = arrow.flat(both[[index]][name]).to_pylist()[0] or {"bytes": b"", "path": ""}
         return image["path"] if image["bytes"] is None else image["bytes"]
 
-    return stored_image(count, stored, f"column '{name}'")
+    return stored_image(len(both), stored, f"column '{name}'")
 
 
 def _classes(name: str, set_name: str, train: Any, test: Any, ignored: Sequence[int]) -> tuple[Label, Read]:

@@ -90,7 +90,7 @@ class Joined:
         """The split of an example, and its number in that split."""
         before = 0
         for part in self.parts:
-            if index < before + part.stop - part.start:
+            if before <= index < before + part.stop - part.start:
                 return part.split, part.start + index - before
             before += part.stop - part.start
         raise IndexError(index)

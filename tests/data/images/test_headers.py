@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mpjax.data.images.depth import Depth
-from mpjax.data.images.headers import SAMPLE, evenly, stored_image
+from mpjax.data.images.headers import SAMPLE, stored_image
 from mpjax.errors import UsageError
 
 
@@ -64,11 +64,6 @@ def test_a_sample_of_large_sets_from_first_to_last():
     assert stored_image(10**6, lambda index: asked.append(index) or image, "image").shape == (3, 5, 3)
     assert (len(asked), asked[0], asked[-1]) == (SAMPLE, 0, 10**6 - 1)
     assert np.diff(asked).max() < 1010
-
-
-def test_sequences_one_after_the_other():
-    count, at = evenly(["abc", "", "de"])
-    assert (count, [at(index) for index in range(count)]) == (5, [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)])
 
 
 @settings(max_examples=200)

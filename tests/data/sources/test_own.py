@@ -71,6 +71,8 @@ def test_splits_are_named_and_cut_as_those_of_other_sets():
     assert labels(source.train) == [0, 1, 2, 0]
     assert labels(source.test) == [1, 2, 0, 1]
     assert len(source.test) == 4
+    with pytest.raises(IndexError):
+        source.train[-1]  # the last example of the split is not in the part
 
 
 def test_the_first_part_of_a_sum_may_be_empty():
