@@ -112,8 +112,8 @@ def float_range(spec: DTypeLike) -> Range:
     return Range(float(info.max), float(info.tiny), float(info.smallest_subnormal), float(info.eps))
 
 
-def default_device() -> jax.Device:
-    """The device on which JAX computes, as `jax.default_device` sets it."""
+def default_device():
+    """The `jax.Device` that JAX computes on, as `jax.default_device` sets it."""
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if device is None or isinstance(device, str):
         return jax.local_devices(backend=device)[0]
