@@ -23,14 +23,15 @@ import numpy as np
 from mpjax.diagnosis.emulate import Emulator
 from mpjax.diagnosis.finding import Finding, named
 from mpjax.diagnosis.formats import FLOAT8, NARROW
-from mpjax.diagnosis.health import LOST, Reference, all_finite, flushed_share, loss_error, lost_shares, outputs_of
+from mpjax.diagnosis.health import Reference, all_finite, flushed_share, loss_error, lost_shares, outputs_of
 from mpjax.diagnosis.indices import out_of_range
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Reading, Site
+from mpjax.diagnosis.rounding import find_rounding
 from mpjax.diagnosis.scales import healthy_scale, lower_scale
-from mpjax.diagnosis.search import SUSPECTS, at_fault, culprit, without_rounding_in
-from mpjax.diagnosis.sums import lost_sum, noted_sum
-from mpjax.diagnosis.trace import Trace, run
+from mpjax.diagnosis.search import at_fault
+from mpjax.diagnosis.sums import lost_sum
+from mpjax.diagnosis.trace import Trace
 from mpjax.precision.dtypes import is_floating
 
 
@@ -52,7 +53,7 @@ def find(program: Program, trace: Trace, scale: float, reference: Reference) -> 
     for check in (_underflow, _hidden, lost_sum) if right else (_hidden, _underflow, lost_sum):
         if (finding := check(program, trace, scale, reference)) is not None:
             return finding
-    return _rounding(program, trace, scale, reference)
+    return find_rounding(program, trace, scale, reference)
 
 
 def _not_precision(program: Program, trace: Trace, scale: float) -> Finding:
@@ -139,8 +140,6 @@ def _flushed_before(index: int, program: Program, trace: Trace, scale: float) ->
 _UNRANGED = Emulator(reference=False, top=False, bottom=False)
 _NO_TOP = Emulator(reference=False, top=False)
 _NO_BOTTOM = Emulator(reference=False, bottom=False)
-
-_NO_UNDERFLOW = "no gradient is lost to underflow"
 
 
 def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
@@ -275,91 +274,3 @@ def _flushing(gradient: str, trace: Trace) -> Site | None:
         if reading.underflow
     ]
     return max(seen, key=lambda entry: entry[:2])[2] if seen else None
-
-
-def _rounding(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
-    error, tolerance, limit = loss_error(trace.wide[0], trace.low[0]), reference.tolerance, reference.limit
-    if error <= tolerance and reference.has_loss(trace.low, scale):
-        evidence = f"The step is finite, its loss has a relative error of {error:.2g}, and {_NO_UNDERFLOW}."
-        return Finding("healthy", None, evidence + noted_sum(program, trace, scale, reference))
-    if reference.has_loss(trace.low, scale):
-        why = (
-            f"terms with a total magnitude of {reference.terms:.2g} cancel in it"
-            if reference.terms_cancel(trace.low, scale)
-            else "float32 does not determine it either, because it changes with the last bits of the inputs"
-        )
-        evidence = (
-            f"The step is finite and {_NO_UNDERFLOW}. The loss has a relative error of {error:.2g} because it is near "
-            f"zero: {why}. The gradients have a relative error of {reference.gradient_error(trace.low, scale):.2g}"
-            + ("." if reference.determined(slice(1, None)) else ", and float32 does not determine them either.")
-        )
-        return Finding("healthy", None, evidence)
-    alone = run(program, scale, isolated=True)
-    gradients = reference.lost_gradients(trace.low, scale)
-    lost = max(gradients, default=0.0) > limit
-    # A layer whose results cancel afterwards may have accurate results and an inaccurate gradient.
-    backward = error <= tolerance  # if the loss is right, the fault is in the derivative
-    every = lost and (backward or reference.without_float8 is not None)
-    decisive = [i for i, site in enumerate(alone.sites) if every or site.direction == "forward"]
-    ranked = sorted(decisive, key=lambda i: _blame(alone, i, backward), reverse=True)
-    own_error = alone.readings[ranked[0]].relative_error
-    # If the float32 program has other operations, a module's own error does not cover all that it does differently.
-    # Different random numbers are not a fault.
-    differs = reference.program is not program and not program.is_random
-    small = error <= 0.5 and max(gradients, default=0.0) <= LOST
-    if small and not differs and own_error <= tolerance:
-        evidence = (
-            f"The step is finite and {_NO_UNDERFLOW}. The loss has a relative error of {error:.2g}, which is rounding "
-            f"noise from all modules: with float32 inputs, no module has a relative error above {own_error:.2g}."
-        )
-        return Finding("healthy", None, evidence)
-
-    # A result near zero has a large relative error, so the loss need not depend on the module with the largest error.
-    worst = {alone.sites[i].path: i for i in reversed(ranked)}
-    paths = sorted(worst, key=lambda path: _blame(alone, worst[path], backward), reverse=True)
-    left, path = culprit(paths, program, scale, reference)
-    site, own_error = alone.sites[worst[path]], alone.readings[worst[path]].relative_error
-    if small and own_error <= tolerance < left and _is_right_without_rounding(program, scale, reference):
-        gradient = f", a gradient one of {max(gradients):.2g}" if lost else ""
-        evidence = (
-            f"The step is finite and {_NO_UNDERFLOW}. The loss has a relative error of {error:.2g}{gradient}. This is "
-            f"rounding noise from several modules: of the {min(len(paths), SUSPECTS)} most suspicious, none repairs "
-            "the step alone, and the one that comes nearest has, with float32 inputs, a relative error of only "
-            f"{own_error:.2g}."
-        )
-        return Finding("healthy", None, evidence)
-    evidence = f"The loss has a relative error of {error:.2g}, although the step is finite and {_NO_UNDERFLOW}. "
-    if backward and lost:
-        evidence = f"The step is finite and its loss has a relative error of {error:.2g}, but the"
-    elif lost:
-        evidence += "The"
-    if lost:
-        parameter = program.parameter(int(np.argmax(gradients)))
-        evidence += f" gradient of {parameter} has one of {max(gradients):.2g}. "
-    evidence += (
-        f"Most of the error comes from {named(site)}: with float32 inputs, its result has a relative error of "
-        f"{own_error:.2g}. Without rounding in its module, "
-    )
-    if lost:
-        evidence += "both are" if left <= tolerance else "not both are"
-        evidence += f" within the tolerance: {tolerance:g} for the loss, and {limit:g} for a gradient."
-    elif all_finite(repaired := without_rounding_in(path, program, scale)):
-        evidence += f"the loss has a relative error of {loss_error(trace.wide[0], repaired[0]):.2g}."
-    else:
-        evidence += "the step is not finite."
-    return Finding("rounding", site, evidence, accepts=limit if lost else None)
-
-
-def _is_right_without_rounding(program: Program, scale: float, reference: Reference) -> bool:
-    """True if the half-precision program is right when nothing is rounded, so that rounding is its only fault."""
-    exact = Emulator(rounds=lambda path: False, reference=False)
-    return reference.fault(outputs_of(exact, program, scale), scale) <= reference.tolerance
-
-
-def _blame(alone: Trace, index: int, backward: bool) -> tuple[bool, float]:
-    own_error = alone.readings[index].relative_error
-    return backward and alone.sites[index].direction == "backward" and own_error > _NOTABLE, own_error
-
-
-_NOTABLE = 0.05
-"""The relative error above which a module's own backward pass is blamed before its forward pass."""
