@@ -111,14 +111,15 @@ def own_gpus(environment: Mapping[str, str]) -> tuple[int, ...] | None:
     tasks, local = _tasks_on_node(environment), int(environment.get("SLURM_LOCALID", "0"))
     gpus = _visible_gpus(environment)
     bound = "SLURM_GPUS_PER_TASK" in environment or "gpu" in environment.get("SLURM_TRES_PER_TASK", "")
-    if tasks == 1 or gpus == 0 or bound:
+    # --gpu-bind shows a task fewer GPUs than the step has on its node. An old SLURM does not say how many these are.
+    unsaid = 2 if "CUDA_VISIBLE_DEVICES" in environment else gpus
+    if tasks == 1 or gpus == 0 or bound or gpus < int(environment.get("SLURM_GPUS_ON_NODE", unsaid)):
         return None
-    if gpus == 1 and local > 0:
-        return None  # --gpu-bind bound the task to its own GPU
     if gpus % tasks:
+        each = "" if gpus == 1 else f"--ntasks-per-node={gpus}, one task for each GPU, or "
         raise UsageError(
-            f"SLURM started {tasks} tasks on this node, which has {gpus} GPUs: write --ntasks-per-node={gpus}, one "
-            "task for each GPU, or --ntasks-per-node=1, one task for all"
+            f"SLURM started {tasks} tasks on this node, which has {gpus} GPU{'s' * (gpus > 1)}: write "
+            f"{each}--ntasks-per-node=1, one task for all"
         )
     per_task = gpus // tasks
     return tuple(range(local * per_task, (local + 1) * per_task))

@@ -79,6 +79,8 @@ def test_kubernetes_without_its_package_is_an_error(monkeypatch):
         ({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, (4, 5)),
         ({"CUDA_VISIBLE_DEVICES": ""}, None),  # no GPU
         ({"CUDA_VISIBLE_DEVICES": "2"}, None),  # bound by --gpu-bind
+        ({"CUDA_VISIBLE_DEVICES": "2", "SLURM_LOCALID": "0"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_LOCALID": "0", "SLURM_GPUS_ON_NODE": "8"}, None),  # by single:2
         ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_PER_TASK": "2"}, None),
         ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=2"}, None),
         ({"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_STEP_TASKS_PER_NODE": "1(x8)", "SLURM_LOCALID": "0"}, None),
@@ -87,6 +89,14 @@ def test_kubernetes_without_its_package_is_an_error(monkeypatch):
 )
 def test_a_task_has_its_share_of_the_gpus_that_it_sees(given, gpus):
     assert own_gpus(STEP | given) == gpus
+
+
+@pytest.mark.parametrize("local", ["0", "2"])
+def test_tasks_that_share_the_only_gpu_of_a_node_are_an_error(local):
+    one = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "1", "SLURM_LOCALID": local}
+    says = "started 4 tasks on this node, which has 1 GPU: write --ntasks-per-node=1, one task for all"
+    with pytest.raises(UsageError, match=says):
+        own_gpus(STEP | one)
 
 
 def test_gpus_that_do_not_divide_among_tasks_are_an_error():
