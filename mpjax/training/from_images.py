@@ -1,5 +1,7 @@
 """Computes initial values that depend on the training images, such as a kernel that whitens patches."""
 
+import dataclasses
+
 import jax
 import numpy as np
 
@@ -50,10 +52,10 @@ def arrays_from_images(task: Task, source: Source, config: Data) -> Arrays:
 
 def _images(task: Task, source: Source, config: Data) -> np.ndarray:
     """Reads training images, evenly spread, as the model receives them in evaluation, float32 [N, H, W, C]."""
-    read = reader(source, config, training=True)
-    first = read(source.train[0])
-    count = max(1, min(MOST_IMAGES, len(source.train), MOST_VALUES // first["image"].size))
+    # The split is named in messages about its examples.
+    read = reader(source, dataclasses.replace(config, test_split=config.train_split), training=False)
+    size = read.batch([source.train[0]], numbers=[0])["image"].size
+    count = max(1, min(MOST_IMAGES, len(source.train), MOST_VALUES // size))
     chosen = np.linspace(0, len(source.train) - 1, count).astype(int).tolist()
-    examples = [read(example) for example in source.train.__getitems__(chosen)]
-    batch = {name: jax.numpy.asarray(np.stack([example[name] for example in examples])) for name in first}
-    return np.asarray(task.objective.prepare(batch, None)["image"])
+    batch = read.batch(source.train.__getitems__(chosen), numbers=chosen)
+    return np.asarray(task.objective.prepare(jax.tree.map(jax.numpy.asarray, batch), None)["image"])

@@ -15,7 +15,8 @@ from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.config.durations import Duration
 from mpjax.config.schema import Data
-from mpjax.data import synthetic_source
+from mpjax.data import Source, labelled_images, synthetic_source
+from mpjax.data.example_reader import reader
 from mpjax.errors import UsageError
 from mpjax.loop.stored import read_checkpoint
 from mpjax.training.from_images import arrays_from_images
@@ -54,6 +55,38 @@ def test_a_new_run_has_the_value_that_a_module_computes_from_its_images(tmp_path
     expected = np.mean([example["image"] / 255 - 0.5 for example in images.__getitems__(range(len(images)))], (0, 1, 2))
     np.testing.assert_allclose(centre, expected, atol=1e-5)
     assert np.all(np.abs(centre) > 1e-4)
+
+
+class Squares(list):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def test_images_of_several_sizes_are_cropped_as_in_evaluation():
+    seen = []
+
+    class Seeing(nnx.Module):
+        def from_images(self, images):
+            seen.append(images)
+            return {}
+
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    squares = Squares({"image": pixels[:side, :side], "label": 0} for side in (16, 32))
+    source, config = Source("squares", labelled_images(2, (None, None, 3)), squares, squares), Data(image_size=8)
+    task: Any = types.SimpleNamespace(
+        abstract=Seeing(), objective=types.SimpleNamespace(prepare=lambda batch, _: batch)
+    )
+    arrays_from_images(task, source, config)
+    read = reader(source, config, training=False)
+    np.testing.assert_array_equal(seen[0], [read(square)["image"] for square in squares])
+
+
+def test_a_training_image_that_cannot_be_read_is_named_as_one():
+    broken = Squares([{"image": b"no image", "label": 0}])
+    source = Source("squares", labelled_images(2, (None, None, 3)), broken, broken)
+    task: Any = types.SimpleNamespace(abstract=Wrong())
+    with pytest.raises(UsageError, match="split 'train' of 'squares'"):
+        arrays_from_images(task, source, Data(image_size=8))
 
 
 @pytest.mark.slow
