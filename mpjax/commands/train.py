@@ -263,7 +263,7 @@ def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
         from mpjax.commands.own_parts import require_metric
 
         require_metric(config.loop.best, metrics_of(run.task, data.batch_fields(run.source, config.data)))
-    advised = *advice(run.plan, jax.devices()[0]), *advice_on(config.optimizer)
+    advised = *advice(run.plan, config.precision, jax.devices()[0]), *advice_on(config.optimizer)
     return run, [fit, *run.source.notes, *advised]
 
 

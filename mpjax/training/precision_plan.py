@@ -91,10 +91,15 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
     return PrecisionPlan(policy, _mode(config, preset, policy), _loss_scale(config, preset, policy), kept)
 
 
-def advice(plan: PrecisionPlan, device) -> list[str]:
+def advice(plan: PrecisionPlan, config: schema.Precision, device) -> list[str]:
     """Collects advice on settings that are valid on `device` (a `jax.Device`) but seldom intended."""
     policy = plan.policy
     notes = []
+    if plan.loss_scale != "dynamic" and (unused := _dynamic_settings(config)):
+        notes.append(
+            f"{', '.join(unused)} without effect: the loss scale of --precision.policy {config.policy} is "
+            f"{plan.loss_scale}; write --precision.loss_scale dynamic, or leave out what only a dynamic one uses"
+        )
     computes_in_float16 = FLOAT16 in (policy.compute_dtype, *_rule_dtypes(policy))
     if plan.loss_scale != "none" and not computes_in_float16:
         notes.append(

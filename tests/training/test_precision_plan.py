@@ -144,6 +144,15 @@ def test_contradictions_say_what_to_write(settings, says):
         ({"policy": "mixed_bfloat16"}, CPU, ["a CPU has no fast bfloat16"]),
         ({"policy": "bfloat16", "master_weights": "off"}, H200, ["--precision.master_weights on keeps them"]),
         ({"policy": "float32;head=float16", "loss_scale": "none"}, H200, ["--precision.loss_scale dynamic keeps them"]),
+        (
+            {"policy": "mixed_bfloat16", "growth_interval": 500, "hysteresis": 2},
+            H200,
+            [
+                "--precision.growth_interval 500, --precision.hysteresis 2 without effect: the loss scale of "
+                "--precision.policy mixed_bfloat16 is none; write --precision.loss_scale dynamic, or leave out what"
+            ],
+        ),
+        ({"policy": "mixed_float16", "growth_interval": 500}, H200, []),
         ({"policy": "float32"}, CPU, []),
         ({"policy": "mixed_bfloat16"}, H200, []),
         ({"policy": "mixed_float16"}, H200, []),
@@ -152,14 +161,16 @@ def test_contradictions_say_what_to_write(settings, says):
     ],
 )
 def test_advice(settings, device, says):
-    notes = advice(plan_precision(Precision(**settings)), device)
+    config = Precision(**settings)
+    notes = advice(plan_precision(config), config, device)
     assert len(notes) == len(says)
     assert all(part in note for part, note in zip(says, notes, strict=True))
 
 
 @pytest.mark.parametrize(("device", "offered"), [(CPU, True), (P100, False)])
 def test_a_cpu_is_offered_float32(device, offered):
-    (note,) = advice(plan_precision(Precision(policy="mixed_float16")), device)
+    config = Precision(policy="mixed_float16")
+    (note,) = advice(plan_precision(config), config, device)
     assert ("--precision.policy float32 is seldom slower" in note) is offered
 
 
