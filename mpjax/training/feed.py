@@ -78,7 +78,8 @@ class Single:
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
         """Yields the batch of each call, on the devices; `counts` only limits their number."""
-        for batch, _ in zip(self.batches.from_position(position), counts, strict=False):
+        # Behind the last call, no batch is read.
+        for _, batch in zip(counts, self.batches.from_position(position), strict=False):
             yield place(batch, self.sharding)
 
     def abstract(self, fed: Any, count: int) -> Any:

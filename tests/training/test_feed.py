@@ -65,6 +65,22 @@ def test_every_feed_gives_the_same_batches(kind, position, sharding):
             assert mine[name].dtype == other[name].dtype
 
 
+@pytest.mark.parametrize("kind", [Single, Stacked, Resident.of])
+def test_no_batch_is_read_that_no_call_is_given(kind, sharding):
+    drawn = []
+
+    class Counted(BatchesInMemory):
+        def rows_from(self, position):
+            return map(self.drawn, super().rows_from(position))
+
+        def drawn(self, batch):
+            drawn.append(batch)
+            return batch
+
+    assert len(list(kind(Counted(BATCHES.arrays, BATCHES.order), sharding).calls(0, [1, 1]))) == 2
+    assert len(drawn) == 2
+
+
 @pytest.mark.parametrize(
     ("batches", "most_steps", "device_bytes", "kind"),
     [
