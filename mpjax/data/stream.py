@@ -26,8 +26,8 @@ class Share:
     """The contiguous rows of every batch that one of several processes reads, in the layout of a sharded array.
 
     Args:
-      index: the index of the process.
-      count: the number of processes; the global batch does not depend on it.
+      index: the number of the block of rows. Processes that divide a model between them read the same block.
+      count: the number of blocks; the global batch does not depend on it.
     """
 
     index: int = 0
