@@ -48,15 +48,14 @@ def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
     Raises:
       UsageError: the run has no such step or checkpoint, there is no run, or a setting is invalid.
     """
+    settings.check()
+    if settings.policy:
+        get_policy(settings.policy)  # before any slow work
     folder = pathlib.Path(settings.run)
     config = on_devices_here(config_of_run(folder, trust_code=settings.trust_code))
     run = build_run(config)
-    if settings.loss_scale < 0:
-        raise UsageError(f"--loss_scale {settings.loss_scale:g}: wanted a positive number, or 0 for the run's own")
     if settings.step > run.when.steps + 1:
         raise UsageError(f"--step {settings.step}: the run has {run.when.steps} steps")
-    if settings.step < 0:
-        raise UsageError(f"--step {settings.step}: wanted a step from 1 on, or 0 for the one after the last checkpoint")
     if settings.evaluation:
         title, name, result = _of_evaluation(settings, run, folder)
     else:
@@ -96,9 +95,6 @@ def _of_step(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, s
 
 def _of_evaluation(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, str, Diagnosis]:
     """Diagnoses the evaluation of a checkpoint; returns the same values as `_of_step`."""
-    if settings.search == "fastest" or settings.loss_scale:
-        name = "loss_scale" if settings.loss_scale else "search fastest"
-        raise UsageError(f"--{name} is about a step, and an evaluation has no backward pass: leave out --evaluation")
     position, saved, _ = read_checkpoint(folder / CHECKPOINTS, str(settings.step) if settings.step else "latest")
     state = resumed_state(run, lambda shapes: adopt(shapes, saved, same_scaling=False))
     policy = get_policy(settings.policy) if settings.policy else run.plan.policy

@@ -9,7 +9,7 @@ import tyro
 
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config, Distributed
-from mpjax.config.setting_types import Integers, Limit, NotNegative, Texts, at_least, out_of_range
+from mpjax.config.setting_types import CountOrZero, Integers, Limit, NotNegative, Texts, at_least, out_of_range
 from mpjax.errors import UsageError
 
 
@@ -117,15 +117,15 @@ class Diagnose(CommandSettings):
 
     run: str
     """Folder of the run."""
-    step: int = 0
+    step: CountOrZero = 0
     """Attempted step to diagnose, replayed from the checkpoint before it; 0: the step after the last checkpoint."""
     evaluation: bool = False
     """Diagnose the evaluation of the checkpoint after `--step` steps (0: of the last one) in place of a step."""
     policy: str = ""
     """Precision policy to diagnose; empty: the policy of the run."""
-    loss_scale: float = 0.0
+    loss_scale: NotNegative = 0.0
     """Loss scale of the step; 0: the loss scale of the run at that step."""
-    tolerance: float = 0.05
+    tolerance: NotNegative = 0.05
     """Largest relative error of the loss, and largest share of a gradient's norm lost to underflow, that is healthy."""
     search: Literal["repair", "fastest", "none"] = "repair"
     """`repair`: find and verify the smallest set of modules that repairs the step when kept in float32.
@@ -135,6 +135,12 @@ class Diagnose(CommandSettings):
     """Allow execution of code outside mpjax that the run names: a model, or a function for its data."""
     json: bool = False
     """Print one JSON object instead of text."""
+
+    def faults(self, run: Config) -> Iterator[str]:
+        """Yields a message for each setting of a step that comes with `evaluation`."""
+        of_a_step = {"loss_scale": self.loss_scale, "search fastest": self.search == "fastest"}
+        for name in (name for name, given in of_a_step.items() if self.evaluation and given):
+            yield f"--{name} is about a step, and an evaluation has no backward pass: leave out --evaluation"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

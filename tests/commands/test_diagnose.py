@@ -107,13 +107,17 @@ def test_a_learning_rate_that_float32_does_not_survive_either_is_no_precision_pr
     ("settings", "says"),
     [
         ({"run": "nowhere"}, r"no run in nowhere \(no config.toml\)"),
-        ({"step": -1}, "--step -1: wanted a step from 1 on"),
         ({"policy": "mixed_flot16"}, "did you mean 'mixed_float16'"),
+        ({"step": -1}, "--step is -1: wanted 0 or more"),
+        ({"loss_scale": -2.0}, "--loss_scale is -2.0: wanted 0 or more"),
+        ({"tolerance": -1.0}, "--tolerance is -1.0: wanted 0 or more"),
+        ({"evaluation": True, "search": "fastest"}, "--search fastest is about a step, and an evaluation has no"),
+        ({"evaluation": True, "loss_scale": 8.0}, "--loss_scale is about a step"),
     ],
 )
-def test_what_cannot_be_asked_says_why(healthy, settings, says):
+def test_what_cannot_be_asked_says_why_before_anything_is_read(settings, says):
     with pytest.raises(UsageError, match=says):
-        diagnose_run(Diagnose(**{"run": str(healthy), **settings}))
+        diagnose_run(Diagnose(**{"run": "nowhere", **settings}))
 
 
 @pytest.mark.slow

@@ -67,12 +67,8 @@ def test_the_evaluation_of_a_checkpoint_is_diagnosed_by_a_flag(healthy, capsys):
     assert (healthy / "diagnosis_evaluation_2.html").exists()
 
 
-def test_what_only_a_step_has_is_refused_for_an_evaluation(healthy):
-    with pytest.raises(UsageError, match="--search fastest is about a step"):
-        diagnose_run(Diagnose(run=str(healthy), evaluation=True, search="fastest"))
-    with pytest.raises(UsageError, match="--loss_scale is about a step"):
-        diagnose_run(Diagnose(run=str(healthy), evaluation=True, loss_scale=2.0))
-    with pytest.raises(UsageError, match="1"):
+def test_an_evaluation_after_a_step_without_a_checkpoint_is_refused(healthy):
+    with pytest.raises(UsageError, match="no checkpoint '1': wanted latest, best or one of 2"):
         diagnose_run(Diagnose(run=str(healthy), evaluation=True, step=1))
 
 
