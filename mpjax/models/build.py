@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -22,7 +23,6 @@ from mpjax.precision.module_tree import plain_arrays
 if TYPE_CHECKING:  # at run time, the networks need neither settings nor data
     from mpjax.config import schema
     from mpjax.config.choices import TaskName
-    from mpjax.config.setting_types import Code
     from mpjax.data.fields import Fields
 
 
@@ -31,9 +31,9 @@ class NamedModel(NamedTuple):
 
     Attributes:
       task: the task of the model.
-      make: builds the module from the results of `inputs`, from `rngs`, and from the `settings` that are not 0.
+      make: builds the module from the results of `inputs`, from `rngs`, and from the `settings` that are given.
       inputs: computes arguments of `make` from the fields of a batch and the settings.
-      settings: fields of `mpjax.config.schema.Model` that the model accepts, besides the fields that `inputs` reads.
+      settings: the fields of `mpjax.config.schema.Model` that the model reads, in `inputs` or as arguments of `make`.
     """
 
     task: TaskName
@@ -54,7 +54,7 @@ def build_model(config: schema.Model, *, fields: Fields, rngs: nnx.Rngs) -> nnx.
       UsageError: the model does not accept the fields or one of the settings, or the user's own model does not have
         the required signature or does not return a Flax module.
     """
-    model = _own(config.name, fields, rngs) if ":" in str(config.name) else _named(config, fields, rngs)
+    model = _own(config, fields, rngs) if ":" in str(config.name) else _named(config, fields, rngs)
     name_scopes(model)
     return model
 
@@ -69,15 +69,33 @@ def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
             f"or --task {entry.task} for other data",
             repair={"model.name": fitting[0]} if len(fitting) == 1 else None,
         )
-    settings = {name: value for name in _SETTINGS if (value := getattr(config, name))}
-    if extra := sorted(set(settings) - set(entry.settings)):
-        raise UsageError(f"--model.{extra[0]} {settings[extra[0]]}: {config.name} has no such setting; leave it out")
+    settings = _given(config, entry.settings, f"{config.name} has no such setting")
+    settings.pop("stem", None)  # a class among the results of `inputs`
     return entry.make(**{**entry.inputs(fields, config), **settings}, rngs=rngs)
 
 
-def _own(name: Code, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+def _given(config: schema.Model, read: Collection[str], otherwise: str) -> dict[str, Any]:
+    """The settings of the network that differ from their defaults.
+
+    Raises:
+      UsageError: the model does not read one of them.
+    """
+    usual = {field.name: field.default for field in dataclasses.fields(config) if field.name not in _OF_EVERY_MODEL}
+    given = {name: value for name in usual if (value := getattr(config, name)) != usual[name]}
+    faults = []
+    for name in given.keys() - set(read):
+        instead = f"no_{name}" if usual[name] is False else f"{name} {usual[name]}"
+        faults.append(f"--model.{name} {given[name]}: {otherwise}; leave it out, or write --model.{instead}")
+    if faults:
+        raise UsageError("\n".join(sorted(faults)))
+    return given
+
+
+def _own(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     from mpjax.config.user_code import load_function
 
+    name = config.name
+    _given(config, (), f"{name} is your own model, which its code alone describes")
     make = load_function(name, flag="--model.name")
     try:
         _signature(make).bind(fields, rngs=rngs)
@@ -128,8 +146,8 @@ _FIELDS: Mapping[TaskName, tuple[str, ...]] = {
 }
 """The fields in a batch of each task."""
 
-_SETTINGS = ("width", "depth", "heads", "patch", "dropout", "scan_blocks")
-"""Settings that override the arguments from `inputs` and the defaults of `make`, unless they are 0 or False."""
+_OF_EVERY_MODEL = ("name", "pretrained", "pretrained_skip")
+"""The fields of `mpjax.config.schema.Model` that are no settings of the network."""
 
 
 def _images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
@@ -174,19 +192,19 @@ _TRANSFORMER = ("width", "depth", "heads", "dropout", "scan_blocks")
 
 ENTRIES = {
     "mlp": NamedModel("classification", MLP, _flat_images, ("width", "depth")),
-    "resnet18": NamedModel("classification", resnet.resnet18, _for_resnet, ("width",)),
-    "resnet34": NamedModel("classification", resnet.resnet34, _for_resnet, ("width",)),
-    "resnet50": NamedModel("classification", resnet.resnet50, _for_resnet, ("width",)),
-    "resnet101": NamedModel("classification", resnet.resnet101, _for_resnet, ("width",)),
-    "resnet152": NamedModel("classification", resnet.resnet152, _for_resnet, ("width",)),
-    "resnext50": NamedModel("classification", resnet.resnext50, _for_resnet, ("width",)),
+    "resnet18": NamedModel("classification", resnet.resnet18, _for_resnet, ("width", "stem")),
+    "resnet34": NamedModel("classification", resnet.resnet34, _for_resnet, ("width", "stem")),
+    "resnet50": NamedModel("classification", resnet.resnet50, _for_resnet, ("width", "stem")),
+    "resnet101": NamedModel("classification", resnet.resnet101, _for_resnet, ("width", "stem")),
+    "resnet152": NamedModel("classification", resnet.resnet152, _for_resnet, ("width", "stem")),
+    "resnext50": NamedModel("classification", resnet.resnext50, _for_resnet, ("width", "stem")),
     "wrn16_4": NamedModel("classification", wide_resnet.wrn16_4, _images, ("width", "dropout")),
     "wrn28_10": NamedModel("classification", wide_resnet.wrn28_10, _images, ("width", "dropout")),
-    "xception": NamedModel("classification", xception.xception, _for_xception, ("width", "depth")),
+    "xception": NamedModel("classification", xception.xception, _for_xception, ("width", "depth", "stem")),
     "convnext_t": NamedModel("classification", convnext.convnext_t, _images, ("width", "patch")),
-    "vit_ti16": NamedModel("classification", vit.vit_ti16, _sized_images, ("patch", *_TRANSFORMER)),
-    "vit_s16": NamedModel("classification", vit.vit_s16, _sized_images, ("patch", *_TRANSFORMER)),
-    "vit_b16": NamedModel("classification", vit.vit_b16, _sized_images, ("patch", *_TRANSFORMER)),
+    "vit_ti16": NamedModel("classification", vit.vit_ti16, _sized_images, ("patch", "pool", *_TRANSFORMER)),
+    "vit_s16": NamedModel("classification", vit.vit_s16, _sized_images, ("patch", "pool", *_TRANSFORMER)),
+    "vit_b16": NamedModel("classification", vit.vit_b16, _sized_images, ("patch", "pool", *_TRANSFORMER)),
     "unet": NamedModel("segmentation", unet.unet, _pixels, ("width", "depth")),
     "bert": NamedModel("text_classification", bert.bert_base, _texts, _TRANSFORMER),
     "gpt2": NamedModel("language_modeling", gpt2.gpt2, _next_tokens, _TRANSFORMER),

@@ -19,7 +19,7 @@ from mpjax.training.precision_plan import plan_precision
 from mpjax.training.state import take_apart
 
 
-CONFIG = Config(model=Model(name="mlp", width=4))
+CONFIG = Config(model=Model(name="mlp"))
 FIELDS = labelled_images(12, (4, 4, 1))
 
 

@@ -292,6 +292,7 @@ def test_processes_that_would_not_train_the_same_are_refused(tmp_path, other, wh
     """Their settings, versions and files are the same; what they read from elsewhere is not."""
     (tmp_path / "own.py").write_text(OWN)
     flags = [*SMALL, "--data.name", f"{tmp_path}/own.py:rows", "--model.name", f"{tmp_path}/own.py:Net"]
+    flags += ["--model.width", "0"]  # a model of the user has no settings
     flags += ["--data.num_classes", "3", "--data.crop_padding", "0", "--output_dir", str(tmp_path / "run")]
     port, same = free_port(), {"OF_DATA": "1", "OF_MODEL": "relu"}
     started = [

@@ -30,10 +30,6 @@ def rows(heading):
 TABLE = {row[0].strip("`"): row for row in rows("Models")}
 
 
-# Settings that the registry reads itself, by the beginning of a model's name.
-READ = {"resne": ("stem",), "xception": ("stem",), "vit": ("pool",)}
-
-
 def quoted(cell):
     return set(re.findall(r"`(\w+)`", cell))
 
@@ -44,8 +40,7 @@ def test_the_table_has_every_model():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_settings_of_a_model_are_those_it_takes(name):
-    kind = next(kind for kind in (*READ, "") if name.startswith(kind))
-    assert quoted(TABLE[name][3]) == {*ENTRIES[name].settings, *READ.get(kind, ())}
+    assert quoted(TABLE[name][3]) == set(ENTRIES[name].settings)
 
 
 @pytest.mark.parametrize("name", MODELS)

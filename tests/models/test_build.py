@@ -122,9 +122,40 @@ def test_a_model_for_other_data_is_refused(name, fields, says):
         models.build_model(Model(name=name), fields=fields, rngs=nnx.Rngs(0))
 
 
-def test_a_setting_that_the_model_does_not_have_is_refused():
-    with pytest.raises(UsageError, match="--model.heads 4: resnet18 has no such setting; leave it out"):
-        build(name="resnet18", heads=4)
+OTHER = {"width": 8, "depth": 1, "heads": 2, "patch": 8, "pool": "cls", "dropout": 0.5, "scan_blocks": True}
+OTHER |= {"stem": "imagenet"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_setting_that_a_model_does_not_read_is_refused(name):
+    assert {field.name for field in dataclasses.fields(Model)} == {"name", "pretrained", "pretrained_skip", *OTHER}
+    for setting in OTHER.keys() - set(ENTRIES[name].settings):
+        usual = getattr(Model(), setting)
+        leave = f"leave it out, or write --model.{'no_scan_blocks' if usual is False else f'{setting} {usual}'}"
+        with pytest.raises(UsageError, match=f"--model.{setting}.*: {name} has no such setting; {leave}$"):
+            models.build_model(Model(name=name, **{setting: OTHER[setting]}), fields=fields_for(name), rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_setting_that_a_model_reads_reaches_it(name, monkeypatch):
+    given = []
+
+    def make(**arguments):
+        given.append({key: value for key, value in arguments.items() if key != "rngs"})
+        return nnx.Module()
+
+    monkeypatch.setitem(ENTRIES, name, ENTRIES[name]._replace(make=make))
+    for settings in ({}, *({setting: OTHER[setting]} for setting in ENTRIES[name].settings)):
+        models.build_model(Model(name=name, **settings), fields=fields_for(name), rngs=nnx.Rngs(0))
+    assert all(arguments != given[0] for arguments in given[1:])
+
+
+def test_no_setting_is_for_a_model_of_the_user(tmp_path):
+    (tmp_path / "net.py").write_text(OWN)
+    for setting, value in OTHER.items():
+        says = f"--model.{setting} .*net.py:Net is your own model, which its code alone describes; leave it"
+        with pytest.raises(UsageError, match=says):
+            build(name=f"{tmp_path}/net.py:Net", **{"width": 0, setting: value})
 
 
 OWN = """
@@ -151,13 +182,13 @@ class Bare(nnx.Module):
 
 def test_a_model_of_ones_own(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
-    model = build(name=f"{tmp_path}/own.py:Net")
+    model = build(width=0, name=f"{tmp_path}/own.py:Net")
     assert model(jnp.ones((2, 8, 8, 3))).shape == (2, 7)
     with pytest.raises(UsageError, match=r"own.py:none returned NoneType; wanted a flax.nnx.Module"):
-        build(name=f"{tmp_path}/own.py:none")
+        build(width=0, name=f"{tmp_path}/own.py:none")
     with pytest.raises(UsageError, match=r"own.py:other: missing a required.*wanted NAME\(fields, \*, rngs\)"):
-        build(name=f"{tmp_path}/own.py:other")
+        build(width=0, name=f"{tmp_path}/own.py:other")
     with pytest.raises(UsageError, match=r"own.py:Bare: .*wanted NAME\(fields, \*, rngs\)"):
-        build(name=f"{tmp_path}/own.py:Bare")
+        build(width=0, name=f"{tmp_path}/own.py:Bare")
     with pytest.raises(UsageError, match="has no Nt; did you mean Net"):
-        build(name=f"{tmp_path}/own.py:Nt")
+        build(width=0, name=f"{tmp_path}/own.py:Nt")
