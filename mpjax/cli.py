@@ -97,7 +97,7 @@ def settings_of(name: str, argv: Sequence[str]) -> tuple[Any, ...]:
     from mpjax.config.load import load_settings
     from mpjax.config.program import typed
 
-    return load_settings([_named(kind) for kind in COMMANDS[name].settings], argv, prog=typed(name))
+    return load_settings([imported(kind) for kind in COMMANDS[name].settings], argv, prog=typed(name))
 
 
 def call(name: str, argv: Sequence[str]) -> int:
@@ -105,9 +105,9 @@ def call(name: str, argv: Sequence[str]) -> int:
 
     def read_and_run() -> None:
         settings = settings_of(name, argv)
-        _named("mpjax.commands.host_memory:keep_freed_memory")()
+        imported("mpjax.commands.host_memory:keep_freed_memory")()
         try:
-            _named(COMMANDS[name].run)(*settings)
+            imported(COMMANDS[name].run)(*settings)
         except SystemExit as error:  # not from --help, which was handled before: the user's code or a library exits
             raise CallbackError(
                 f"the command ended before it was done: {failure(error)}; raise an exception instead, or let a "
@@ -147,7 +147,7 @@ def _answer(option: str, argv: Sequence[str]) -> None:
         case "--print-completion":
             from mpjax.config.completion import script
 
-            settings = {name: [_named(kind) for kind in command.settings] for name, command in COMMANDS.items()}
+            settings = {name: [imported(kind) for kind in command.settings] for name, command in COMMANDS.items()}
             print(script(argv[0] if argv else "", settings))
         case _:
             import difflib
@@ -173,7 +173,8 @@ def _help() -> str:
     return "\n".join([f"usage: {NAME} COMMAND ...", "", *(line.rstrip() for line in lines)])
 
 
-def _named(place: str) -> Any:
+def imported(place: str) -> Any:
+    """Imports what `module:name` names."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -147,3 +147,12 @@ def test_no_function_has_the_name_of_its_module():
 def test_one_file_names_what_jax_does_not_publish():
     private = {str(path.relative_to(PACKAGE)) for path in sources() if "jax._src" in path.read_text()}
     assert private == {"jax_internals.py"}
+
+
+def test_no_test_imports_a_private_name():
+    names = {}
+    for path in pathlib.Path(__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())) if "mpjax" in path.read_text() else ():
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("mpjax."):
+                names |= {f"{path.name}: {alias.name}": 1 for alias in node.names if alias.name.startswith("_")}
+    assert list(names) == []

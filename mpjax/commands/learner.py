@@ -176,7 +176,7 @@ def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, st
     _, params, _ = take_apart(task.abstract)
     factors = {}
     if config.optimizer.rates or config.optimizer.layer_decay != 1:
-        factors = factors_of(config.optimizer, task, _prepared(task, fields))
+        factors = factors_of(config.optimizer, task, prepared_shapes(task, fields))
     rule = update_rule(
         config.optimizer,
         schedule,
@@ -224,7 +224,7 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields
             f"--mesh.fsdp {mesh.shape[FSDP]} with --model.scan_blocks: parameters are gathered block by block, and a "
             "stack has one array for all blocks; write --model.no_scan_blocks, or --mesh.fsdp 1"
         )
-    travels, given = task.narrowed(params, stats, _prepared(task, fields))
+    travels, given = task.narrowed(params, stats, prepared_shapes(task, fields))
     if config.mesh.float8_gather:
         travels |= dict.fromkeys(_quantised_weights(task, divided), E4M3)
     return dataclasses.replace(layout, travels=travels, given=given, blocks=tuple(blocks_of(task.abstract)))
@@ -246,6 +246,6 @@ def _quantised_weights(task: Task, divided: Collection[str]) -> list[str]:
     return weights
 
 
-def _prepared(task: Task, fields: data.Fields) -> Any:
+def prepared_shapes(task: Task, fields: data.Fields) -> Any:
     """The shapes of a prepared batch of one example."""
     return jax.eval_shape(lambda batch: task.objective.prepare(batch, None), data.batch_shapes(fields, 1))

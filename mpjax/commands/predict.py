@@ -54,8 +54,8 @@ def predict_run(settings: Prediction) -> int:
         check_fit(task.abstract, config.task, fields, name=str(config.model.name), dtype=plan.policy.compute_dtype)
     inputs = _given(settings, config, source)
     segments = config.task == "segmentation"
-    masks = _folder_of_masks(settings, inputs) if segments else None
-    values = _values(source) if segments else np.empty(0)
+    masks = folder_of_masks(settings, inputs) if segments else None
+    values = mask_values(source) if segments else np.empty(0)
     layout = Layout(make_mesh())
     _, state, _ = trained_state(task, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
     params = state.ema if settings.ema else state.params
@@ -153,7 +153,7 @@ def _loss(rows: Sequence[Mapping[str, Any]]) -> Record:
         return {"loss": loss, "perplexity": float(np.exp(np.float64(loss))), "tokens": tokens}
 
 
-def _folder_of_masks(settings: Prediction, given: Inputs) -> pathlib.Path:
+def folder_of_masks(settings: Prediction, given: Inputs) -> pathlib.Path:
     """Creates the folder of the masks.
 
     Raises:
@@ -176,7 +176,7 @@ def _mask_name(name: str) -> str:
     return f"{name if name.endswith(']') else pathlib.PurePath(name).stem}.png"
 
 
-def _values(source: data.Source) -> np.ndarray:
+def mask_values(source: data.Source) -> np.ndarray:
     """The value of each class in the masks of the set, uint8 or uint16; its number if PNG cannot store the value."""
     field: Any = source.fields["mask"]
     values = np.asarray(field.values or range(field.num_classes))

@@ -88,7 +88,7 @@ def smallest_repair(
     # A module whose own operations overflow or underflow must not be replaced by its submodules.
     readings = zip(trace.sites, trace.readings, strict=True)
     to_blame = {
-        _innermost(site.path, program.modules)
+        innermost(site.path, program.modules)
         for site, reading in readings
         if reading.overflow > 0 or reading.lost_share > reference.tolerance
     }
@@ -96,13 +96,13 @@ def smallest_repair(
     for repairs in map(_remembering, (emulated, under_rules)):
         # If the emulator's set repairs the traced step too, the search on the traced step starts from it.
         start = modules if modules and repairs(modules) else first_enough(suspects, repairs)
-        modules = _inside(minimal(start, repairs), suspects, to_blame, repairs) if start else None
+        modules = narrow(minimal(start, repairs), suspects, to_blame, repairs) if start else None
     if modules is None:
         return ("",) if under_rules([""]) else None
     return tuple(path for path in program.modules if path in modules)
 
 
-def _innermost(path: str, modules: Sequence[str]) -> str:
+def innermost(path: str, modules: Sequence[str]) -> str:
     """The innermost module around a path, which may end in scopes of no module, such as an einsum; "" if none is."""
     return max((module for module in modules if is_in(path, module)), key=len, default="")
 
@@ -128,7 +128,7 @@ def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
     return kept
 
 
-def _inside(found: list[str], suspects: Sequence[str], to_blame: Collection[str], repairs: Repairs) -> list[str]:
+def narrow(found: list[str], suspects: Sequence[str], to_blame: Collection[str], repairs: Repairs) -> list[str]:
     """Replaces each module of `found` that is not in `to_blame` by its innermost suspects, if they repair the step too.
 
     The set is then reduced as in `minimal`.
@@ -138,7 +138,7 @@ def _inside(found: list[str], suspects: Sequence[str], to_blame: Collection[str]
         innermost = [path for path in inside if not any(other != path and is_in(other, path) for other in inside)]
         instead = [*(path for path in found if path != module), *innermost]
         if innermost and repairs(instead):
-            return _inside(minimal(instead, repairs), suspects, to_blame, repairs)
+            return narrow(minimal(instead, repairs), suspects, to_blame, repairs)
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mpjax.commands.evaluate import evaluate_run
-from mpjax.commands.predict import _values, predict_run
+from mpjax.commands.predict import mask_values, predict_run
 from mpjax.config.commands import Evaluation, Prediction
 from mpjax.data.fields import Mask
 from mpjax.data.images.decoding import decode
@@ -126,14 +126,14 @@ def test_an_output_that_is_not_finite_is_an_error(trained, monkeypatch):
 
 
 def test_two_masks_of_one_name_are_refused(tmp_path):
-    from mpjax.commands.predict import _folder_of_masks
+    from mpjax.commands.predict import folder_of_masks
     from mpjax.data.given import Inputs
 
     given = Inputs(["a/x.png", "b/x.jpg"], list, dict)
     with pytest.raises(UsageError, match=r"a/x.png and b/x.jpg: both masks would be x.png"):
-        _folder_of_masks(Prediction(run="r", output=str(tmp_path)), given)
+        folder_of_masks(Prediction(run="r", output=str(tmp_path)), given)
     with pytest.raises(UsageError, match="--output is empty: wanted a folder for the masks"):
-        _folder_of_masks(Prediction(run="r"), given)
+        folder_of_masks(Prediction(run="r"), given)
 
 
 @pytest.mark.slow
@@ -183,13 +183,13 @@ def test_values_that_no_png_can_hold_are_told_of():
     def source(values):
         return SimpleNamespace(fields={"mask": Mask((4, 4), 2, values=values)})
 
-    assert _values(source((0, 255))).tolist() == [0, 255]
-    assert _values(source((0, 255))).dtype == np.uint8
-    assert _values(source((1000, 7))).dtype == np.uint16
-    assert _values(source(())).tolist() == [0, 1]
+    assert mask_values(source((0, 255))).tolist() == [0, 255]
+    assert mask_values(source((0, 255))).dtype == np.uint8
+    assert mask_values(source((1000, 7))).dtype == np.uint16
+    assert mask_values(source(())).tolist() == [0, 1]
     for values in ((-1, 0), (0, 2**16)):
         with pytest.warns(DataWarning, match="which no PNG can hold: class numbers are written instead"):
-            assert _values(source(values)).tolist() == [0, 1]
+            assert mask_values(source(values)).tolist() == [0, 1]
 
 
 @pytest.mark.slow

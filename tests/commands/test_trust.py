@@ -179,7 +179,7 @@ REQUIRED = {"export": ["--output", "w.safetensors"], "plan": ["--gpu", "h100"], 
 COMMANDS = [
     (name, form)
     for name, command in cli.COMMANDS.items()
-    for kind in map(cli._named, command.settings)
+    for kind in map(cli.imported, command.settings)
     for field in dataclasses.fields(kind)
     for form in {"run": ["--run"], "resume": ["--resume --output_dir", "--config"]}.get(field.name, ())
 ]

@@ -20,7 +20,7 @@ HERE = [shell for shell in SHELLS if shutil.which(shell)]
 def completed(request):
     """Completes the last of the words, as a shell of this machine does after a tab."""
     shell = request.param
-    kinds = {name: [cli._named(kind) for kind in command.settings] for name, command in cli.COMMANDS.items()}
+    kinds = {name: [cli.imported(kind) for kind in command.settings] for name, command in cli.COMMANDS.items()}
     text = script(shell, kinds)
     # As zsh runs a function that completes for bash.
     within = {"bash": "", "zsh": "emulate -L sh; setopt kshglob noshglob braceexpand;"}[shell]

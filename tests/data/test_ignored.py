@@ -66,8 +66,8 @@ def test_ignored_labels_of_a_table_are_no_classes(tmp_path):
 @pytest.mark.extra
 def test_an_ignored_value_may_be_one_that_the_column_cannot_hold():
     datasets = pytest.importorskip("datasets")
-    from mpjax.data.sources.huggingface import _classes
+    from mpjax.data.sources.huggingface import classes_in
 
     split = datasets.Dataset.from_dict({"y": [0, 2, 255]}, features=datasets.Features(y=datasets.Value("uint8")))
-    label, _ = _classes("y", "set", *[split.with_format("arrow")] * 2, ignored=(-1, 255, 256))
+    label, _ = classes_in("y", "set", *[split.with_format("arrow")] * 2, ignored=(-1, 255, 256))
     assert label == Label(3)

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpjax.diagnosis.search import _innermost, _inside, is_in, minimal
+from mpjax.diagnosis.search import innermost, is_in, minimal, narrow
 
 
 def _monotone(needed: list[frozenset]):
@@ -61,27 +61,27 @@ def test_a_module_is_left_for_one_in_it_that_does_as_well():
     def repairs(kept):
         return any(is_in("net/b/x", module) for module in kept)
 
-    assert _inside(["net"], suspects, (), repairs) == ["net/b/x"]
-    assert _inside(["net/b"], suspects, (), repairs) == ["net/b/x"]
+    assert narrow(["net"], suspects, (), repairs) == ["net/b/x"]
+    assert narrow(["net/b"], suspects, (), repairs) == ["net/b/x"]
 
 
 def test_a_module_whose_own_operations_are_to_blame_stays():
     def repairs(kept):
         return "net" in kept
 
-    assert _inside(["net"], ["net", "net/a", "net/b"], (), repairs) == ["net"]
+    assert narrow(["net"], ["net", "net/a", "net/b"], (), repairs) == ["net"]
 
 
 def test_a_module_to_blame_itself_is_not_left_for_all_that_it_holds():
     def repairs(kept):
         return bool(kept)
 
-    assert _inside(["net"], ["net", "net/a", "net/b"], {"net"}, repairs) == ["net"]
-    assert _inside(["net"], ["net", "net/a", "net/b"], (), repairs) == ["net/a"]
+    assert narrow(["net"], ["net", "net/a", "net/b"], {"net"}, repairs) == ["net"]
+    assert narrow(["net"], ["net", "net/a", "net/b"], (), repairs) == ["net/a"]
 
 
 def test_what_a_scope_inside_a_module_does_counts_as_the_modules():
     modules = ("blocks/1", "blocks/1/attention", "blocks/1/attention/query", "blocks/11")
-    assert _innermost("blocks/1/attention/btnh,bsnh->bnts", modules) == "blocks/1/attention"
-    assert _innermost("blocks/1/attention", modules) == "blocks/1/attention"
-    assert _innermost("loss", modules) == ""
+    assert innermost("blocks/1/attention/btnh,bsnh->bnts", modules) == "blocks/1/attention"
+    assert innermost("blocks/1/attention", modules) == "blocks/1/attention"
+    assert innermost("loss", modules) == ""

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from mpjax.commands.learner import _prepared, make_task
+from mpjax.commands.learner import make_task, prepared_shapes
 from mpjax.commands.plan import fields_of
 from mpjax.config import load_config
 from mpjax.config.schema import Optimizer
@@ -32,7 +32,7 @@ def factors(flags):
     config = load_config(f"{flags} --precision.policy float32".split())
     fields = fields_of(config)
     task = make_task(config, plan_precision(config.precision), fields)
-    return factors_of(config.optimizer, task, _prepared(task, fields))
+    return factors_of(config.optimizer, task, prepared_shapes(task, fields))
 
 
 def test_factors_are_of_the_first_pattern_that_matches():
@@ -167,6 +167,6 @@ def test_depths_count_from_the_top():
     config = load_config(f"{VIT} --precision.policy float32".split())
     fields = fields_of(config)
     task = make_task(config, plan_precision(config.precision), fields)
-    depths = depths_of(task, _prepared(task, fields))
+    depths = depths_of(task, prepared_shapes(task, fields))
     assert {depths[f"blocks/{number}/norm1/scale"] for number in range(3)} == {3, 2, 1}
     assert (depths["head/kernel"], depths["norm/scale"], max(depths.values())) == (0, 0, 4)

@@ -96,7 +96,7 @@ def _table(
     def labelled(name: str) -> Table:
         if isinstance(columns[name], Label):
             return table
-        label, read = _classes(name, set_name, train, test, ignored)
+        label, read = classes_in(name, set_name, train, test, ignored)
         return _table(set_name, {**columns, name: label}, {**reads, name: read}, train, test, ignored)
 
     table = Table(set_name, columns, open_columns, labelled=labelled)
@@ -187,7 +187,7 @@ def _stored(name: str, train: Any, test: Any) -> Image:
     return stored_image(len(both), stored, f"column '{name}'")
 
 
-def _classes(name: str, set_name: str, train: Any, test: Any, ignored: Sequence[int]) -> tuple[Label, Read]:
+def classes_in(name: str, set_name: str, train: Any, test: Any, ignored: Sequence[int]) -> tuple[Label, Read]:
     """Builds the label type of a column and a reader of its class numbers, which are the same in both splits.
 
     Integers, except ignored ones, are already class numbers, up to the largest. Booleans are classes 0 and 1. Texts are

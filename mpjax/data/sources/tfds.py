@@ -179,10 +179,10 @@ def _columns_of(info: Any) -> tuple[dict[str, Column], dict[str, str]]:
     preferred = {"image": image_or_text, "text": image_or_text, "label": label, "mask": label}
     classes = digits.CLASSES if info.name == digits.DigitsCanvas.name else 0
     features: Any = info.features if isinstance(info.features, tfds.features.FeaturesDict) else {}
-    return {name: _column(feature, classes) for name, feature in features.items()}, preferred if is_pair else {}
+    return {name: column_of(feature, classes) for name, feature in features.items()}, preferred if is_pair else {}
 
 
-def _column(feature: Any, classes: int = 0) -> Column:
+def column_of(feature: Any, classes: int = 0) -> Column:
     """Converts a tensorflow-datasets feature to a column type.
 
     Args:

@@ -10,7 +10,7 @@ from mpjax.config.schema import Data
 from mpjax.data.examples import labelled_images
 from mpjax.data.fields import Image, Mask
 from mpjax.data.open import as_task
-from mpjax.data.sources.tfds import _column, prepared_names
+from mpjax.data.sources.tfds import column_of, prepared_names
 from mpjax.data.sources.tfds import open_prepared as open_table
 from mpjax.data.table import Other
 from mpjax.errors import UsageError
@@ -171,4 +171,4 @@ def test_no_image(tiny_sets):
 )
 def test_what_a_tensor_holds(shape, dtype, column):
     feature = tfds.features.Tensor(shape=shape, dtype=dtype)
-    assert _column(feature) == (Other(repr(feature), rank=column) if isinstance(column, int) else column)
+    assert column_of(feature) == (Other(repr(feature), rank=column) if isinstance(column, int) else column)
