@@ -15,6 +15,7 @@ from mpjax.commands.learner import Learner, make_learner, make_task
 from mpjax.config import Config
 from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
+from mpjax.config.schema import with_settings
 from mpjax.data.labels import check_labels
 from mpjax.errors import UsageError
 from mpjax.loop.when import When
@@ -98,8 +99,7 @@ class Run:
         It takes states that `block_by_block` returns.
         """
         # In a loop, the layers of all blocks have one name.
-        model = dataclasses.replace(self.config.model, scan_blocks=False)
-        unrolled = dataclasses.replace(self.config, model=model)
+        unrolled = with_settings(self.config, {"model.scan_blocks": False})
         return make_task(unrolled, self.plan._replace(policy=policy), self.learner.fields)
 
     def block_by_block(self, state: TrainState) -> TrainState:

@@ -16,6 +16,7 @@ from mpjax.config.commands import Evaluation, Prediction
 from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.load import CONFIG_FILE, from_toml
 from mpjax.config.save import changes
+from mpjax.config.schema import with_settings
 from mpjax.errors import CheckpointWarning, UsageError, printable
 from mpjax.loop.resume import adopt
 from mpjax.loop.stored import read_checkpoint
@@ -78,7 +79,7 @@ def stored_settings(settings: Evaluation | Prediction) -> Config:
     if settings.policy:
         config = with_policy(config, settings.policy)
     if settings.split:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, test_split=settings.split))
+        config = with_settings(config, {"data.test_split": settings.split})
     if settings.ema and not config.training.ema:
         raise UsageError(f"--ema: the run in {folder} kept no moving average (training.ema is 0)")
     return config
@@ -98,7 +99,7 @@ def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[Preci
             raise
         cause = error
     # This raises if the data itself is bad.
-    open_task(dataclasses.replace(config, data=dataclasses.replace(config.data, test_split=split)))
+    open_task(with_settings(config, {"data.test_split": split}))
     fact = str(cause).partition("; write --data.")[0]  # without the flags of `train`
     raise UsageError(
         f"--split {settings.split}: {fact}; write --split {shlex.quote(split)}, which is the test split of the run, or "

@@ -1,6 +1,5 @@
 """Finds a learning rate by a few updates at growing rates: a suggestion, a plot and a JSON file."""
 
-import dataclasses
 import itertools
 import math
 import os
@@ -17,6 +16,7 @@ from mpjax.config import Config, Duration, to_toml
 from mpjax.config.commands import RateSearch
 from mpjax.config.folders import check_new_folder, new_folder
 from mpjax.config.limits import is_auto
+from mpjax.config.schema import with_settings
 from mpjax.config.user_code import PythonObject
 from mpjax.files import write_atomically
 from mpjax.report.figure import BLUE, GREY, VERMILION, dress, legend_above, new_figure, save_figure
@@ -85,12 +85,9 @@ def with_growing_rates(config: Config, settings: RateSearch) -> Config:
     def growing():
         return rates
 
-    return dataclasses.replace(
-        config,
-        steps=Duration(settings.updates + MOST_SKIPPED),
-        optimizer=dataclasses.replace(config.optimizer, schedule=PythonObject(growing), warmup=Duration(0)),
-        training=dataclasses.replace(config.training, steps_per_call=1),
-    )
+    growth = {"optimizer.schedule": PythonObject(growing), "optimizer.warmup": Duration(0)}
+    length = {"steps": Duration(settings.updates + MOST_SKIPPED), "training.steps_per_call": 1}
+    return with_settings(config, growth | length)
 
 
 def _trained(settings: RateSearch, run: Run) -> tuple[list[Point], int, str]:

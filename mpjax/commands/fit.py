@@ -1,6 +1,5 @@
 """Fits a run into memory: replaces `auto` by a batch size or a number of micro-batches."""
 
-import dataclasses
 import functools
 import socket
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from mpjax.commands.plan import planned_step
 from mpjax.config import Config
 from mpjax.config.choices import AUTO
 from mpjax.config.folders import data_folder
+from mpjax.config.schema import with_settings
 from mpjax.errors import UsageError
 from mpjax.plan.here import batch_that_fits, memory_here, memory_limit, micro_batches_that_fit, needed
 from mpjax.plan.table import size
@@ -54,11 +54,11 @@ def fitted(
     devices = mesh.size // mesh.shape["tensor"]
     here = socket.gethostname()
     limit = min(gather(memory_limit(jax.local_devices(), processes=gather(here).count(here))))
-    smallest = with_sizes(
-        config,
-        batch=devices * accumulate if batch == AUTO else batch,
-        accumulate=1 if accumulate == AUTO else accumulate,
-    )
+    least = {
+        "data.batch_size": devices * accumulate if batch == AUTO else batch,
+        "training.accumulate": 1 if accumulate == AUTO else accumulate,
+    }
+    smallest = with_settings(config, least)
     Layout(mesh).batch(size=smallest.data.batch_size, accumulate=smallest.training.accumulate)  # checks that it divides
     source = data.open_source(smallest.data, data_folder(config), config.task)
     fields = data.batch_fields(source, smallest.data)
@@ -67,7 +67,7 @@ def fitted(
 
     @functools.cache
     def bytes_of(batch: int, accumulate: int) -> int:
-        sized = with_sizes(config, batch=batch, accumulate=accumulate)
+        sized = with_settings(config, {"data.batch_size": batch, "training.accumulate": accumulate})
         nbytes = needed(memory_here(planned_step(sized, fields), mesh))
         suffix = f" in {accumulate} micro-batches" if accumulate > 1 else ""
         say(f"a batch of {batch}{suffix} takes {size(nbytes)} of {size(limit)}")
@@ -96,17 +96,8 @@ def fitted(
     memory = size(bytes_of(batch, accumulate))
     kind = jax.devices()[0].device_kind
     message = f"{flag} was found: the step takes {memory} of the {size(limit)} that it may on each {kind}"
-    return with_sizes(config, batch=batch, accumulate=accumulate), message
+    return with_settings(config, {"data.batch_size": batch, "training.accumulate": accumulate}), message
 
 
 _GENERATED = 4096
 """The largest batch of generated images to try."""
-
-
-def with_sizes(config: Config, *, batch: int, accumulate: int) -> Config:
-    """Replaces the batch size and the number of micro-batches."""
-    return dataclasses.replace(
-        config,
-        data=dataclasses.replace(config.data, batch_size=batch),
-        training=dataclasses.replace(config.training, accumulate=accumulate),
-    )

@@ -1,7 +1,6 @@
 """Looks for the errors that follow a missing setting, so that one error names all flags to write."""
 
 import contextlib
-import dataclasses
 import shlex
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from mpjax import data
 from mpjax.commands.learner import make_task
 from mpjax.config import Config
 from mpjax.config.folders import data_folder
+from mpjax.config.schema import with_settings
 from mpjax.errors import UsageError
 from mpjax.training.precision_plan import plan_precision
 
@@ -84,15 +84,6 @@ def _attempt(config: Config) -> None:
     fields = data.batch_fields(source, config.data)
     data.require_batch(source, config.data)
     make_task(config, plan_precision(config.precision), fields)
-
-
-def with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
-    """Replaces settings of a config or section by `settings`, values by names such as `data.image_size`."""
-    for name, value in settings.items():
-        section, _, inner = name.partition(".")
-        changed = with_settings(getattr(config, section), {inner: value}) if inner else value
-        config = dataclasses.replace(config, **{section: changed})
-    return config
 
 
 def flags(settings: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """The errors of a run without enough memory, with settings that are estimated to fit."""
 
 import contextlib
-import dataclasses
 import socket
 from collections.abc import Iterable, Iterator
 
@@ -9,6 +8,7 @@ import jax
 
 from mpjax.config import Config
 from mpjax.config.choices import AUTO
+from mpjax.config.schema import with_settings
 from mpjax.errors import UsageError, first_line
 from mpjax.loop.company import Alone, Company
 from mpjax.plan.system_memory import free_memory, free_swap
@@ -58,9 +58,9 @@ def require_memory(company: Alone | Company, programs: Iterable[jax.stages.Compi
 def _advice(config: Config) -> str:
     from mpjax.commands.fit import fitted  # local, because few runs need the modules of the plan
 
-    training = dataclasses.replace(config.training, accumulate=AUTO)
+    asked = with_settings(config, {"training.accumulate": AUTO, "resume": False})
     try:
-        fitted_config, _ = fitted(dataclasses.replace(config, training=training, resume=False), say=lambda line: None)
+        fitted_config, _ = fitted(asked, say=lambda line: None)
     except (UsageError, jax.errors.JaxRuntimeError, MemoryError):
         return (
             f"no number of micro-batches of a batch of {config.data.batch_size} fits by the estimate; write a smaller "

@@ -1,11 +1,11 @@
 """The user's own parts of a run: passed in Python, or named by the settings; see `mpjax/extend.py`."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpjax.config import Config
+from mpjax.config.schema import with_settings
 from mpjax.config.score import score_of
 from mpjax.config.user_code import PythonObject, described
 from mpjax.errors import CallbackError, UsageError
@@ -41,8 +41,7 @@ def with_parts(config: Config, **parts: Any) -> Config:
         values = require_several(name, part) if several else (part,)
         _require_callable(name, values)
         value = (*before, *map(_wrapped, values)) if several else _wrapped(part)
-        changed = dataclasses.replace(getattr(config, section), **{field: value})
-        config = dataclasses.replace(config, **{section: changed})
+        config = with_settings(config, {PARTS[name]: value})
     return config
 
 

@@ -16,6 +16,7 @@ from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
 from mpjax.config.paths import expanded
 from mpjax.config.plan import GpuName, Plan
+from mpjax.config.schema import with_settings
 from mpjax.data import Fields, batch_shapes
 from mpjax.data.orientation import orientation_of
 from mpjax.plan.compiled import PlannedStep, wide
@@ -127,10 +128,7 @@ def plan_run(
     measure = measure or functools.partial(measure_step, seed=config.seed, ema=config.training.ema > 0)
     policies = settings.policies or (config.precision.policy,)
     fields = fields_of(config, vocabulary=settings.vocabulary)
-    runs = [
-        dataclasses.replace(config, precision=dataclasses.replace(config.precision, policy=policy))
-        for policy in policies
-    ]
+    runs = [with_settings(config, {"precision.policy": policy}) for policy in policies]
     steps = [
         dataclasses.replace(planned_step(run, fields), xla=options) for run in runs for options in ("", *settings.xla)
     ]

@@ -5,8 +5,8 @@ This file imports no JAX, so that `--help` and a mistyped flag answer at once.
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from mpjax.config.choices import TaskName
 from mpjax.config.durations import Duration, epochs, settle_durations
@@ -468,3 +468,12 @@ class Config:
 
     def __post_init__(self):
         settle_durations(self, "steps")
+
+
+def with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
+    """Replaces settings of a config or section by `settings`, values by names such as `data.image_size`."""
+    for name, value in settings.items():
+        section, _, inner = name.partition(".")
+        changed = with_settings(getattr(config, section), {inner: value}) if inner else value
+        config = dataclasses.replace(config, **{section: changed})
+    return config

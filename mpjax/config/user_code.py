@@ -14,7 +14,7 @@ from typing import Any
 
 from mpjax.config.choices import DATA_KINDS
 from mpjax.config.paths import settings_file
-from mpjax.config.schema import Config
+from mpjax.config.schema import Config, with_settings
 from mpjax.config.setting_types import IN_PYTHON, Code, PythonObject
 from mpjax.errors import UsageError, failure
 
@@ -49,19 +49,17 @@ def as_stored(config: Config, said: Config | None = None, *, trusted: bool = Fal
     """
     config = dataclasses.replace(config, cache_dir=said.cache_dir if said else "")  # compiled programs are code
     if config.data.data_dir and not (said and said.data.data_dir == config.data.data_dir):
-        data = dataclasses.replace(config.data, data_dir=Stored(config.data.data_dir))
-        config = dataclasses.replace(config, data=data)
+        config = with_settings(config, {"data.data_dir": Stored(config.data.data_dir)})
     for name in () if trusted else CODE:
         section, _, field = name.partition(".")
-        old = getattr(config, section)
-        value = getattr(old, field)
+        value = getattr(getattr(config, section), field)
         if said and value == getattr(getattr(said, section), field):
             continue
         if isinstance(value, dict):
             new: Any = {_stored(spec): share for spec, share in value.items()}
         else:
             new = tuple(map(_stored, value)) if isinstance(value, tuple | list) else _stored(value)
-        config = dataclasses.replace(config, **{section: dataclasses.replace(old, **{field: new})})
+        config = with_settings(config, {name: new})
     return config
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpjax.commands.lacking import flags, named_together, with_settings
+from mpjax.commands.lacking import flags, named_together
 from mpjax.commands.train import run
-from mpjax.config import Config, load_config
+from mpjax.config import load_config
 from mpjax.errors import UsageError
 
 
@@ -136,12 +136,6 @@ def test_a_setting_to_leave_out_is_no_flag_to_write(small, monkeypatch):
 
 def named_as_batch(header):
     raise UsageError(f"batch of {header}")
-
-
-def test_settings_are_replaced_by_name():
-    config = with_settings(Config(), {"task": "segmentation", "data.mask_values": (0, 9), "data.image_size": 4})
-    assert (config.task, config.data.mask_values, config.data.image_size) == ("segmentation", (0, 9), 4)
-    assert config.data.name == "digits"
 
 
 def test_flags_are_quoted_for_a_shell():

@@ -9,7 +9,7 @@ import pytest
 
 from mpjax.config import schema
 from mpjax.config.durations import Duration
-from mpjax.config.schema import Config, Loop, Optimizer
+from mpjax.config.schema import Config, Loop, Optimizer, with_settings
 
 
 SECTIONS = (
@@ -36,6 +36,12 @@ def test_every_field_is_frozen_and_documented(section):
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) not in [s.__name__ for s in SECTIONS]:
             assert isinstance(following, ast.Expr), f"{section.__name__}.{node.target.id} has no docstring"
             assert following.value.value.endswith(".")
+
+
+def test_settings_are_replaced_by_name():
+    config = with_settings(Config(), {"task": "segmentation", "data.mask_values": (0, 9), "data.image_size": 4})
+    assert (config.task, config.data.mask_values, config.data.image_size) == ("segmentation", (0, 9), 4)
+    assert config.data.name == "digits"
 
 
 def test_from_python_durations_are_also_numbers_of_steps_or_text():
