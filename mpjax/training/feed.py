@@ -1,14 +1,15 @@
 """Compiled calls of one step or several, and their training data: a batch, a stack of batches, or row numbers.
 
-A `Feed` yields the input of every call, named `fed`. Inside the traced call it extracts the batch of each step; row
-numbers are those of a set on the device. Several steps run without the host in between.
+A `Feed` yields the input of every call, named `fed`, from the steps per call (`counts`) and the number of steps before
+the first call (`position`). Inside the traced call it extracts the batch of each step; row numbers are those of a set
+on the device. Several steps run without the host in between.
 """
 
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,41 +33,6 @@ class SelectedRows(NamedTuple):
     table: dict[str, jax.Array]
     numbers: jax.Array
     given: dict[str, jax.Array]
-
-
-class Feed(Protocol):
-    """A source of the inputs of compiled calls."""
-
-    def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
-        """Yields the input of each call. `counts` are the steps per call; the first step is number `position` + 1."""
-        ...
-
-    def abstract(self, fed: Any, count: int) -> Any:
-        """The shapes of the input of a call of `count` steps, from the input of another call."""
-        ...
-
-    def batch(self, fed: Any, index: Any) -> Any:
-        """The batch of step `index` of a call, counted from 0."""
-        ...
-
-
-def feed_of(batches: Batches, sharding: NamedSharding, *, most_steps: int, device_bytes: int) -> Feed:
-    """Chooses the feed for calls of up to `most_steps` steps: `Single`, `Resident` or `Stacked`.
-
-    With several steps it is `Resident` if the set is in memory and fits `device_bytes`, in a run of one process.
-
-    Args:
-      batches: the training data.
-      sharding: the sharding of a batch.
-      most_steps: the largest number of steps in a call; with 1 the input of a call is its batch.
-      device_bytes: the largest size in bytes of a set that is replicated on every device.
-    """
-    if most_steps == 1:
-        return Single(batches, sharding)
-    alone = sharding.is_fully_addressable
-    if alone and isinstance(batches, BatchesInMemory) and batches.bytes <= device_bytes:
-        return Resident.of(batches, sharding)
-    return Stacked(batches, sharding)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,6 +115,29 @@ class Resident:
         gathered = {name: x.at[chosen].get(mode="promise_in_bounds") for name, x in fed.table.items()}
         fields = {name: x[index] for name, x in fed.given.items()}
         return jax.lax.with_sharding_constraint(gathered | fields, self.sharding)
+
+
+Feed = Single | Stacked | Resident
+"""A source of the inputs of compiled calls: the classes have the same methods."""
+
+
+def feed_of(batches: Batches, sharding: NamedSharding, *, most_steps: int, device_bytes: int) -> Feed:
+    """Chooses the feed for calls of up to `most_steps` steps: `Single`, `Resident` or `Stacked`.
+
+    With several steps it is `Resident` if the set is in memory and fits `device_bytes`, in a run of one process.
+
+    Args:
+      batches: the training data.
+      sharding: the sharding of a batch.
+      most_steps: the largest number of steps in a call; with 1 the input of a call is its batch.
+      device_bytes: the largest size in bytes of a set that is replicated on every device.
+    """
+    if most_steps == 1:
+        return Single(batches, sharding)
+    alone = sharding.is_fully_addressable
+    if alone and isinstance(batches, BatchesInMemory) and batches.bytes <= device_bytes:
+        return Resident.of(batches, sharding)
+    return Stacked(batches, sharding)
 
 
 def _stacked(several: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
