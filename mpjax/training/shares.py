@@ -42,8 +42,8 @@ class Contribution:
     means: Mapping[str, Mean]
 
 
-class OneShare:
-    """The whole batch as one share. Methods without work to do return their argument."""
+class Shares:
+    """The shares of a batch: here one, the whole batch. Methods without work to do return their argument."""
 
     def spread(self, stats: Arrays) -> Arrays:
         """Adds the axis of shares to statistics; unchanged for one share."""
@@ -103,7 +103,7 @@ class OneShare:
         return state
 
 
-class OneDevice(OneShare):
+class OneDevice(Shares):
     """The whole batch on the only device of a layout."""
 
     def norms(self) -> contextlib.AbstractContextManager[None]:
@@ -112,7 +112,7 @@ class OneDevice(OneShare):
 
 
 @dataclasses.dataclass(frozen=True)
-class ManyShares:
+class ManyShares(Shares):
     """One share of the batch per device, or per group of devices that divide a model over `tensor`."""
 
     layout: Layout
@@ -179,10 +179,6 @@ class ManyShares:
             )
 
         return on_each
-
-    def norms(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which gradient norms are traced; it changes nothing here."""
-        return contextlib.nullcontext()
 
     def together(self, stats: Arrays, part: Contribution) -> tuple[Arrays, Contribution]:
         """Averages statistics over the shares, and sums gradients (in the layout's `reduce_dtype`), loss and metrics.
@@ -283,14 +279,10 @@ class ManyShares:
         return jax.lax.with_sharding_constraint(state, self.layout.state(state))
 
 
-Shares = OneShare | ManyShares
-"""The shares of a batch: both classes have the same methods."""
-
-
 def shares_of(layout: Layout | None) -> Shares:
     """Chooses the shares of a layout; one share for one device or without a layout."""
     if layout is None:
-        return OneShare()
+        return Shares()
     return OneDevice() if layout.mesh.size == 1 else ManyShares(layout)
 
 
