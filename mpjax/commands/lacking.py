@@ -21,27 +21,17 @@ _THEN = "then: "
 
 @contextlib.contextmanager
 def named_together(config: Config) -> Iterator[None]:
-    """Context that extends a UsageError by the errors that would follow it; see `with_following`."""
+    """Context that extends a UsageError by the errors that would follow once its `repair` is written, and by all flags.
+
+    An error without a repair, or that no error follows, stays as it is.
+    """
     try:
         yield
     except UsageError as error:
-        followed = with_following(error, config)
-        raise followed from followed.__cause__
-
-
-def with_following(error: UsageError, config: Config) -> UsageError:
-    """Extends an error by the errors that would follow once its `repair` is written, and by all flags to write.
-
-    Returns the error itself if it has no repair, or if no error follows.
-    """
-    if not error.repair:
-        return error
-    messages, settings = _followed(error, config)
-    if len(messages) == 1:
-        return error
-    followed = UsageError("\n".join([*messages, *_to_write(settings)]), repair=settings)
-    followed.__cause__ = error
-    return followed
+        messages, settings = _followed(error, config)
+        if len(messages) == 1:
+            raise
+        raise UsageError("\n".join([*messages, *_to_write(settings)]), repair=settings) from error
 
 
 def _to_write(settings: Mapping[str, Any]) -> Iterator[str]:
