@@ -91,10 +91,10 @@ def with_growing_rates(config: Config, settings: RateSearch) -> Config:
 
 
 def _trained(settings: RateSearch, run: Run) -> tuple[list[Point], int, str]:
-    """Runs the updates of the search.
+    """Runs the updates of the search, at most up to the first loss that is not finite.
 
     Returns:
-      The updates with a finite loss, the number of skipped steps, and the reason why the search ended.
+      The updates that were not skipped, the number of skipped steps, and the reason why the search ended.
     """
     state = run.packing.pack(fresh_state(run, pretrained_arrays(run.task, run.config.model)[0]))
     watch, points, skipped, in_a_row = Watch(settings.stop_above), [], 0, 0

@@ -98,9 +98,9 @@ def _wanted(default: Any) -> tuple[str, tuple[type, ...]] | None:
 
 @contextlib.contextmanager
 def named_failure(what: str, code: Any) -> Iterator[None]:
-    """Context that converts any exception of the user's code, inside a `with` block, to a UsageError.
+    """Context that converts an `Exception` of the user's code, inside a `with` block, to a UsageError.
 
-    The message has the failed call and its place in the code. A UsageError passes unchanged.
+    The message is `what`, the text of the error, and its file and line. A UsageError passes unchanged.
 
     Args:
       what: the beginning of the message, such as `--training.objective FILE.py:NAME`.

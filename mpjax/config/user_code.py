@@ -68,7 +68,7 @@ def _stored(value: Code) -> Code:
 
 
 def code_of(config: Config) -> dict[str, tuple[str, ...]]:
-    """Collects the names of code outside mpjax, by setting."""
+    """Collects the names of code by setting, those of mpjax's own models left out."""
     code = {}
     for name in CODE:
         section, _, field = name.partition(".")

@@ -165,7 +165,7 @@ def _joined(rows: Sequence[tuple[int, Arrays]], batch_size: int) -> GivenBatch:
 
 
 def given_split(source: Source, config: Data) -> Inputs:
-    """Builds `Inputs` of the test split, read as for evaluation. Examples to segment are reduced to their image."""
+    """Builds `Inputs` of the test split, read as for evaluation; to segment, of whole images, in squares if resized."""
     names = [f"{config.test_split}[{index}]" for index in range(len(source.test))]
     if isinstance(source.fields.get("mask"), Mask):
 

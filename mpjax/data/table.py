@@ -134,7 +134,7 @@ def _is_float(column: Column) -> bool:
 
 
 def _candidates(field: str, table: Table) -> list[str]:
-    """Lists the one column that the set prefers for a field or that has a usual name, else all columns of its type."""
+    """Lists the preferred or usually named column if its type may hold the field, else all columns of its type."""
     fitting = [name for name, column in table.columns.items() if _fits(field, column, table)]
     for candidate in (table.preferred.get(field), *_USUAL[field]):
         if candidate in fitting:

@@ -267,8 +267,9 @@ class Emulator:
     def rounds_in(self, place: Place, eqn, pairs: list[Pair]) -> bool:
         """True if the results of an equation are rounded; `eqn` is None at the end of a body.
 
-        A free operand is float32 and promotes the result to float32. Exceptions are equations that cast to half
-        precision, and operands that stay in float32 only until their use.
+        They are not rounded if their module does not round, if `keeps` says so, or if an operand is free: float32, so
+        that it promotes the result. A free operand does not count in a cast to half precision, at the end of a body, or
+        if any `keeps` is set.
         """
         if not self.rounds(place.path) or (eqn is not None and self.keeps(eqn, place)):
             return False

@@ -88,7 +88,7 @@ def _errors_of(trace: Trace, scale: float, reference: Reference) -> _Errors:
 
 
 def _near_zero(error: float, trace: Trace, scale: float, reference: Reference) -> str:
-    """Says why an inaccurate loss does no harm."""
+    """Says why a loss near 0 may have a large relative error."""
     why = (
         f"terms with a total magnitude of {reference.terms:.2g} cancel in it"
         if reference.terms_cancel(trace.low, scale)

@@ -28,7 +28,8 @@ def call_roll(seat: Seat, about: Mapping[str, str], *, timeout: float) -> dict[i
       timeout: the seconds to wait.
 
     Raises:
-      UsageError: processes are missing or differ, or process 0 cannot be reached; raised in all connected processes.
+      UsageError: processes are missing or differ (in all connected processes), or process 0 cannot be reached, cannot
+        listen, or refuses this process (in this one).
     """
     if seat.process == 0:
         return _wait_for_others(seat, about, timeout)

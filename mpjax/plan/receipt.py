@@ -210,7 +210,7 @@ def _became(operands: str, verdict: str, count: int, total: int, device: str) ->
 
 
 def _is_early(row: ReceiptRow) -> bool:
-    """True if a product is "narrower" although it runs in no fewer bits than asked: the function itself rounds."""
+    """True if a product is "narrower" although its operands, as they run, are not: it loses bits elsewhere."""
     if row.verdict != NARROWER or not row.operands or not row.asked:
         return False
     return compared(*([narrowest(text.split(" x "))] for text in (row.asked, row.operands))) != NARROWER

@@ -121,7 +121,7 @@ def _is_stacked(module: Any) -> bool:
 
 
 def keeps_sums(module: Any) -> bool:
-    """True for an `nnx.Linear`, `nnx.LinearGeneral` or `nnx.Conv`, no subclass, with Flax's product or `InFloat32`."""
+    """True if `leave_in_float32` can change it: Flax's `Conv` or linear layer, no subclass, without a product of its own."""
     from flax import nnx
 
     if type(module) is nnx.Conv:

@@ -103,7 +103,7 @@ def one_optimizer(inner: optax.GradientTransformation) -> Attempt:
 def several_optimizers(attempts: Mapping[str, Attempt]) -> Attempt:
     """Builds the `Attempt` of several optimizers by name; non-finite gradients skip only their own optimizer.
 
-    Parameters and gradients are mappings with the same names; other names raise UsageError.
+    `finite` is that of all of them. Parameters and gradients are mappings with the same names, else UsageError.
     """
 
     def named(tree, kind: str) -> dict[str, Any]:

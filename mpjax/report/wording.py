@@ -67,7 +67,7 @@ def training_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def evaluation_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The label and text of each evaluation metric: `test/loss` is `loss`, `ema/loss` is `ema_loss`."""
+    """The labels and texts of the `test/` and `ema/` metrics alone: `test/loss` is `loss`, `ema/loss` is `ema_loss`."""
     return [
         (name.removeprefix("test/").replace("/", "_"), number(value))
         for name, value in metrics.items()

@@ -46,7 +46,7 @@ _POLICIES = {"none": all_but_gathered, "dots": products, "full": None}
 
 
 def blocks_of(model: nnx.Module) -> dict[str, nnx.Module]:
-    """Finds the blocks of a model by path: its outermost callable submodules that are items of a list or a stack."""
+    """Finds blocks by path: the outermost callable submodules that are list items, or `all` of a `Stack`."""
     blocks: dict[tuple, nnx.Module] = {}
     stacked = {f"{stack}/{ALL}" for stack in stacks_in(model)}
     for path, module in sorted(nnx.iter_modules(model), key=lambda item: len(item[0])):
