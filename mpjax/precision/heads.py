@@ -121,7 +121,7 @@ def _is_stacked(module: Any) -> bool:
 
 
 def keeps_sums(module: Any) -> bool:
-    """True if `leave_in_float32` can change it: Flax's `Conv` or linear layer, no subclass, without a product of its own."""
+    """True if `leave_in_float32` can change it: Flax's `Conv` or linear layer, no subclass, with no own product."""
     from flax import nnx
 
     if type(module) is nnx.Conv:
