@@ -36,7 +36,10 @@ def nearest(picture: Picture, box: Box, out: np.ndarray) -> None:
 def _resize(picture: Picture, box: Box, out: np.ndarray, resample: Resampling) -> None:
     size = len(out)
     box = shrunk(picture, size, box)
-    out[:] = pixels(picture.decoded().resize((size, size), resample, box=box))
+    image = picture.decoded()
+    # The fourth channel of an array need not be transparency, by which Pillow would weigh the others.
+    bands = image.split() if image.mode == "RGBA" and not isinstance(picture.stored, bytes) else [image]
+    out[:] = np.concatenate([pixels(band.resize((size, size), resample, box=box)) for band in bands], axis=-1)
 
 
 def shrunk(picture: Picture, size: int, box: Box) -> Box:

@@ -6,7 +6,7 @@ from PIL import Image
 
 from mpjax.data.images.decoding import read_header
 from mpjax.data.images.resizing import averaged, centre, draws, random_part, shrinks, shrunk, whole_pixels
-from mpjax.errors import UsageError
+from mpjax.errors import DataWarning, UsageError
 
 
 def rng(seed=0):
@@ -127,3 +127,14 @@ def test_the_divisor_of_a_jpeg_is_the_one_that_pillow_chooses(width, height, siz
     assert shrinks(width, height, size, box) == divisor
     shrunk(picture, size, box)
     assert picture.size == (-(-width // divisor), -(-height // divisor))
+
+
+def test_the_fourth_channel_of_an_array_is_no_transparency():
+    image = np.full((4, 4, 4), 200, np.uint8)
+    image[..., 3] = 0
+    np.testing.assert_array_equal(centre_of(image, 4, 2), image[:2, :2])
+
+
+def test_transparent_pixels_of_a_file_keep_their_colours_without_its_fourth_channel():
+    with pytest.warns(DataWarning, match="transparent pixels"):
+        assert (centre_of(encoded(Image.new("RGBA", (4, 4), (200, 200, 200, 0))), 3, 2) == 200).all()
