@@ -109,10 +109,10 @@ class Picture:
           UsageError: the image is damaged, its depth differs from the set's, or its colours would be lost.
         """
         with named_errors(self.stored):
-            image, lost = self.image, lower_bits_lost(self.image)
-            image.load()
+            image = self.image
+            depth, lost = depth_of(image), lower_bits_lost(image)  # Pillow forgets them when it decodes
             called = name_of(self.stored) or "image"
-            if (depth := depth_of(image)).name != self.depth.name:
+            if depth.name != self.depth.name:
                 raise UsageError(
                     f"{called}: {depth.name} (Pillow's mode {image.mode}), but the set has {self.depth.name} images, "
                     "which are read in another range; wanted one kind in a set: convert the file, or remove it"
@@ -122,6 +122,8 @@ class Picture:
                     "some images have 16 bits per channel, of which Pillow reads the upper 8; to keep all, store "
                     "16-bit grayscale, or arrays (docs/extending.md)"
                 )
+            if depth.name == EIGHT.name:
+                image.load()
             if self.channels != 4 and _is_transparent(image):
                 _tell(
                     "some images have transparent pixels, which keep the colours stored under them; to change that, "

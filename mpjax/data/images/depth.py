@@ -1,6 +1,7 @@
 """Describes the bit depth of stored images, and reads images of more than 8 bits as fractions of their range."""
 
 import dataclasses
+import re
 
 import numpy as np
 from PIL import Image
@@ -30,10 +31,11 @@ class Depth:
         return f"{self.name}, {read}"
 
     def fractions(self, image: Image.Image) -> np.ndarray:
-        """Maps a decoded image linearly to float32 [H, W]: `bounds` become 0 and 1. Without bounds, numbers stay."""
-        values = np.asarray(image)
-        if _is_unsigned(image):
-            values = values.view(np.uint32)
+        """Maps the numbers of an image linearly to float32 [H, W]: `bounds` become 0 and 1. Without bounds, they stay.
+
+        The image must not be decoded yet (`stored_numbers`).
+        """
+        values = stored_numbers(image)
         low, high = self.bounds or (0, 1)
         if (low, high) == (0, 1):
             return values.astype(np.float32)
@@ -46,7 +48,7 @@ EIGHT = Depth("8-bit", (0, 255))
 SIXTEEN = Depth("16-bit grayscale", (0, 2**16 - 1))
 
 _BITS, _FORMAT, _MEANING = 258, 339, 262  # tags of TIFF
-_UNSIGNED = 1
+_UNSIGNED, _SIGNED = 1, 2
 
 
 def is_gray(mode: str) -> bool:
@@ -57,11 +59,13 @@ def is_gray(mode: str) -> bool:
 def depth_of(image: Image.Image) -> Depth:
     """The depth of an image, from its header."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        bits = int(_tag(image, _BITS, 16))
-        largest = 2**bits - 1
+        largest = _largest(image) or 2 ** int(_tag(image, _BITS, 16)) - 1
+        name = _named(largest)
         if _zero_is_white(image):
-            return Depth(f"{bits}-bit grayscale with 0 for white", (largest, 0))
-        return Depth(f"{bits}-bit grayscale", (0, largest))
+            return Depth(f"{name} with 0 for white", (largest, 0))
+        return Depth(name, (0, largest))
+    if _is_signed_byte(image):
+        return Depth("signed 8-bit grayscale", None)
     if image.mode == "I":
         kind = "unsigned" if _tag(image, _FORMAT, _UNSIGNED) == _UNSIGNED else "signed"
         return Depth(f"{kind} {int(_tag(image, _BITS, 32))}-bit grayscale", None)
@@ -72,13 +76,51 @@ def depth_of(image: Image.Image) -> Depth:
     return EIGHT
 
 
+def stored_numbers(image: Image.Image) -> np.ndarray:
+    """Decodes an image of one channel to the numbers in its file, [H, W].
+
+    Pillow scales numbers of 2 or 4 bits to 8, and numbers of a PGM from its largest one to 255 or 65,535. It forgets
+    that scale when it decodes, so the image must not be decoded yet.
+    """
+    largest = _largest(image)
+    values = np.asarray(image)
+    if largest:
+        scale = 255 if image.mode == "L" else 2**16 - 1
+        return np.rint(values * (largest / scale)).astype(values.dtype)
+    if _is_signed_byte(image):
+        return values.view(np.int8)
+    return values.view(np.uint32) if _is_unsigned(image) else values
+
+
+def _largest(image: Image.Image) -> int | None:
+    """The stored number of a gray image that Pillow scales to 255 or 65,535 when it decodes; None if it scales none."""
+    if image.mode not in ("L", "I"):
+        return None
+    for words in _words_of_tiles(image):
+        if image.format == "PPM" and isinstance(words[-1], int):
+            return words[-1]
+        if bits := re.match(r"L;([24])", str(words[0])):
+            return 2 ** int(bits[1]) - 1
+    return None
+
+
+def _named(largest: int) -> str:
+    bits = largest.bit_length()
+    return f"{bits}-bit grayscale" if largest == 2**bits - 1 else f"grayscale up to {largest}"
+
+
 def lower_bits_lost(image: Image.Image) -> bool:
     """True for an image, not yet decoded, whose 16 bits per channel Pillow reduces to 8."""
     if depth_of(image) != EIGHT:
         return False
-    tiles = getattr(image, "tile", ())  # an image made from an array has no tiles
-    words = [word for tile in tiles for word in (tile.args if isinstance(tile.args, tuple) else (tile.args,))]
+    words = [word for words in _words_of_tiles(image) for word in words]
     return any(";16" in word if isinstance(word, str) else image.format == "PPM" and word > 255 for word in words)
+
+
+def _words_of_tiles(image: Image.Image) -> list[tuple]:
+    """What Pillow's decoder is told of each tile of an image that is not yet decoded: how numbers are stored first."""
+    tiles = getattr(image, "tile", ())  # an image made from an array has no tiles
+    return [tile.args if isinstance(tile.args, tuple) else (tile.args,) for tile in tiles]
 
 
 def _tag(image: Image.Image, tag: int, otherwise: int) -> float:
@@ -90,6 +132,11 @@ def _tag(image: Image.Image, tag: int, otherwise: int) -> float:
 def _zero_is_white(image: Image.Image) -> bool:
     """True for a TIFF in which 0 is white. Pillow inverts such numbers only if they have 8 bits."""
     return _tag(image, _MEANING, 1) == 0
+
+
+def _is_signed_byte(image: Image.Image) -> bool:
+    """True for a TIFF of signed 8-bit numbers, which Pillow reads as unsigned ones."""
+    return image.mode == "L" and _tag(image, _FORMAT, _UNSIGNED) == _SIGNED
 
 
 def _is_unsigned(image: Image.Image) -> bool:

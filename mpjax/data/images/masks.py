@@ -13,6 +13,7 @@ from mpjax.config.schema import Data
 from mpjax.data.examples import Example, Examples, array
 from mpjax.data.fields import IGNORED
 from mpjax.data.images.decoding import name_of, named_errors, opened
+from mpjax.data.images.depth import stored_numbers
 from mpjax.errors import DataWarning, UsageError
 
 
@@ -32,7 +33,7 @@ def class_numbers(stored: Any) -> Any:
         return stored
     with named_errors(stored, "mask"):
         picture = opened(stored)
-        pixels = np.asarray(picture)
+        pixels = stored_numbers(picture)
     if pixels.ndim != 2:
         raise UsageError(
             f"{name_of(stored) or 'mask'}: a colour image (Pillow's mode {picture.mode}); wanted one channel of class "

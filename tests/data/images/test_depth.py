@@ -28,6 +28,10 @@ def grey(value, dtype):
     return Image.fromarray(np.full((2, 3), value, dtype))
 
 
+def signed_bytes(value):
+    return stored(grey(value % 256, np.uint8), "TIFF", tiffinfo={339: 2})
+
+
 WHITE = {262: 0}  # the tag of a TIFF that says what 0 is
 
 DEEP = {
@@ -36,7 +40,8 @@ DEEP = {
     "I;16 tiff": (stored(grey(300, np.uint16), "TIFF"), "16-bit grayscale", 300 / 65535),
     "I;16B tiff": (stored(Image.frombytes("I;16B", (3, 2), b"\x01\x2c" * 6), "TIFF"), "16-bit grayscale", 300 / 65535),
     "I pgm": (stored(grey(300, np.uint16), "PPM"), "16-bit grayscale", 300 / 65535),
-    "I pgm of 12 bits": (b"P5 3 2 4095\n" + np.full(6, 4095, ">u2").tobytes(), "16-bit grayscale", 1.0),
+    "I pgm of 12 bits": (b"P5 3 2 4095\n" + np.full(6, 4095, ">u2").tobytes(), "12-bit grayscale", 1.0),
+    "I pgm up to 1000": (b"P2 3 2 1000\n" + b"250 " * 6, "grayscale up to 1000", 0.25),
     "F tiff": (stored(grey(0.5, np.float32), "TIFF"), "floating-point grayscale", 0.5),
     "F tiff beyond 1": (stored(grey(-1000.25, np.float32), "TIFF"), "floating-point grayscale", -1000.25),
     "F pfm": (stored(grey(0.5, np.float32), "PPM"), "floating-point grayscale", 0.5),
@@ -59,6 +64,9 @@ def test_what_8_bits_cannot_hold_is_read_as_a_fraction_of_its_range(content, nam
 
 RANGED = {
     "I;16 png": (stored(grey(300, np.uint16), "PNG"), (200, 400), 0.5),
+    "I pgm of 12 bits": (b"P5 3 2 4095\n" + np.full(6, 1000, ">u2").tobytes(), (0, 2000), 0.5),
+    "I pgm up to 1000": (b"P2 3 2 1000\n" + b"250 " * 6, (0, 1), 250),
+    "signed 8 bits": (signed_bytes(-18), (-20, 0), 0.1),
     "signed 16 bits": (stored(grey(-1, np.int16).convert("I"), "TIFF"), (-2, 2), 0.25),
     "signed 32 bits": (stored(grey(-300, np.int32), "TIFF"), (-400, 0), 0.25),
     "F tiff": (stored(grey(3.0, np.float32), "TIFF"), (1, 5), 0.5),
@@ -69,6 +77,10 @@ RANGED = {
 @pytest.mark.parametrize(("content", "bounds", "wanted"), RANGED.values(), ids=RANGED)
 def test_a_given_range_becomes_0_to_1_and_what_is_outside_lies_in_the_same_line(content, bounds, wanted):
     np.testing.assert_allclose(decode(content, 1, Depth(depth(content).name, bounds)), wanted, rtol=1e-6)
+
+
+def test_8_bits_with_a_sign_need_a_range_as_16_do():
+    assert depth(signed_bytes(-18)) == Depth("signed 8-bit grayscale", None)
 
 
 def test_32_bits_without_a_sign_do_not_turn_negative():

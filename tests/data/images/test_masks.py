@@ -1,5 +1,7 @@
 import io
 import re
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -34,6 +36,31 @@ def test_the_colours_of_a_palette_do_not_matter():
 def test_one_bit_is_two_classes():
     decoded = class_numbers(png(Image.new("1", (2, 1), 1)))
     assert (decoded.dtype, decoded.ravel().tolist()) == (np.uint8, [1, 1])
+
+
+def packed(bits, numbers):
+    """A grey PNG of one row of 2 or 4 bits per pixel, whole bytes of them."""
+
+    def chunk(kind, body):
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    row = int("".join(f"{number:0{bits}b}" for number in numbers), 2).to_bytes(len(numbers) * bits // 8)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", len(numbers), 1, bits, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" + row)) + chunk(b"IEND", b"")
+
+
+SCALED = {
+    "2 bits": (packed(2, [0, 1, 2, 3]), [0, 1, 2, 3]),
+    "4 bits": (packed(4, [0, 7, 11, 15]), [0, 7, 11, 15]),
+    "pgm": (b"P5 4 1 20\n" + bytes([0, 1, 19, 20]), [0, 1, 19, 20]),
+    "plain pgm": (b"P2 4 1 254\n0 1 127 254\n", [0, 1, 127, 254]),
+    "pgm of 2 bytes": (b"P2 4 1 1000\n0 1 999 1000\n", [0, 1, 999, 1000]),
+}
+
+
+@pytest.mark.parametrize(("content", "wanted"), SCALED.values(), ids=SCALED)
+def test_numbers_that_pillow_scales_are_those_of_the_file(content, wanted):
+    assert class_numbers(content).ravel().tolist() == wanted
 
 
 def test_arrays_are_left_alone():
