@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import glob
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,12 +73,14 @@ class Inputs:
       rows: a function from a stored input to the fields of its rows, [n, ...]; raises UsageError for an unreadable
         input. A long text has several rows, as has an image in squares (`squares_of`). Other inputs have one row.
       mask: a function from a stored input and the masks of its rows to one mask of the image's size. None: no masks.
+      trained: the dtypes that the fields had in training. Empty: those of the first input are wanted of all.
     """
 
     names: Sequence[str]
     load: Callable[[Sequence[int]], Sequence[Any]]
     rows: Callable[[Any], Arrays]
     mask: Callable[[Any, Sequence[np.ndarray]], np.ndarray] | None = None
+    trained: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
 
 
 class GivenBatch(NamedTuple):
@@ -105,8 +107,8 @@ def given_batches(
       skip: receives the message about an unreadable input, which is then left out. None: such an input is an error.
 
     Raises:
-      UsageError: an input cannot be read, and `skip` is None; or, whatever `skip`, an input has another dtype than the
-        first. The message names the input.
+      UsageError: an input cannot be read, and `skip` is None; or, whatever `skip`, an input has another dtype than in
+        training, or than the first. The message names the input.
     """
     first: Arrays = {}
     waiting: list[tuple[int, Arrays]] = []  # the position of an input, and one of its rows
@@ -142,6 +144,13 @@ def given_batches(
                         raise UsageError(message) from rows
                     skip(message)
                     continue
+                for field, dtype in given.trained.items():
+                    if field in rows and rows[field].dtype != dtype:
+                        raise UsageError(
+                            f"{given.names[position]}: {field} is {rows[field].dtype}, that of the training set is "
+                            f"{dtype}: images of 8 bits are scaled by 255, and floats are not; make a split of the "
+                            f"data set of them, as {dtype} like the training images, and write --split NAME"
+                        )
                 first = first or rows
                 _require_dtypes(rows, first, given.names[position])
                 count = len(next(iter(rows.values())))
@@ -178,7 +187,9 @@ def given_split(source: Source, config: Data) -> Inputs:
     def rows(example: Any) -> Arrays:
         return read.batch([example])
 
-    return Inputs(names, lambda positions: source.test.__getitems__(list(positions)), rows)
+    return Inputs(
+        names, lambda positions: source.test.__getitems__(list(positions)), rows, trained=_trained(source, read)
+    )
 
 
 def given_images(inputs: Sequence[str], source: Source, config: Data) -> Inputs:
@@ -213,7 +224,15 @@ def given_images(inputs: Sequence[str], source: Source, config: Data) -> Inputs:
     if isinstance(source.fields.get("mask"), Mask):
         return _to_segment(paths, load, source, config, stored_in)
     read = _of_images(source, config)
-    return Inputs(paths, load, lambda path: read.batch([{"image": stored_in(path)}]))
+    return Inputs(paths, load, lambda path: read.batch([{"image": stored_in(path)}]), trained=_trained(source, read))
+
+
+def _trained(source: Source, read: Reader) -> dict[str, np.dtype]:
+    """The dtypes of the images that a model was trained on, by its first example."""
+    images = [name for name in read.fields if isinstance(read.fields[name], Image)]
+    if not images or not len(source.train):
+        return {}
+    return {name: value.dtype for name, value in read(source.train[0]).items() if name in images}
 
 
 def _of_images(source: Source, config: Data) -> Reader:
@@ -250,7 +269,7 @@ def _to_segment(
     def mask(image: Any, masks: Sequence[np.ndarray]) -> np.ndarray:
         return joined(masks, *read.size("image", stored_in(image))) if read.frame else masks[0]
 
-    return Inputs(names, load, rows, mask)
+    return Inputs(names, load, rows, mask, _trained(source, read))
 
 
 def files_of(given: str) -> list[str]:

@@ -108,6 +108,29 @@ def source_of(channels):
     return Source("set", labelled_images(10, (4, 4, channels)), train=[], test=[])
 
 
+def trained_on_floats(test=()):
+    example = {"image": np.full((4, 4, 1), 16, np.float32), "label": 1}
+    return Source("set", labelled_images(10, (4, 4, 1)), train=[example], test=IndexedRows(test))
+
+
+class IndexedRows(list):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def test_files_of_8_bits_are_not_given_to_a_model_of_unscaled_floats(folder):
+    said = "a/1.png: image is uint8, that of the training set is float32: .* and write --split NAME$"
+    given = given_images([str(folder)], trained_on_floats(), Data())
+    with pytest.raises(UsageError, match=said):
+        next(given_batches(given, 4, workers=1, skip=None))
+
+
+def test_nor_is_a_split_of_8_bits():
+    source = trained_on_floats([{"image": np.full((4, 4, 1), 16, np.uint8), "label": 1}])
+    with pytest.raises(UsageError, match=r"test\[0\]: image is uint8, that of the training set is float32"):
+        next(given_batches(given_split(source, Data()), 1, workers=1, skip=None))
+
+
 def test_images_are_read_as_those_of_the_set(folder):
     given = given_images([str(folder)], source_of(3), Data())
     ((owners, batch),) = given_batches(given, 4, workers=1, skip=None)
