@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from mpjax.data.images.depth import EIGHT, Depth, depth_of, is_gray, lower_bits_lost
 from mpjax.data.images.plain import Plain, plain_header
@@ -218,9 +218,36 @@ def _is_transparent(image: Image.Image) -> bool:
 def opened(stored: bytes | str) -> Image.Image:
     """Opens an image in one of `FORMATS`, whatever its extension.
 
-    For other formats, such as EPS, Pillow would start programs.
+    For other formats, such as EPS, Pillow would start programs. A DataWarning tells of what is left out: a rotation in
+    EXIF data, and all frames or pages but the first.
     """
+    image = _open(stored)
+    try:
+        said = list(_left_out(image))
+    except Exception:  # damaged EXIF data or a damaged second frame, which is not needed
+        return _open(stored)
+    for text in said:
+        # The line of the warning is the same for all callers too, so Python shows it once.
+        warnings.warn(f"image: {text}", DataWarning, stacklevel=1)
+    return image
+
+
+def _open(stored: bytes | str) -> Image.Image:
     return Image.open(io.BytesIO(stored) if isinstance(stored, bytes) else stored, formats=FORMATS)
+
+
+def _left_out(image: Image.Image) -> Iterator[str]:
+    # A TIFF has its orientation elsewhere, and Pillow applies it.
+    if "exif" in image.info and image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        yield (
+            "some images have an EXIF tag that says how to turn them, and are read as they are stored, not turned; to "
+            "turn them, write PIL.ImageOps.exif_transpose(PIL.Image.open(path)).save(path) for each file"
+        )
+    if image.format in ("TIFF", "GIF", "WEBP", "PNG") and getattr(image, "is_animated", False):
+        yield (
+            "some files have several frames or pages, of which only the first is read; to read the others, save each "
+            "as a file of its own"
+        )
 
 
 @contextlib.contextmanager

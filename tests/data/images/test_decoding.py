@@ -62,6 +62,39 @@ def test_what_is_opaque_everywhere_loses_nothing(picture):
         decode(encoded(transparent("RGBA")), 4)
 
 
+def saved(picture, form, **options):
+    buffer = io.BytesIO()
+    picture.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+TURNED = Image.Exif()
+TURNED[0x112] = 6  # the orientation
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_a_rotation_in_exif_data_is_told_of_and_not_applied(form):
+    with pytest.warns(DataWarning, match="EXIF tag that says how to turn them, and are read as they are stored"):
+        assert decode(saved(Image.new("RGB", (3, 2)), form, exif=TURNED), 3).shape == (2, 3, 3)
+
+
+def test_tiff_is_turned_and_other_exif_data_says_nothing():
+    assert decode(saved(Image.new("RGB", (3, 2)), "TIFF", exif=TURNED), 3).shape == (3, 2, 3)
+    upright = Image.Exif()
+    upright[0x112] = 1
+    decode(saved(Image.new("RGB", (3, 2)), "JPEG", exif=upright), 3)
+    decode(saved(Image.new("RGB", (3, 2)), "JPEG", exif=b"Exif\0\0damaged"), 3)
+
+
+@pytest.mark.parametrize("form", ["TIFF", "GIF", "WEBP", "PNG"])
+def test_frames_and_pages_beyond_the_first_are_told_of(form):
+    first, second = Image.new("RGB", (3, 2), (255, 255, 255)), Image.new("RGB", (3, 2))
+    content = saved(first, form, save_all=True, append_images=[second])
+    with pytest.warns(DataWarning, match="several frames or pages, of which only the first is read"):
+        assert decode(content, 3).tolist() == [[[255] * 3] * 3] * 2
+    decode(saved(first, form), 3)
+
+
 def png(width, height):
     """A PNG whose header says so, with no pixels."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
