@@ -74,10 +74,13 @@ def _damage_told(folder: pathlib.Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, UsageError) or is_exhausted(error):
             raise
-        is_generated = not {folder.parent.name, folder.parent.parent.name}.isdisjoint(GENERATED)
-        repair = f"delete {folder}, " + ("which is written again" if is_generated else "and copy or prepare it again")
         file, fault = next(_damaged_files(folder), (f"{folder}/{' or '.join(_DESCRIPTION)}", first_line(error)))
-        raise UsageError(f"{file} is damaged ({fault}); {repair}") from error
+        raise UsageError(f"{file} is damaged ({fault}); {_repair(folder)}") from error
+
+
+def _repair(folder: pathlib.Path) -> str:
+    is_generated = not {folder.parent.name, folder.parent.parent.name}.isdisjoint(GENERATED)
+    return f"delete {folder}, " + ("which is written again" if is_generated else "and copy or prepare it again")
 
 
 def _damaged_files(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:
@@ -257,9 +260,11 @@ def _records(builder: Any, split: str) -> Sequence[bytes]:
     """The serialized examples of a split, given in the notation of tfds.
 
     Raises:
-      UsageError: the split does not exist, a part of it ends before it starts, or one of its files is missing.
+      UsageError: the split does not exist, a part of it ends before it starts, one of its files is missing, or has
+        another number of examples than the description of the set says.
     """
     import tensorflow_datasets as tfds
+    from array_record.python.array_record_module import ArrayRecordReader
 
     try:
         info = builder.info.splits[split]
@@ -276,6 +281,13 @@ def _records(builder: Any, split: str) -> Sequence[bytes]:
             f"data set '{builder.info.full_name}': files of split '{split}' are missing: {', '.join(missing)}; "
             f"wanted them in {builder.data_dir}; copy the whole folder again"
         )
+    for path, instruction in zip(paths, info.file_instructions, strict=True):
+        # Of a file cut at a multiple of 64 KiB, the reader finds no records, and reads each as None.
+        if (found := ArrayRecordReader(str(path)).num_records()) != (stated := instruction.examples_in_shard):
+            raise UsageError(
+                f"{path} has {found} examples, and dataset_info.json says {stated}: one of them is damaged; "
+                f"{_repair(path.parent)}"
+            )
     return builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
 
 

@@ -64,6 +64,23 @@ def marked(damage):
     return pytest.param(damage, marks=() if damage in QUICK else pytest.mark.slow)
 
 
+@pytest.mark.parametrize(("name", "count"), [(RECORDS[0], 1437), (RECORDS[1], 360)])
+def test_records_cut_where_a_block_ends_are_damaged_too(digits, tmp_path, name, count):
+    shutil.copytree(digits, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "digits" / "1.0.0"
+    (folder / name).write_bytes((folder / name).read_bytes()[: 2**16])
+    with pytest.raises(UsageError, match=rf"{name} has 0 examples, and dataset_info.json says {count}: .* again$"):
+        read(tmp_path)
+
+
+def test_a_description_of_fewer_examples_is_damaged(digits, tmp_path):
+    shutil.copytree(digits, tmp_path, dirs_exist_ok=True)
+    info = tmp_path / "digits" / "1.0.0" / "dataset_info.json"
+    info.write_text(info.read_text().replace('"1437"', '"1000"'))
+    with pytest.raises(UsageError, match=f"{RECORDS[0]} has 1437 examples, and dataset_info.json says 1000: one of"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize("damage", [*map(marked, [*DAMAGE, "folder", "missing", "link"])])
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_is_named_with_the_repair(digits, tmp_path, name, damage):
