@@ -17,13 +17,15 @@ def prepare(kind: type[tfds.core.GeneratorBasedBuilder], data_dir: pathlib.Path,
     See `write_once`. An existing set is not checked here. Its reader reports any damage.
 
     Raises:
-      UsageError: the set's folder has no dataset_info.json, or `write_once` raises.
+      UsageError: the set's folder has no dataset_info.json, a file is in the way, or `write_once` raises.
     """
     folder = data_dir / kind.name / config / str(kind.VERSION)
     if (folder / "dataset_info.json").exists():
         return
     if folder.exists():
         raise UsageError(f"{folder} has lost its dataset_info.json; delete {folder}, which is written again")
+    if file := next((path for path in folder.parents if path.is_file()), None):
+        raise UsageError(f"{file} is a file; wanted a folder, to write {folder}; move it, or write --data.data_dir DIR")
     write_once(kind(data_dir=data_dir, file_format="array_record"))
 
 

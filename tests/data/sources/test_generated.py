@@ -8,6 +8,7 @@ import pytest
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.utils import tqdm_utils
 
+from mpjax.data.sources.digits import prepare_digits
 from mpjax.data.sources.generated import write_once
 from mpjax.errors import UsageError
 
@@ -81,3 +82,13 @@ def test_a_disk_that_is_full_after_another_process_wrote_the_set_is_no_failure(b
 
     builder.download_and_prepare = beaten
     write_once(builder)
+
+
+@pytest.mark.parametrize("file", ["data", "data/digits"])
+def test_a_file_in_place_of_a_folder_is_named(tmp_path, file):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    with pytest.raises(
+        UsageError, match=rf"{tmp_path / file} is a file; wanted a folder, .*write --data.data_dir DIR$"
+    ):
+        prepare_digits(tmp_path / "data")
