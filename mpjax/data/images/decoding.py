@@ -209,7 +209,7 @@ def _is_transparent(image: Image.Image) -> bool:
         if depth_of(image) != EIGHT:
             return True  # Pillow cannot convert it
         image = image.convert("RGBA")
-    if "A" not in image.getbands():
+    if image.getbands()[-1] != "A":  # that of LAB is a colour
         return False
     lowest, _ = image.getchannel("A").getextrema()
     return isinstance(lowest, int | float) and lowest < 255
@@ -275,5 +275,8 @@ def named_errors(stored: object, called: str = "image") -> Iterator[None]:
         advice = "repair or remove the file" if path else "prepare the data set again"
         reason = str(error) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):  # Pillow's message names only the buffer that holds the image
-            reason = f"not an image in one of the formats {', '.join(FORMATS)}"
+            reason = (
+                f"not an image in one of the formats {', '.join(FORMATS)}, or of numbers that Pillow does not read, "
+                "such as a TIFF of 16- or 64-bit floats (store 32-bit floats)"
+            )
         raise UsageError(f"{path or called}: cannot be decoded: {reason}; {advice}") from error

@@ -54,6 +54,10 @@ def test_transparent_pixels_are_told_of(mode, channels):
         assert decode(encoded(transparent(mode)), channels).shape == (2, 2, channels)
 
 
+def test_a_colour_of_lab_is_no_transparency():
+    assert decode(saved(Image.new("LAB", (3, 2), (100, 20, 30)), "TIFF"), 3).shape == (2, 3, 3)
+
+
 @pytest.mark.parametrize("picture", [Image.new("RGBA", (2, 2), (255, 0, 0, 255)), Image.new("RGB", (2, 2))])
 def test_what_is_opaque_everywhere_loses_nothing(picture):
     with warnings.catch_warnings():
@@ -149,3 +153,10 @@ def test_an_image_in_a_format_that_starts_another_program_is_refused():
 def test_bytes_of_no_image_are_told_as_such():
     with pytest.raises(UsageError, match=r"image: cannot be decoded: not an image in one of the formats PNG, JPEG, "):
         decode(b"no image", 3)
+
+
+@pytest.mark.parametrize("bits", [16, 64])
+def test_floats_that_pillow_does_not_read_are_named(bits):
+    single = saved(Image.new("F", (3, 2)), "TIFF")
+    with pytest.raises(UsageError, match=r"TIFF of 16- or 64-bit floats \(store 32-bit floats\)"):
+        decode(single.replace(struct.pack("<HHII", 258, 3, 1, 32), struct.pack("<HHII", 258, 3, 1, bits)), 1)
