@@ -61,9 +61,14 @@ def array(name: str, value: Any, field: Field | None = None) -> np.ndarray:
       field: the field, if known; messages name its origin.
 
     Raises:
-      UsageError: the value is not an array of numbers, or its lists have unequal lengths.
+      UsageError: the value is not an array of numbers, is masked, or its lists have unequal lengths.
     """
     name = called(name, field)
+    if isinstance(value, np.ma.MaskedArray):
+        raise UsageError(
+            f"{name}: a masked array, of which NumPy would read what is under the mask; return an ordinary one, as "
+            "array.filled(0) is"
+        )
     try:
         numbers = np.asarray(value)
     except ValueError as error:

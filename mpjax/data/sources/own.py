@@ -9,7 +9,7 @@ import numpy as np
 from mpjax.config.schema import Data
 from mpjax.config.user_calls import file_of, named_failure, require_call
 from mpjax.config.user_code import load_function
-from mpjax.data.examples import Example, Examples, Source
+from mpjax.data.examples import Example, Examples, Source, array
 from mpjax.data.fields import Image
 from mpjax.data.images.headers import stored_image
 from mpjax.data.table import Column, Other, SplitPart, Table, Text, parts_of
@@ -64,7 +64,7 @@ class Indexed(Examples):
             example = {str(number): value for number, value in enumerate(example)}
         if not isinstance(example, Mapping):
             raise UsageError(f"{self.name}: example {index} is {type(example).__name__}; wanted a dict of fields")
-        return {str(name): _plain(value) for name, value in example.items()}
+        return {str(name): _plain(str(name), value) for name, value in example.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _described(found: Any) -> str:
 
 def _examples(split: Any, where: str, config: Data) -> Examples:
     if isinstance(split, Mapping):
-        arrays = {str(name): _rows(values) for name, values in split.items()}
+        arrays = {str(name): _rows(str(name), values) for name, values in split.items()}
         lengths = {name: values.shape[0] if values.ndim else None for name, values in arrays.items()}
         if not arrays or None in lengths.values() or len(set(lengths.values())) > 1:
             raise UsageError(f"{where}: arrays of lengths {lengths}; wanted one length, the number of examples")
@@ -170,10 +170,10 @@ def _examples(split: Any, where: str, config: Data) -> Examples:
     raise UsageError(f"{where}: {_described(split)}; {_WANTED}")
 
 
-def _rows(values: Any) -> np.ndarray:
+def _rows(name: str, values: Any) -> np.ndarray:
     # An array of NumPy's own bytes or text strips zeros at the end of each.
     is_text = isinstance(values, (tuple, list)) and any(isinstance(value, (bytes, str)) for value in values)
-    return np.asarray(_plain(values), object if is_text else None)
+    return np.asarray(_plain(name, values), object if is_text else None)
 
 
 def _read(split: Iterable, where: str, config: Data) -> list[Any]:
@@ -188,7 +188,7 @@ def _read(split: Iterable, where: str, config: Data) -> list[Any]:
         values = (
             example.values() if isinstance(example, Mapping) else example if isinstance(example, (tuple, list)) else ()
         )
-        size += sum(np.asarray(_plain(value)).nbytes for value in values)
+        size += sum(np.asarray(value).nbytes for value in values)
         if size > config.in_memory_mb * 1e6:
             raise UsageError(
                 f"{where}: an iterable is read into memory, and {len(examples):,} examples are over "
@@ -200,8 +200,10 @@ def _read(split: Iterable, where: str, config: Data) -> list[Any]:
     return examples
 
 
-def _plain(value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
     """Converts arrays and tensors of other libraries to NumPy arrays, and keeps other values."""
+    if isinstance(value, np.ma.MaskedArray):
+        return array(name, value)  # raises
     return np.asarray(value) if hasattr(value, "__array__") else value
 
 
@@ -222,17 +224,17 @@ def _column(name: str, values: Sequence[Any], where: str) -> Column:
         except UsageError:  # no images
             return Other("bytes")
         return stored_image(len(values), values.__getitem__, name)
-    array = np.asarray(first)
-    if array.dtype.kind in "US":
+    stored = np.asarray(first)
+    if stored.dtype.kind in "US":
         return Text()
-    if array.ndim != 3 or array.dtype.kind not in "uf":
-        return Other(f"{array.dtype} [{', '.join(map(str, array.shape))}]", array.ndim)
+    if stored.ndim != 3 or stored.dtype.kind not in "uf":
+        return Other(f"{stored.dtype} [{', '.join(map(str, stored.shape))}]", stored.ndim)
     few = (1, 2, 3, 4)
-    if array.shape[0] in few and array.shape[2] not in few:
+    if stored.shape[0] in few and stored.shape[2] not in few:
         raise UsageError(
-            f"{where}: {name} has shape {array.shape}, with channels first; wanted [height, width, channels]; write "
+            f"{where}: {name} has shape {stored.shape}, with channels first; wanted [height, width, channels]; write "
             f"np.moveaxis({name}, 0, -1)"
         )
     shapes = {np.shape(value) for value in values}
-    height, width = array.shape[:2] if len(shapes) == 1 else (None, None)
-    return Image((height, width, array.shape[2]))
+    height, width = stored.shape[:2] if len(shapes) == 1 else (None, None)
+    return Image((height, width, stored.shape[2]))

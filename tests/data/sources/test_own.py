@@ -9,6 +9,7 @@ from PIL import Image as Pillow
 from mpjax.config.schema import Data
 from mpjax.config.user_code import PythonObject
 from mpjax.data import Image, Label, open_source
+from mpjax.data.example_reader import reader
 from mpjax.data.sources.own import open_own
 from mpjax.errors import UsageError
 
@@ -198,3 +199,19 @@ def test_a_source_that_fails_is_named_with_its_line(source, said):
 
     with pytest.raises(UsageError, match=said):
         read()
+
+
+@pytest.mark.parametrize("kind", ["arrays", "rows", "preprocess"])
+def test_what_is_under_a_mask_is_not_read(kind, tmp_path):
+    images = np.ma.masked_greater(np.zeros((4, 2, 2, 1), np.float32), 1)
+    whole = {"image": images, "label": np.zeros(4, int)}
+    split = whole if kind == "arrays" else [{"image": image, "label": 0} for image in images]
+    if kind == "preprocess":
+        split = {**whole, "image": images.filled(0)}
+    (tmp_path / "f.py").write_text(
+        "import numpy as np\ndef f(example):\n    return example | {'image': np.ma.array(example['image'])}\n"
+    )
+    preprocess = f"{tmp_path}/f.py:f" if kind == "preprocess" else ""
+    config = Data(name=PythonObject(lambda: (split, split)), num_classes=2, preprocess=preprocess)
+    with pytest.raises(UsageError, match="image.*: a masked array, of which NumPy would read what is under the mask"):
+        reader(open_source(config, tmp_path), config, training=True)(open_source(config, tmp_path).train[0])
