@@ -111,11 +111,15 @@ def check_run_folder(config: Config) -> pathlib.Path:
 
     Raises:
       UsageError: the run is new and the folder is a file or not empty. Or the run is resumed, and the folder holds no
-        run, `require_no_links` raises, or only one of the folder and `config` is for runs of several seeds.
+        run, `require_no_links` raises, or only one of the folder and `config` is for runs of several seeds. Or its path
+        has a character that checkpoints cannot be written with.
     """
     if not config.resume:
-        return check_new_folder(config)
+        folder = check_new_folder(config)
+        _require_names(folder, "*?[\\", "write another --output_dir")
+        return folder
     folder = expanded(config.output_dir)
+    _require_names(folder, "*?[\\", "rename it, and write its new name as --output_dir")
     require_no_links(folder)
     if not (folder / CONFIG_FILE).exists():
         raise UsageError(f"--resume: no run in {folder} (no {CONFIG_FILE}); leave out --resume to start one")
@@ -127,6 +131,18 @@ def check_run_folder(config: Config) -> pathlib.Path:
             f"or --output_dir {folder / seed_folder(seeds[0])} to resume one"
         )
     return folder
+
+
+def _require_names(folder: pathlib.Path, wrong: str, instead: str) -> None:
+    """Raises UsageError if a folder's absolute path has one of the characters `wrong`, or bytes that are not UTF-8.
+
+    Orbax takes `*`, `?` and `[` for a pattern where it writes: it merges arrays of no or of other checkpoints.
+    Tensorstore takes a backslash for a slash, and writes and reads another folder.
+    """
+    path = folder.resolve().as_posix()
+    found = next((c for c in path if c in wrong or "\ud800" <= c <= "\udfff"), None)
+    if found is not None:
+        raise UsageError(f"{path!r}: no run can be in a folder with {found!r} in its name; {instead}")
 
 
 _OTHERS = ("wandb",)
@@ -174,11 +190,12 @@ def check_new_folder(config: Config, *, prefix: str = "") -> pathlib.Path:
     """Chooses the path of a folder to create; a generated name begins with `prefix`.
 
     Raises:
-      UsageError: the folder in the settings is a file or not empty.
+      UsageError: the folder in the settings is a file or not empty, or its path is not UTF-8.
     """
     if not config.output_dir:
         return _default_name(config, prefix)
     folder = expanded(config.output_dir)
+    _require_names(folder, "", "write another --output_dir")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: wanted a folder as --output_dir")
     if folder.exists() and any(not entry.name.startswith(_UNFINISHED) for entry in folder.iterdir()):
@@ -259,14 +276,16 @@ def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
       trust_code: whether code that the run names may be executed.
 
     Raises:
-      UsageError: the folder holds no run or runs of several seeds, its config.toml is wrong, `require_no_links` raises,
-        the run names code outside mpjax and `trust_code` is False, or parts of the run were passed in Python.
+      UsageError: the folder holds no run or runs of several seeds, its config.toml is wrong, its path has a character
+        that checkpoints cannot be read with, `require_no_links` raises, the run names code outside mpjax and
+        `trust_code` is False, or parts of the run were passed in Python.
     """
     if seeds := seeds_in(folder):
         flags = " or ".join(f"--run {folder / seed_folder(seed)}" for seed in seeds)
         raise UsageError(f"{folder} holds runs of several seeds: write {flags}")
     if not (folder / CONFIG_FILE).exists():
         raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that {typed('train')} printed")
+    _require_names(folder, "\\", "rename or copy it")
     require_no_links(folder)
     config = settings_in(folder / CONFIG_FILE)
     if config.seeds:

@@ -27,12 +27,12 @@ class Checkpoints:
     def __init__(self, directory: pathlib.Path, *, keep: int = 2, first: bool = True):
         policies = ocp.training.preservation_policies
         kept: Any = policies.AnyPreservationPolicy([policies.LatestN(keep), policies.BestN(get_metric_fn=_score, n=1)])
-        self._directory = directory
+        self._directory, self._first = directory, first
         if first:
             _write_lost_scores(directory)
         folder = str(directory.resolve())
         self._checkpointer = ocp.training.Checkpointer(folder, context=_context(), preservation_policy=kept)
-        self._saving: ocp.AsyncResponse[bool] | None = None
+        self._saving: tuple[int, ocp.AsyncResponse[bool]] | None = None
 
     def save(self, position: int, state, about: Mapping[str, Any], *, score: float | None) -> None:
         """Starts to write a checkpoint after the previous write ends, unless one exists for this position.
@@ -53,12 +53,13 @@ class Checkpoints:
         described["digest"] = digest_of(described)
         with _written_to(self._directory):
             self._wait()
-            self._saving = self._checkpointer.save_checkpointables_async(
+            saving = self._checkpointer.save_checkpointables_async(
                 position,
                 {"state": arrays, "about": described},
                 force=True,  # Orbax's default policy decides by time
                 metrics={"score": score},
             )
+            self._saving = position, saving
 
     def close(self) -> None:
         """Waits until the last checkpoint is complete; OSError with the folder if it could not be written."""
@@ -67,9 +68,13 @@ class Checkpoints:
 
     def _wait(self) -> None:
         """Waits for the current write and raises its error; this also ends the thread of the write."""
-        saving, self._saving = self._saving, None
-        if saving is not None:
+        started, self._saving = self._saving, None
+        if started is not None:
+            position, saving = started
             saving.result()
+            # Orbax reports success even if it finds no arrays to merge.
+            if self._first and not (self._directory / str(position) / "state" / "manifest.ocdbt").is_file():
+                raise FileNotFoundError(f"checkpoint {position} was written without its arrays")
 
 
 def _context() -> ocp.Context:

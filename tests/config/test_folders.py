@@ -106,6 +106,39 @@ def test_a_file_is_no_folder(tmp_path):
         run_folder(Config(output_dir=str(tmp_path / "run")))
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"), [("a[1]", "["), ("a*", "*"), ("a?", "?"), ("a\\b", "\\"), ("a\udcff", "\udcff")]
+)
+def test_a_path_that_checkpoints_cannot_be_written_with_is_refused(tmp_path, monkeypatch, name, shown):
+    """Orbax takes it for a pattern, and tensorstore for another folder: training succeeded without arrays."""
+    says = re.escape(f"with {shown!r} in its name; write another --output_dir")
+    for folder in (tmp_path / name, tmp_path / name / "run"):
+        with pytest.raises(UsageError, match=says):
+            run_folder(config_in(folder))
+        assert not folder.exists()
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    with pytest.raises(UsageError, match=says):
+        run_folder(config_in("run"))
+    with pytest.raises(UsageError, match="rename it"):
+        run_folder(config_in("run", resume=True))
+
+
+def test_a_run_moved_below_a_backslash_is_not_read_but_one_below_a_pattern_is(tmp_path):
+    """Its checkpoints were called damaged, with the advice to remove them."""
+    for name in ("a[1]", "a\\b"):
+        run_folder(config_in(tmp_path / "run")).rename(tmp_path / name)
+    assert config_of_run(tmp_path / "a[1]").output_dir == str(tmp_path / "run")
+    with pytest.raises(UsageError, match="rename or copy it$"):
+        config_of_run(tmp_path / "a\\b")
+
+
+def test_a_search_of_a_rate_may_be_below_a_pattern_but_not_below_what_is_not_utf8(tmp_path):
+    assert new_folder(config_in(tmp_path / "a[1]"), prefix="find_lr-").is_dir()
+    with pytest.raises(UsageError, match="write another --output_dir"):
+        new_folder(config_in(tmp_path / "a\udcff"), prefix="find_lr-")
+
+
 def test_what_is_for_one_command_is_not_in_the_settings_that_repeat_a_run(tmp_path):
     place = Distributed(coordinator="a:1", processes=2, process=1)
     once = config_in(tmp_path, resume=True, profile=True, distributed=place)

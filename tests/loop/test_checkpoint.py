@@ -69,6 +69,15 @@ def test_an_error_in_the_background_is_raised_by_the_next_save_and_by_close(tmp_
     assert complete_checkpoints(tmp_path) == []
 
 
+@pytest.mark.parametrize("name", ["a[1]", "a\\b"])
+def test_a_write_that_leaves_no_arrays_is_an_error(tmp_path, name):
+    """Orbax takes the first name for a pattern, and tensorstore the second for another folder; both report success."""
+    checkpoints = Checkpoints(tmp_path / name)
+    checkpoints.save(1, STATE, {}, score=None)
+    with pytest.raises(OSError, match="checkpoint 1 was written without its arrays"):
+        checkpoints.close()
+
+
 def test_no_thread_is_left_of_a_checkpoint_that_was_written(tmp_path):
     before = {thread.name for thread in threading.enumerate()}
     checkpoints = Checkpoints(tmp_path)
