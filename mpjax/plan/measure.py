@@ -49,15 +49,13 @@ def is_here(name: GpuName, devices: int = 1) -> bool:
 def measure_step(step: PlannedStep, fields: Fields, *, seed: int = 0, ema: bool = False) -> Measured:
     """Runs a step many times on all devices, on one random batch that stays on them; measures time and peak memory.
 
-    All devices are replicas: the mesh is `make_mesh()`, not of the step's sizes.
-
     Args:
       step: the planned step.
       fields: the fields of its batches.
       seed: the seed of parameters and examples.
       ema: whether the state holds a moving average of the parameters.
     """
-    mesh = make_mesh()
+    mesh = make_mesh(**step.sizes)
     device = mesh.devices.flat[0]
     before = peak_of(device) or 0
     with step.wide():

@@ -131,7 +131,8 @@ def verified_batch(
     """Finds the largest batch that fits by compiling each estimate of `largest_batch` and refining the line with it.
 
     The search stops when a compiled batch fits and uses at least `NEAR` of the limit, when memory no longer grows with
-    the batch, or after `ROUNDS` compilations. The result is the last compiled batch that fits; if none, an estimate.
+    the batch, or after `ROUNDS` compilations. The result is the last compiled batch that fits; if none, an estimate,
+    which is 0 if the smallest batch does not fit and the next takes no more.
 
     Args:
       points: as in `largest_batch`.
@@ -141,7 +142,7 @@ def verified_batch(
       scaled: as in `largest_batch`.
 
     Raises:
-      ValueError: as `largest_batch`, also for the estimate at the end.
+      ValueError: as `largest_batch`, for `points`.
     """
     points, scaled = dict(points), set(scaled)
     fitting = None
@@ -155,7 +156,10 @@ def verified_batch(
             fitting = Fit(estimate.batch, compiled=True)
         if NEAR * limit <= points[estimate.batch] <= limit or not _grows(points):
             break
-    return fitting or largest_batch(points, limit, step=step, scaled=scaled)
+    try:
+        return fitting or largest_batch(points, limit, step=step, scaled=scaled)
+    except ValueError:  # not even the smallest batch fits, and the line to the next does not fall to the limit
+        return Fit(0, compiled=False)
 
 
 def _grows(points: Mapping[int, int]) -> bool:

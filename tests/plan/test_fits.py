@@ -69,6 +69,11 @@ def test_where_a_larger_batch_takes_less_what_fits_is_kept():
     assert verified_batch({100: 100, 200: 200}, 1_000, lambda size: 150, step=1) == Fit(1000, compiled=True)
 
 
+def test_where_no_batch_fits_and_smaller_ones_take_more_none_fits():
+    """75 examples take more than 100 do."""
+    assert verified_batch({100: 5_000, 200: 9_000}, 4_000, lambda size: 5_100, step=1) == Fit(0, compiled=False)
+
+
 def test_verifying_ends():
     compiled = []
 

@@ -27,6 +27,21 @@ def test_a_run_s_step_is_run_on_all_devices_and_the_median_of_its_times_counts(s
 
 
 @pytest.mark.slow
+def test_the_step_is_timed_on_the_mesh_that_is_planned(monkeypatch):
+    flags = "--data.name synthetic:16x16x1:256 --data.batch_size 8 --model.name mlp --model.width 64 --model.depth 1"
+    config = load_config(f"{flags} --mesh.data 1 --mesh.fsdp 2".split())
+    fields, held = fields_of(config), []
+
+    def look(step, state):
+        held.extend(x.sharding.spec for x in jax.tree.leaves(state.params))
+        return [1.0, 2.0, 3.0]
+
+    monkeypatch.setattr(measure, "times_of", look)
+    measure_step(planned_step(config, fields), fields)
+    assert any("fsdp" in spec for spec in held)
+
+
+@pytest.mark.slow
 def test_a_peak_counts_where_no_program_before_took_more(small, monkeypatch):
     fields = fields_of(small)
     step = planned_step(small, fields)
