@@ -31,7 +31,7 @@ class Band(NamedTuple):
 
 
 class Seeds(NamedTuple):
-    """Mean and sample standard deviation of a group's runs; NaN if a run is nonfinite. A single run has no `std`."""
+    """Mean and sample standard deviation of a group's runs; inf or NaN if a run is. A single run has no `std`."""
 
     mean: float
     std: float | None
@@ -65,7 +65,7 @@ class Comparison(NamedTuple):
       reference: the band of the smoothed curves of the first group, over `steps`.
       other: the band of the smoothed curves of the second group, over `steps`.
       final: the contrast at the last of `steps`, not smoothed.
-      best: the contrast of each run's best value; None if the metric has no best value.
+      best: the contrast of each run's best value at `steps`; None if the metric has no best value.
       parts_at: the first step from which the groups stay apart to the end; None if there is no such step.
       apart: the number of `steps` from `parts_at` on.
       by_design: True for the loss scale if one policy scales the loss and the other does not. The difference is then
@@ -117,7 +117,7 @@ def compare_groups(
     together = np.flatnonzero(~apart)
     first = int(together[-1]) + 1 if len(together) else 0
     best = BEST.get(metric.rsplit("/", 1)[-1])
-    bests = best and [np.array([best(_finite(curve)) for curve in group], np.float64) for group in curves]
+    bests = best and [np.array([best(_finite(run)) for run in group], np.float64) for group in values]
     return Comparison(
         metric,
         steps,
@@ -140,8 +140,8 @@ def _curve(metric: str, folder: str, records: Records) -> dict[int, float]:
     return curve
 
 
-def _finite(curve: Mapping[int, float]) -> list[float]:
-    return [value for value in curve.values() if math.isfinite(value)] or [math.nan]
+def _finite(values: Sequence[float] | np.ndarray) -> list[float]:
+    return [value for value in values if math.isfinite(value)] or [math.nan]
 
 
 def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
@@ -184,5 +184,5 @@ def _contrast(values: Sequence[np.ndarray], kind: str, tolerance: float | None) 
 
 
 def _seeds(values: np.ndarray) -> Seeds:
-    values = values if np.isfinite(values).all() else np.full_like(values, np.nan)
-    return Seeds(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None)
+    with np.errstate(invalid="ignore"):  # inf - inf
+        return Seeds(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None)

@@ -1,5 +1,6 @@
 """Shows the comparison of two groups of runs: a table, sentences of evidence, and a plot."""
 
+import math
 import os
 from collections.abc import Sequence
 
@@ -35,6 +36,7 @@ def comparison_table(names: tuple[str, str], comparisons: Sequence[Comparison]):
         table.add_column(head, justify="right", overflow="fold")
     for comparison in comparisons:
         parting = "never" if comparison.parts_at is None else f"step {comparison.parts_at}"
+        parting = "not finite" if _is_nowhere_finite(comparison.final) else parting
         parting = "by design" if comparison.by_design else parting
         table.add_row(*_cells(comparison.metric, comparison.metric, comparison.final), parting)
         if comparison.best is not None:
@@ -66,6 +68,11 @@ def evidence(
             sentences.append(
                 f"{comparison.metric}: one policy scales the loss and the other does not; no difference to judge"
             )
+        elif _is_nowhere_finite(comparison.final):
+            sentences.append(
+                f"{comparison.metric}: finite in neither group at the last of {points} points, step "
+                f"{comparison.steps[-1]}; no difference to judge"
+            )
         elif comparison.parts_at is None:
             sentences.append(
                 f"{comparison.metric}: together at the last of {points} points, step {comparison.steps[-1]}"
@@ -82,7 +89,12 @@ def evidence(
 def _cells(label: str, metric: str, contrast: Contrast) -> list[str]:
     text = count if metric == "train/loss_scale" else number
     groups = [text(seeds.mean) + (f"±{text(seeds.std)}" if seeds.std else "") for seeds in contrast.seeds]
-    return [label, *groups, f"{contrast.difference:+.3g}", f"{abs(contrast.bands):.2f}"]
+    bands = "-" if _is_nowhere_finite(contrast) else f"{abs(contrast.bands):.2f}"
+    return [label, *groups, f"{contrast.difference:+.3g}", bands]
+
+
+def _is_nowhere_finite(contrast: Contrast) -> bool:
+    return math.isnan(contrast.reference.center) and math.isnan(contrast.other.center)
 
 
 def _averaged(comparison: Comparison) -> str:
@@ -155,6 +167,7 @@ def _draw(panel, of_metric: Sequence[Comparison]) -> None:
     for i, step in parted:
         panel.axvline(step, color=_COLORS[i % len(_COLORS)], linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
     parting = ", ".join(f"{letter(i)} parts at step {step:,}" for i, step in parted) or "no parting"
+    parting = "not finite" if all(_is_nowhere_finite(comparison.final) for comparison in of_metric) else parting
     parting = "differs by design" if any(comparison.by_design for comparison in of_metric) and not parted else parting
     panel.set_title(first.metric + _averaged(first), loc="left", fontsize=11)
     panel.set_title(parting, loc="right", fontsize=9, color=GREY)

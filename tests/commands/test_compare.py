@@ -110,6 +110,15 @@ def test_the_table_says_groups_numbers_and_steps(runs, capsys, tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_plot_that_replaces_a_file_says_so(runs, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("mpjax.report.comparison_view.plot_comparison", lambda *args, **more: None)
+    compare_runs(settings(*runs, plot=str(tmp_path / "a.png")))
+    assert not capsys.readouterr().err
+    (tmp_path / "a.png").write_text("mine")
+    compare_runs(settings(*runs, plot=str(tmp_path / "a.png"), json=True))
+    assert capsys.readouterr().err == f"note: {tmp_path}/a.png is replaced; write another --plot to keep both\n"
+
+
 @pytest.mark.slow
 def test_the_plot_is_titled_by_what_the_runs_have_in_common(runs, monkeypatch, tmp_path):
     seen = []

@@ -105,6 +105,12 @@ def test_a_group_with_a_run_that_is_not_finite_is_apart_from_one_that_is():
     assert math.isnan(found.final.other.center)
 
 
+def test_an_infinite_value_is_shown_as_one():
+    final = compare([[1.0]], [[math.inf]], "train/loss").final
+    assert (final.seeds[1].mean, final.difference, final.bands) == (math.inf, math.inf, math.inf)
+    assert math.isnan(compare([[math.inf]], [[math.inf]], "train/loss").final.difference)
+
+
 def test_groups_that_are_both_not_finite_are_not_apart():
     found = compare([[1.0, math.nan]], [[5.0, math.nan]])
     assert (found.parts_at, found.final.bands) == (None, 0.0)
@@ -124,6 +130,12 @@ def test_the_best_is_the_highest_accuracy_and_the_lowest_loss_of_each_run():
     assert accuracy.other.center == 0.6
     assert compare([[2.0, 3.0]], [[1.0, math.inf]], "train/loss").best.difference == -1.0
     assert compare([[1.0]], [[1.0]], "train/grad_norm").best is None
+
+
+def test_the_best_is_of_the_steps_that_all_runs_have():
+    """The longer run is no better where both have trained."""
+    found = compare([[2.0, 1.5]], [[2.0, 1.5, 1.0, 0.5]], "train/loss")
+    assert (found.steps, found.best.difference) == ([10, 20], 0.0)
 
 
 def test_a_run_without_the_metric_is_refused_by_name():

@@ -39,6 +39,18 @@ def test_the_table_fits_80_columns():
     ]
 
 
+def test_two_losses_that_are_not_finite_are_not_called_together(panel_of):
+    found = compare([[1.0, math.nan]], [[1.0, math.inf]], "train/loss")
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    console.print(comparison_table(("A", "B"), [found]))
+    assert console.file.getvalue().splitlines()[1].split() == ["train/loss", "nan", "inf", "+nan", "-", "not", "finite"]
+    sentences = evidence(group([1.0]), group([1.0]), [found], band="range", tolerance=0.05)
+    assert (
+        sentences[1] == "train/loss: finite in neither group at the last of 2 points, step 20; no difference to judge"
+    )
+    assert panel_of(found)[0].get_title(loc="right") == "not finite"
+
+
 @pytest.mark.parametrize("value", [pytest.param(0.5, marks=pytest.mark.slow), math.nan])
 def test_a_plot_is_drawn_for_any_number_of_groups_and_values(value, tmp_path):
     found = [
