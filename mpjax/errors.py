@@ -109,7 +109,8 @@ WARNINGS = PrecisionWarning, DataWarning, CheckpointWarning, LoggerWarning
 """The warnings for the user of a command, as opposed to its programmer."""
 
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Characters that a terminal obeys, or that turn or break a line; but for tab and newline."""
 
 
 def printable(text: object) -> str:
@@ -118,7 +119,7 @@ def printable(text: object) -> str:
     >>> printable("a\\x1b[2J")
     'a\\\\x1b[2J'
     """
-    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], str(text))
+    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], str(text))
 
 
 def show_warning(message, category, filename, lineno, file=None, line=None) -> None:

@@ -3,9 +3,10 @@
 import json
 import math
 import pathlib
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from mpjax.errors import CONTROL
 
 
 _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -24,7 +25,7 @@ def encode(values: Mapping[str, Any], *, indent: int | None = None, default: Cal
     """
     converted = default and (lambda value: spelled(default(value)))
     text = json.dumps(spelled(values), indent=indent, default=converted, allow_nan=False, ensure_ascii=False)
-    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def export(values: Mapping[str, Any], file: str | pathlib.Path | None, *, default: Callable | None = None) -> str:
@@ -33,10 +34,6 @@ def export(values: Mapping[str, Any], file: str | pathlib.Path | None, *, defaul
     if file is not None:
         pathlib.Path(file).write_text(text + "\n", encoding="utf-8")
     return text
-
-
-_CONTROL = re.compile("[\x7f-\x9f]")
-"""Control characters that JSON allows and a terminal obeys."""
 
 
 def decode(text: str) -> dict[str, Any]:

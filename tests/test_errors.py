@@ -102,5 +102,10 @@ def test_an_error_of_other_code_is_told_in_one_line():
     assert errors.first_line(KeyError()) == "KeyError: "
 
 
+def test_names_neither_turn_nor_break_a_line():
+    marks = "\u061c\u200e\u200f\u2028\u2029\u202a\u202e\u2066\u2069"
+    assert errors.printable(marks) == r"\u061c\u200e\u200f\u2028\u2029\u202a\u202e\u2066\u2069"
+
+
 def test_names_hold_no_commands_for_the_terminal():
     assert errors.printable("a\x1b[2J\x9b1m\u202etxt\r\x07 ä\tb\nc") == "a\\x1b[2J\\x9b1m\\u202etxt\\r\\x07 ä\tb\nc"

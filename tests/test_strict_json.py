@@ -35,6 +35,12 @@ def test_reading_gives_the_numbers_back():
     assert values == {"b": math.inf, "c": -math.inf, "d": 1.5, "f": "g"}
 
 
+def test_what_turns_or_breaks_a_line_is_escaped_and_comes_back():
+    values = {"path": "a\x9b\u202e\u2028\u200fb"}
+    assert strict_json.encode(values) == r'{"path": "a\u009b\u202e\u2028\u200fb"}'
+    assert strict_json.decode(strict_json.encode(values)) == values
+
+
 def test_a_float_comes_back_exactly():
     assert strict_json.decode(strict_json.encode({"x": 0.1 + 0.2}))["x"] == 0.1 + 0.2
 

@@ -210,4 +210,4 @@ def table(result: Mapping[str, Any], folder: pathlib.Path) -> str:
             rows.append((name.replace("/", " "), text))
     rows.append(("folder", str(folder)))
     width = max(len(label) for label, _ in rows)
-    return "\n".join(f"{label:<{width}}  {text}" for label, text in rows)
+    return printable("\n".join(f"{label:<{width}}  {text}" for label, text in rows))

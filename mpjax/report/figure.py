@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mpjax.config.schema import Report
+from mpjax.errors import printable
 from mpjax.files import write_atomically
 
 
@@ -127,7 +128,7 @@ _FIXED: dict[Any, Any] = {"svg.hashsalt": "mpjax", "pdf.fonttype": 42}
 
 
 def save_figure(figure, path: str | os.PathLike[str]) -> None:
-    """Writes a figure in the format of the path's suffix, or in PNG without one.
+    """Writes a figure in the format of the path's suffix, or in PNG without one; control characters are escaped.
 
     The same figure produces the same bytes: no date is stored.
 
@@ -135,7 +136,10 @@ def save_figure(figure, path: str | os.PathLike[str]) -> None:
       OSError: the file cannot be written; the message names the file.
     """
     from matplotlib import rc_context
+    from matplotlib.text import Text
 
+    for text in figure.findobj(Text):
+        text.set_text(printable(text.get_text()))
     kind = Path(path).suffix.lstrip(".").lower() or "png"
     image = io.BytesIO()
     with rc_context(_FIXED):

@@ -16,6 +16,7 @@ from typing import Any
 from mpjax import strict_json
 from mpjax.config.choices import BEST
 from mpjax.config.score import ACCURACY, Score
+from mpjax.errors import printable
 from mpjax.files import write_atomically
 from mpjax.report.jsonl import Records
 from mpjax.report.wording import count, duration, number, rate
@@ -205,11 +206,11 @@ def summary_table(summary: Mapping[str, Any]) -> str:
         if name.startswith(f"{group}/") and (group != "train" or name.partition("/")[2] in BEST)
     ]
     rows += [(f"from step {int(step):,}", text) for step, text in summary.get("changed", {}).items()]
-    rows += [("metrics", f"those of steps {gap} are lost") for gap in summary.get("metrics_missing", [])]
+    rows += [("metrics", f"lines of steps {gap} are lost") for gap in summary.get("metrics_missing", [])]
     if "output_dir" in summary:
         rows.append(("folder", str(summary["output_dir"])))
     width = max(len(label) for label, _ in rows)
-    return "\n".join(f"{label:<{width}}  {text}" for label, text in rows)
+    return printable("\n".join(f"{label:<{width}}  {text}" for label, text in rows))
 
 
 def _best(records: Records, score: Score) -> dict[str, float]:

@@ -181,6 +181,7 @@ def test_a_seed_that_diverges_is_named_and_stops_no_other(tmp_path, capsys):
 def test_one_seed_has_no_spread():
     result = summarised({7: {"test/loss": 2.0, "policy": "x"}})
     assert result == {"seeds": [7], "test/loss": {"mean": 2.0, "std": None, "lowest": 2.0, "highest": 2.0}}
+    assert table(result, "runs/a\x1b").splitlines()[-1] == r"folder     runs/a\x1b"
     assert table(result, "runs/a").splitlines()[1] == "test loss  2.0000  (1 seed: its spread is not known)"
 
 

@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -19,6 +20,18 @@ def test_a_file_without_an_ending_is_png_and_none_is_left_half_written(tmp_path)
     with pytest.raises(ValueError, match="Format 'nope' is not supported"):
         save_figure(figure, tmp_path / "plot.nope")
     assert [file.name for file in tmp_path.iterdir()] == ["plot"]
+
+
+def test_texts_of_a_figure_hold_no_control_characters(tmp_path):
+    """matplotlib warns of them, and an svg with them is no XML."""
+    figure = new_figure(2, 2, "a\x1b[2J", note="b\x1b")
+    (panel,) = step_panels(figure, [1.0])
+    panel.set_title("c\x1b")
+    panel.plot([0, 1], [0, 1], label="d\x1b")
+    figure.legend()
+    save_figure(figure, tmp_path / "a.svg")
+    assert ElementTree.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
+    assert b"a\\x1b[2J" in (tmp_path / "a.svg").read_bytes()
 
 
 def test_panels_over_steps_share_integer_ticks_and_a_panel_over_rates_need_not():

@@ -79,6 +79,11 @@ def test_the_table_is_aligned():
     ]
 
 
+def test_a_folder_in_the_table_holds_no_commands_for_the_terminal():
+    table = summary_table(summarise([], **FACTS, output_dir="runs/a\x1b[2J"))
+    assert table.splitlines()[-1] == r"folder      runs/a\x1b[2J"
+
+
 def test_a_run_without_metrics_has_a_table_too():
     assert summary_table(summarise([], **FACTS)).splitlines()[-1] == "throughput  5210 examples/s"
 

@@ -18,6 +18,7 @@ from mpjax.diagnosis.readings import EXPONENTS
 from mpjax.diagnosis.render.curves import DENSE, by_path, errors, name_of, percent_of, scales_of
 from mpjax.diagnosis.render.text import COLUMNS, columns_of, percent, row_texts
 from mpjax.diagnosis.trace import TraceRow
+from mpjax.errors import printable
 
 
 _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
@@ -47,7 +48,7 @@ def page_of(diagnosis: Facts, scales: Sequence[ScaleStep] = ()) -> str:
     sections += [_flushed(diagnosis), scales_of(scales), _table(diagnosis)]
     title = html.escape(f"{_VERDICTS[diagnosis.verdict][1]}: mpjax diagnosis")
     template = string.Template(_TEMPLATE.read_text(encoding="utf-8"))
-    return template.substitute(title=title, body="\n".join(filter(None, sections)))
+    return template.substitute(title=title, body=printable("\n".join(filter(None, sections))))
 
 
 def _verdict(d: Facts) -> str:

@@ -126,6 +126,14 @@ def test_what_a_user_named_is_escaped_everywhere():
         Page(text)
 
 
+def test_what_a_user_named_turns_no_line():
+    evil = "a\u202e\x9bb"
+    found = diagnosis(table=(row(evil, "forward"), row(evil, "backward")), path=evil, rules={evil: "float32"})
+    text = found.to_html()
+    assert r"a\u202e\x9bb" in text
+    assert not {"\u202e", "\x9b"} & set(text)
+
+
 def test_text_with_dollars_stays_as_it_is():
     assert "costs $body" in said(diagnosis(evidence="costs $body"))
 
