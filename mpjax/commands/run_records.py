@@ -66,8 +66,12 @@ def put_records(records: Records, run: Run, folder: pathlib.Path, beginning: Beg
       CheckpointWarning: metrics.jsonl has lost lines of steps before the checkpoint.
     """
     if lost := report.missing_steps(beginning.metrics, beginning.step, beginning.before.get("metrics_lines", 0)):
-        lines = "lacks lines of steps {:,} to {:,}, which the run wrote before its checkpoint".format(*lost)
-        text = f"{folder / 'metrics.jsonl'} {lines}: summary and plots are of the other steps"
+        written = beginning.before.get("metrics_lines", 0)
+        missing = written - sum(record["step"] <= beginning.step for record in beginning.metrics)
+        lines = f"{missing:,} of the {written:,} lines" if missing > 0 else "lines"
+        steps = "of steps {:,} to {:,}".format(*lost)
+        text = f"{folder / 'metrics.jsonl'} lacks {lines} that the run wrote before its checkpoint, {steps}"
+        text += ": summary and plots are of the other lines"
         warnings.warn(text, CheckpointWarning, stacklevel=2)
     environment = report.environment([str(device.device_kind) for device in jax.devices()], run.compiler_options)
     history = report.continued(beginning.before, beginning.step, beginning.about, environment, lost)

@@ -80,7 +80,7 @@ def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "",
     turns = turns_of(history)
     note = [MEANS] if any(name.startswith("train/") for record in records for name in record) else []
     note += [f"Dashed, from step {step:,}: {shorten(text, 120)}." for step, text in turns.items()]
-    note += [f"The metrics of steps {gap} are lost." for gap in gaps_of(history)]
+    note += [f"Metrics of steps {gap} are lost." for gap in gaps_of(history)]
     scale_style = {"linewidth": 1.5, **_lonely(series(records, "train/loss_scale").values)}
     figure = _figure([records], _draw_curve, scale_style, "skipped ({:.0f})", title, "\n".join(note), turns)
     save_figure(figure, path)

@@ -201,25 +201,26 @@ def torn(file):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("damage", "gap"),
+    ("damage", "lines", "gap"),
     [
-        (lambda file: without_lines(file, lambda step: step <= 2), "3 to 6"),
-        (lambda file: without_lines(file, lambda step: step <= 4), "5 to 6"),
-        (lambda file: file.write_text(""), "1 to 6"),
-        (lambda file: file.unlink(), "1 to 6"),
-        (torn, "5 to 6"),
-        (lambda file: without_lines(file, lambda step: step > 2), "1 to 6"),
-        (without_tests, "1 to 6"),
+        (lambda file: without_lines(file, lambda step: step <= 2), 5, "3 to 6"),
+        (lambda file: without_lines(file, lambda step: step <= 4), 2, "5 to 6"),
+        (lambda file: file.write_text(""), 6, "1 to 6"),
+        (lambda file: file.unlink(), 6, "1 to 6"),
+        (torn, 2, "5 to 6"),
+        (lambda file: without_lines(file, lambda step: step > 2), 1, "1 to 6"),
+        (without_tests, 2, "1 to 6"),
     ],
     ids=["two", "one", "empty", "deleted", "torn", "head", "tests"],
 )
-def test_lost_metrics_are_told_when_the_run_goes_on_and_stay_told(folder, damage, gap, capsys):
+def test_lost_metrics_are_told_when_the_run_goes_on_and_stay_told(folder, damage, lines, gap, capsys):
     damage(folder / "metrics.jsonl")
-    with pytest.warns(CheckpointWarning, match=rf"metrics\.jsonl lacks lines of steps {gap}, which the run wrote"):
+    says = rf"metrics\.jsonl lacks {lines} of the 6 lines .*, of steps {gap}: summary and plots are of the other lines"
+    with pytest.warns(CheckpointWarning, match=says):
         resume(folder, "--steps", "7")
     summary = resume(folder, "--steps", "8")
     assert summary["metrics_missing"] == [gap]
-    assert f"those of steps {gap} are lost" in capsys.readouterr().out
+    assert f"lines of steps {gap} are lost" in capsys.readouterr().out
 
 
 def test_the_records_of_another_process_are_not_written(tmp_path):

@@ -173,7 +173,7 @@ def test_the_steps_from_which_settings_changed_and_lost_metrics_are_marked(drawn
     assert figure.get_supxlabel().splitlines() == [
         "A value of training is the mean of the steps since the value before.",
         "Dashed, from step 20: seed 1, before 0.",
-        "The metrics of steps 21 to 30 are lost.",
+        "Metrics of steps 21 to 30 are lost.",
     ]
 
 
