@@ -59,7 +59,8 @@ class Checkpoints:
                 force=True,  # Orbax's default policy decides by time
                 metrics={"score": score},
             )
-            self._saving = position, saving
+            if saving is not None:
+                self._saving = position, saving
 
     def close(self) -> None:
         """Waits until the last checkpoint is complete; OSError with the folder if it could not be written."""
