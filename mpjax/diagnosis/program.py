@@ -18,7 +18,7 @@ from mpjax.precision.casting.flops import product_flops
 from mpjax.precision.casting.values import is_array, split_arrays
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import FLOAT32, is_floating, path_name, widest
-from mpjax.precision.modules import apply_policy
+from mpjax.precision.modules import apply_policy, ruled_modules
 from mpjax.precision.policy import Policy
 from mpjax.precision.rules import without_class
 from mpjax.precision.scaled_loss import loss_cotangent
@@ -96,15 +96,14 @@ def program_of_model(model, loss_fn: Callable, batch, policy: Policy) -> Program
         )
     before = nnx.state(model, nnx.Param)
     model = nnx.clone(model)
-    report = apply_policy(model, policy)
+    apply_policy(model, policy)
     name_scopes(model)  # after apply_policy, so that the module's scope contains the casts
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
     def loss_of(params, rest, batch):
         return loss_fn(nnx.merge(graph, params, rest, copy=True), batch)
 
-    ruled = [row.path for row in report if row.compute_dtype is not None]
-    return program_of(loss_of, params, {"state": rest, "batch": batch}, before=before, ruled=ruled)
+    return program_of(loss_of, params, {"state": rest, "batch": batch}, before=before, ruled=ruled_modules(model))
 
 
 def program_of_function(loss_fn: Callable, params, batch, policy: Policy) -> Program:

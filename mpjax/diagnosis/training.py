@@ -15,6 +15,7 @@ from mpjax.diagnosis.one_step import diagnose_program
 from mpjax.diagnosis.program import Program, program_of
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.diagnosis.update import UpdateRule
+from mpjax.precision.modules import ruled_modules
 from mpjax.precision.policy import Policy
 from mpjax.precision.scale_state import loss_scale_state
 from mpjax.precision.skip_step import optax_promotion
@@ -141,8 +142,7 @@ def _traced(task: Task, loss_of: Callable, state: TrainState, others: Mapping[st
     """Traces `loss_of(params, *others.values())`. The parameters take the dtypes of the task, not of the state."""
     dtypes = {name: leaf.dtype for name, leaf in take_apart(task.abstract)[1].items()}
     params = {name: value.astype(dtypes[name]) for name, value in state.params.items()}
-    ruled = [row.path for row in task.precision if row.compute_dtype is not None]
-    return program_of(task.cast(loss_of), params, others, before=state.params, ruled=ruled)
+    return program_of(task.cast(loss_of), params, others, before=state.params, ruled=ruled_modules(task.abstract))
 
 
 def make_probe(

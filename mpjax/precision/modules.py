@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 
 from mpjax.errors import UsageError
 from mpjax.precision.attention import attention_fn_for
-from mpjax.precision.calls import modules_of, unwrap, wrap
+from mpjax.precision.calls import has_call, modules_of, unwrap, wrap
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, is_floating, require_x64, widest
 from mpjax.precision.float8.layers import is_quantised, not_covered, nothing_quantised, set_products, why_wide
 from mpjax.precision.heads import layer_tags, leave_in_float32
@@ -19,7 +19,21 @@ from mpjax.precision.module_tree import class_names, lineages_of, second_names, 
 from mpjax.precision.policy import Policy
 from mpjax.precision.policy_report import PolicyReport, PolicyRow
 from mpjax.precision.presets import get_policy
-from mpjax.precision.rules import DEFAULTS, HEAD, LINEAR, NORM, SMALL_PRODUCT, Rules, by_path, decide, is_norm, winner
+from mpjax.precision.rules import (
+    DEFAULTS,
+    HEAD,
+    LINEAR,
+    NORM,
+    SMALL_PRODUCT,
+    Rules,
+    by_path,
+    covers,
+    decide,
+    is_default,
+    is_norm,
+    scope_lineage,
+    winner,
+)
 
 
 if TYPE_CHECKING:
@@ -31,7 +45,8 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
 
     Casts parameters to `param_dtype`, and makes layers compute in `compute_dtype`. Normalisation layers take their
     input, statistics and parameters in float32 (or wider) and cast their output to `compute_dtype`. The model casts its
-    output to `output_dtype`. The policy's rules override these defaults. A later call replaces an earlier call.
+    output to `output_dtype`. The policy's rules override these defaults. A rule for a module that holds variables and
+    has no `dtype` casts the inputs and outputs of its calls. A later call replaces an earlier call.
 
     >>> import mpjax
     >>> from flax import nnx
@@ -72,7 +87,14 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
         rule = decided[path]
         notes += _not_understood(path, module)
         value = rules[rule] if rule else None
-        row = _apply(path, module, variables[path], policy, rule, value)
+        around = None
+        if rule and not is_default(rule) and _is_own_code(module):
+            around = _around(path, rule, rules, decided, policy)
+            if not has_call(type(module)):
+                if around != policy.computes(value) and _has_floating(variables[path]):
+                    notes.append(_not_computed(path, module, rule, policy.computes(value)))
+                around = None
+        row = _apply(path, module, variables[path], policy, rule, value, around)
         output_dtype = _output_dtype(path, module, tags, policy, rule, value)
         leave_in_float32(module, wide=policy.computes(value) in HALF and _is_wide(output_dtype))
         recipe = policy.multiplies(value)
@@ -86,6 +108,44 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
     if policy.recipes:
         notes += not_covered(rules, modules, tags)
     return PolicyReport(rows, notes)
+
+
+def ruled_modules(model: "nnx.Module") -> list[str]:
+    """The paths of the modules in which a rule sets the dtype of the computation."""
+    modules = modules_of(model)
+    own = [path for path, module in modules.items() if has_call(type(module)) and _is_own_code(module)]
+    return own + [path for path, module in modules.items() if _is_layer(module)]
+
+
+def _is_own_code(module: "nnx.Module") -> bool:
+    """True if a module holds floating variables, and neither it nor a submodule has a `dtype` to set or is a norm."""
+    from flax import nnx
+
+    nodes = [node for _, node in nnx.iter_graph(module)]
+    layers = (node for node in nodes if isinstance(node, nnx.Module) and _is_layer(node))
+    return _has_floating(node for node in nodes if isinstance(node, nnx.Variable)) and not any(layers)
+
+
+def _is_layer(module) -> bool:
+    return _has_dtype(module, "dtype") or is_norm(class_names(module))
+
+
+def _around(path: str, rule: str, rules: Rules, decided: dict, policy: Policy) -> np.dtype:
+    """The compute dtype around a module. It is that of its own rule if the rule covers all that its parent holds."""
+    parent = path.rpartition("/")[0]
+    outer = rule if covers(rule, scope_lineage(f"{parent}/")) else decided.get(parent)
+    return policy.computes(rules[outer] if outer else None)
+
+
+def _not_computed(path: str, module, rule: str, dtype: np.dtype) -> str:
+    return (
+        f"rule '{rule}' does not change what {path or 'the model'} computes: {type(module).__name__} has no dtype and "
+        f"no __call__; cast in the code that uses it, as in x.astype(jnp.{dtype})"
+    )
+
+
+def _has_floating(variables: Iterable) -> bool:
+    return any(is_floating(variable.get_value()) for variable in variables)
 
 
 def _output_dtype(path: str, module, tags: dict, policy: Policy, rule: str | None, value) -> np.dtype | None:
@@ -178,7 +238,9 @@ def has_products_in_float8(model: "nnx.Module", policy: Policy) -> bool:
     return False
 
 
-def _apply(path: str, module, variables: list, policy: Policy, rule: str | None, value) -> PolicyRow:
+def _apply(
+    path: str, module, variables: list, policy: Policy, rule: str | None, value, around: np.dtype | None
+) -> PolicyRow:
     """Sets the dtypes of one module's own parameters and computation; children stay unchanged.
 
     Args:
@@ -188,6 +250,7 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
       policy: the policy of the model.
       rule: the pattern that decides the module; None if no rule does.
       value: the value of that rule: a dtype, a policy or a recipe; None without a rule.
+      around: the compute dtype around a module of the user's own code that the rule casts; None for other modules.
 
     Returns:
       The module's row of the report.
@@ -211,10 +274,10 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
     if hasattr(module, "attention_fn"):
         module.attention_fn = attention_fn_for(module.attention_fn, compute_dtype)
     norm = is_norm(class_names(module))
-    inside = compute_dtype if norm else None
-    if norm and output_dtype is None:
-        output_dtype = compute_dtype
-    outside = output_dtype if path == "" or has_dtype or norm else None
+    inside = compute_dtype if norm or around is not None else None
+    if inside is not None and output_dtype is None:
+        output_dtype = compute_dtype if norm else around
+    outside = output_dtype if path == "" or has_dtype or inside is not None else None
     for kind in (Casts, SumsInFloat32):
         unwrap(module, kind)
     if inside is not None or outside is not None:
@@ -226,7 +289,7 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
         path=path,
         type=type(module).__name__,
         param_dtype=param_dtype if has_params else None,
-        compute_dtype=compute_dtype if has_dtype or norm else None,
+        compute_dtype=compute_dtype if has_dtype or inside is not None else None,
         rule=rule or "policy",
     )
 

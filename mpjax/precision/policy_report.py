@@ -16,7 +16,7 @@ class PolicyRow(NamedTuple):
       type: the name of its class.
       param_dtype: the dtype of its own parameters; None if it has none.
       compute_dtype: the dtype that it computes in; the float8 dtype if its product with a weight is in float8; None if
-        it has no `dtype` to set, so that its own code decides.
+        it has no `dtype` to set and no rule, so that its own code decides.
       rule: the pattern that decided; "policy" if no rule did.
     """
 
@@ -32,7 +32,8 @@ class PolicyReport(tuple[PolicyRow, ...]):
 
     Attributes:
       notes: a line for each `dtype` or `param_dtype` attribute that stays unchanged because it is not a floating dtype,
-        for each layer that cannot multiply in float8, and for a rule for `Linear` in a model with `LinearGeneral`.
+        for each layer that cannot multiply in float8, for a rule for `Linear` in a model with `LinearGeneral`, and for
+        a rule that names a module with variables, but no `dtype` and no `__call__`.
     """
 
     notes: tuple[str, ...]

@@ -78,6 +78,25 @@ def test_no_line_is_told_where_the_line_is_the_product_or_does_not_repair():
     assert not any("only this line" in line for line in found.advice)
 
 
+class MeanSquares(nnx.Module):
+    """An RMS norm as a user writes it: no dtype, and squares that pass 65,504."""
+
+    def __init__(self):
+        self.scale = nnx.Param(jnp.ones((1, 64)))
+
+    def __call__(self, x):
+        x = x * 300
+        return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1) * self.scale[...].astype(x.dtype)
+
+
+def test_a_module_of_ones_own_is_kept_in_float32_and_not_the_layer_before_it():
+    first, last = (nnx.Linear(64, 64, rngs=nnx.Rngs(seed)) for seed in range(2))
+    model = nnx.Sequential(first, MeanSquares(), last)
+    found = diagnose(model, mean_square, X, policy="mixed_float16")
+    assert (found.verdict, found.path) == ("overflow", "layers/1")
+    assert (found.rules, found.verified, found.float32_flops) == ({"layers/1": "float32"}, True, 0.0)
+
+
 def shared(x):
     return jnp.square(x) * 1e-3
 

@@ -168,6 +168,26 @@ def test_a_rule_for_all_blocks_holds_in_both_forms():
     assert stack.all.mlp.down.dtype == jnp.float16
 
 
+class Squares(nnx.Module):
+    """No dtype, and squares of 300 x that pass 65,504."""
+
+    def __init__(self, *, rngs):
+        del rngs
+        self.scale = nnx.Param(jnp.ones(2))
+
+    def __call__(self, x):
+        y = 300 * x
+        return y * jax.lax.rsqrt(jnp.mean(y * y)) * self.scale[...].astype(x.dtype)
+
+
+@pytest.mark.parametrize("rule", ["blocks", "blocks/all", "type:Squares"])
+def test_a_rule_casts_what_enters_and_leaves_blocks_without_a_dtype(rule):
+    model = nnx.Dict(blocks=in_series(Squares, 2, rngs=nnx.Rngs(0), scan=True))
+    apply_policy(model, f"mixed_float16;{rule}=float32")
+    outputs = model.blocks(jnp.ones(2, jnp.float16))
+    assert (outputs.dtype, outputs.tolist()) == (np.float16, [1.0, 1.0])
+
+
 @pytest.mark.parametrize("pattern", ["blocks/1/mlp/up", "blocks/[!0]*", "blocks/?/mlp", "*1/mlp"])
 def test_a_rule_for_some_blocks_is_an_error_that_says_what_to_write(pattern):
     made = nnx.eval_shape(lambda: build(True))

@@ -1,6 +1,7 @@
 """apply_policy: dtypes on any Flax NNX model, float32 norms in training and evaluation, and a report that tells."""
 
 import copy
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from flax import nnx
 
 from mpjax.errors import DtypeError, UsageError
 from mpjax.precision import Policy, apply_policy, check_dtypes, get_policy
+from mpjax.precision.calls import modules_of
 from mpjax.precision.modules import scope_policy, storage_policy
 
 
@@ -469,6 +471,124 @@ def test_float64_with_64_bit_jax():
 def test_something_that_is_no_nnx_module_is_an_error(thing):
     with pytest.raises(UsageError, match="apply_policy takes a Flax NNX module, got"):
         apply_policy(thing, "float32")
+
+
+# Modules of the user's own, without a dtype
+
+
+class Mid(nnx.Module):
+    """An RMS norm of 300 x, whose squares pass 65,504: zeros in float16, ones in float32 where x is ones."""
+
+    def __init__(self, kind=nnx.Param):
+        self.scale = kind(jnp.ones((1, 2), jnp.float32))
+
+    def __call__(self, x):
+        x = x * 300
+        y = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True))
+        return y * self.scale[...].astype(x.dtype)
+
+
+class Outer(nnx.Module):
+    """Has its own operations in half precision around those of `inner`."""
+
+    def __init__(self):
+        self.inner = Mid()
+
+    def __call__(self, x):
+        return self.inner(x * 300 * 300 / 90000)
+
+
+class Around(nnx.Module):
+    """`mid` between two layers, with a shortcut, which needs the dtype around it."""
+
+    def __init__(self, mid):
+        self.a = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+        self.mid = mid
+        self.b = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        x = self.a(x)
+        return self.b(x + self.mid(x))
+
+
+def statistics_only():
+    return Mid(nnx.BatchStat)
+
+
+def half_ones():
+    return jnp.ones((1, 2), jnp.float16)
+
+
+def cache_only():
+    return Mid(nnx.Cache)
+
+
+@pytest.mark.parametrize("make", [Mid, statistics_only, cache_only, Outer])
+@pytest.mark.parametrize("rule", ["mid", "m?d*", "type:{}"])
+def test_a_rule_casts_what_enters_and_leaves_a_module_with_variables_and_no_dtype(make, rule):
+    model = Around(make())
+    rule = rule.format(type(model.mid).__name__)
+    report = apply_policy(model, f"mixed_float16;{rule}=float32")
+    assert [(row.compute_dtype, row.rule) for row in report if row.path == "mid"] == [(F32, rule)]
+    assert (model.mid(half_ones()).dtype, model.mid(half_ones()).tolist()) == (F16, [[1.0, 1.0]])
+    assert model(jnp.ones((1, 2))).dtype == F32
+    assert report.notes == ()
+
+
+def test_a_half_rule_casts_down_and_back_and_a_rule_written_out_says_its_output():
+    model = Around(Mid())
+    ones = jnp.ones((1, 2), jnp.float32)
+    report = rows(apply_policy(model, "float32;mid=float16"))
+    assert report["mid"][2:] == (F32, F16, "mid")
+    assert (model.mid(ones).dtype, model.mid(ones).tolist()) == (F32, [[0.0, 0.0]])
+    apply_policy(model, "mixed_float16;mid=params=float32,compute=float32,output=bfloat16")
+    assert (model.mid(ones).dtype, model.mid(ones).tolist()) == (BF16, [[1.0, 1.0]])
+
+
+def test_only_a_rule_of_the_user_casts_and_the_next_policy_takes_it_back():
+    model, plain = Around(Mid()), Around(Mid())
+    apply_policy(model, "mixed_float16;mid=float32")
+    assert rows(apply_policy(model, "mixed_float16"))["mid"][2:] == (F32, None, "policy")
+    apply_policy(plain, "mixed_float16")
+    assert nnx.graphdef(model) == nnx.graphdef(plain)
+    assert model.mid(half_ones()).tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("rule", ["block", "block/*", "*", "type:Around"])
+def test_inside_a_rule_for_all_around_it_a_module_leaves_its_results_in_the_rules_dtype(rule):
+    model = nnx.Dict(block=Around(Mid()))
+    report = rows(apply_policy(model, f"mixed_float16;{rule}=float32"))
+    assert report["block/mid"][2:] == (F32, F32, rule)
+    assert model.block.mid(half_ones()).dtype == F32
+
+
+def test_a_rule_leaves_the_operations_of_a_module_alone_whose_submodules_have_dtypes():
+    model = Holder(Around(Mid()))
+    model.quantiser.scale = nnx.Param(jnp.ones(2))
+    report = rows(apply_policy(model, "mixed_float16;quantiser=bfloat16"))
+    assert report["quantiser"].compute_dtype is None
+
+
+def test_a_rule_for_variables_without_a_call_is_told_that_it_changes_no_computation():
+    class Scale(nnx.Module):
+        def __init__(self):
+            self.value = nnx.Param(jnp.ones(2))
+
+    report = apply_policy(Holder(Scale()), "mixed_float16;quantiser=float32")
+    assert report.notes == (
+        "rule 'quantiser' does not change what quantiser computes: Scale has no dtype and no __call__; cast in the "
+        "code that uses it, as in x.astype(jnp.float32)",
+    )
+    assert rows(report)["quantiser"][2:] == (F32, None, "quantiser")
+
+
+def test_a_module_in_two_places_is_cast_in_both_and_a_pickled_copy_too():
+    model = Around(Mid())
+    model.again = model.mid
+    first = "mid" if "mid" in modules_of(model) else "again"
+    apply_policy(model, f"mixed_float16;{first}=float32")
+    for mid in (model.mid, model.again, pickle.loads(pickle.dumps(model.mid))):
+        assert mid(half_ones()).tolist() == [[1.0, 1.0]]
 
 
 # True no-ops, repeats, and other lives of a model
