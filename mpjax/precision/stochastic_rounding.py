@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import jax
@@ -35,6 +36,7 @@ def stochastic_round(values: Float[Array, "*S"], dtype: DTypeLike, key: jax.Arra
     return jnp.where(drawn < share, neighbour, nearest)
 
 
+@functools.partial(jax.jit, inline=True)  # traced once for a shape, and not again for each array
 def stochastic_bfloat16(values: Float[Array, "*S"], seed: UInt[Array, ""]) -> Float[Array, "*S"]:
     """Rounds to bfloat16 like `stochastic_round`, but fuses into the kernel that computes the values.
 
@@ -53,6 +55,7 @@ def stochastic_bfloat16(values: Float[Array, "*S"], seed: UInt[Array, ""]) -> Fl
     return jnp.where(has_neighbours, rounded, values.astype(jnp.bfloat16))
 
 
+@functools.partial(jax.jit, static_argnums=0, inline=True)
 def scrambled(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
     """Fills an array of `shape` with random uint32 numbers: each is a hash of the seed plus the element's flat index.
 

@@ -129,6 +129,7 @@ def _is_grouped(node: Any) -> bool:
     return isinstance(node, Grouped)
 
 
+@functools.partial(jax.jit, inline=True)  # traced once for a shape, and not again for each moment
 def grouped(x: Float[Array, "*L N"], seed: UInt[Array, ""]) -> Grouped:
     """Rounds an array stochastically to float8, in groups of 128 numbers along the last axis; the mean is exact.
 
@@ -162,6 +163,7 @@ def grouped(x: Float[Array, "*L N"], seed: UInt[Array, ""]) -> Grouped:
     return Grouped(_joined(values, x.shape), scale[..., 0], power[..., 0])
 
 
+@functools.partial(jax.jit, inline=True)
 def ungrouped(stored: Grouped) -> Float[Array, "*L N"]:
     """Restores the float32 array from a `Grouped`."""
     values = _cut(stored.values.astype(FLOAT32))
