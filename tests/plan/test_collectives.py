@@ -24,9 +24,13 @@ GPT2 = "--task language_modeling --data.name docstrings --data.length 128 --data
 UNET = "--task segmentation --data.name digits_canvas --data.batch_size 16 --model.name unet"
 
 
-@functools.cache
 def on_gpus(flags: str, devices: int = 8) -> tuple[Compiled, int, int]:
     """The program of a step on some GPUs, and the bytes of its parameters and of its statistics in float32."""
+    return _on_gpus(flags, devices)
+
+
+@functools.cache
+def _on_gpus(flags: str, devices: int) -> tuple[Compiled, int, int]:
     config = load_config(f"{flags} --data.crop_padding 0 --optimizer.clip_norm 1".split())
     step = planned_step(config, fields_of(config))
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -39,7 +43,7 @@ def on_gpus(flags: str, devices: int = 8) -> tuple[Compiled, int, int]:
 @pytest.fixture(scope="module", autouse=True)
 def _forget():
     yield
-    on_gpus.cache_clear()
+    _on_gpus.cache_clear()
 
 
 def sent(flags: str) -> dict:
