@@ -310,31 +310,39 @@ def metrics_of(folder, steps):
     return [{k: v for k, v in record.items() if k not in times} for record in records if record["step"] in steps]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["KILL", "INT", "TERM"]
-)
-def test_a_run_that_is_ended_resumes_and_ends_as_undisturbed(undisturbed, tmp_path, number, code):
-    """After SIGKILL from the last complete checkpoint; after SIGINT and SIGTERM from the one they cause."""
-    folder = tmp_path / "run"
-    process = command("train.py", *LONG, "--output_dir", folder)
-    while not (folder / "checkpoints" / "600").exists():
-        assert process.stdout.readline(), process.communicate()  # it says every 50 steps where it is
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == code
-    saved = complete_checkpoints(folder / "checkpoints")
-    assert 600 <= saved[-1] < 4000
-    assert not (folder / "summary.json").exists()
-    if number == signal.SIGKILL:
-        assert err == ""
-        assert saved[-1] % 200 == 0
-    else:
-        said, line = err.splitlines()
-        assert said == f"stopped at step {saved[-1]}; the checkpoint is saved; to resume:"
-        assert shlex.split(line)[2:] == ["--resume", "--output_dir", str(folder)]
+ENDS = ((signal.SIGINT, 130, 400), (signal.SIGTERM, 143, 1000), (signal.SIGKILL, -9, 1600))
+"""Signals, their exit codes, and the first checkpoint after which each is sent."""
 
-    process = command("train.py", "--resume", "--output_dir", folder)
+
+@pytest.mark.slow
+def test_a_run_that_is_ended_resumes_and_ends_as_undisturbed(undisturbed, tmp_path):
+    """After SIGINT and SIGTERM from the checkpoint that they cause, after SIGKILL from the last complete one."""
+    folder, windows, saved, resuming = tmp_path / "run", [], [], ()
+    for number, code, position in ENDS:
+        process = command("train.py", *(resuming or LONG), "--output_dir", folder)
+        out = []
+        while max(complete_checkpoints(folder / "checkpoints"), default=0) < position:
+            out.append(process.stdout.readline())  # it says every 50 steps where it is
+            assert out[-1], process.communicate()
+        process.send_signal(number)
+        rest, err = process.communicate(timeout=60)
+        assert process.returncode == code
+        assert not saved or f"resumed from step {saved[-1]}\n" in "".join(out) + rest
+        saved = complete_checkpoints(folder / "checkpoints")
+        assert position <= saved[-1] < 4000
+        assert not (folder / "summary.json").exists()
+        if number == signal.SIGKILL:
+            assert err == ""
+            assert saved[-1] % 200 == 0
+        else:
+            said, line = err.splitlines()
+            assert said == f"stopped at step {saved[-1]}; the checkpoint is saved; to resume:"
+            assert shlex.split(line)[2:] == ["--resume", "--output_dir", str(folder)]
+        # A stop between two lines of metrics leaves a line of its own.
+        windows += range(saved[-1] - saved[-1] % 50, saved[-1] + 50) if saved[-1] % 50 else ()
+        resuming = ("--resume",)
+
+    process = command("train.py", *resuming, "--output_dir", folder)
     out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (0, "")
     assert f"resumed from step {saved[-1]}\n" in out
@@ -342,9 +350,7 @@ def test_a_run_that_is_ended_resumes_and_ends_as_undisturbed(undisturbed, tmp_pa
     assert one.keys() == other.keys()
     for name, value in one.items():
         assert value.tobytes() == other[name].tobytes(), name
-    # A stop between two lines of metrics leaves a line of its own.
-    window = range(saved[-1] - saved[-1] % 50, saved[-1] + 50) if saved[-1] % 50 else ()
-    steps = [step for step in range(4001) if step not in window]
+    steps = [step for step in range(4001) if step not in windows]
     assert metrics_of(folder, steps) == metrics_of(undisturbed, steps)
 
 

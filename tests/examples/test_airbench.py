@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import pathlib
+import shutil
 from typing import Any
 
 import jax
@@ -291,8 +292,9 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(tmp_path):
     def trained(folder, *arguments):
         return run(load_config([*f"{common}{tmp_path / folder}".split(), *arguments]))
 
-    whole = trained("whole", "--steps", "4")
-    trained("parts", "--steps", "2")
-    again = trained("parts", "--steps", "4", "--resume")
+    whole = trained("whole", "--steps", "4", "--loop.save_every", "2", "--loop.keep", "9")
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    shutil.rmtree(tmp_path / "parts" / "checkpoints" / "4")
+    again = trained("parts", "--resume")
     assert again["steps"] == 4
     assert again["test/loss"] == whole["test/loss"]

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -300,9 +301,11 @@ def test_a_run_trains_and_goes_on_bit_for_bit(tmp_path):
         *("--optimizer.warmup", "0"),
         *("--training.remat", "full", "--report.no_tensorboard", "--report.no_plot"),
     ]
-    run(load_config([*flags, "--steps", "6", "--output_dir", str(tmp_path / "whole")]))
-    run(load_config([*flags, "--steps", "3", "--output_dir", str(tmp_path / "half")]))
-    run(load_config(["--resume", "--steps", "6", "--output_dir", str(tmp_path / "half")]))
+    flags += ["--steps", "6", "--loop.save_every", "3", "--loop.keep", "9"]
+    run(load_config([*flags, "--output_dir", str(tmp_path / "whole")]))
+    shutil.copytree(tmp_path / "whole", tmp_path / "half")
+    shutil.rmtree(tmp_path / "half" / "checkpoints" / "6")
+    run(load_config(["--resume", "--output_dir", str(tmp_path / "half")]))
     (_, whole, _), (_, half, _) = (read_checkpoint(tmp_path / name / "checkpoints") for name in ("whole", "half"))
     assert whole.keys() == half.keys()
     for name, value in whole.items():
