@@ -233,20 +233,22 @@ def test_a_run_killed_at_a_random_moment_ends_and_goes_on_as_undisturbed(undistu
     random = np.random.default_rng(seed)
     killed, seconds = int(random.integers(2)), random.uniform(0, 8)
     folder = tmp_path / "killed"
-    flags = [*SMALL, *FORTY, "--output_dir", str(folder), "--distributed.timeout", "30"]
-    processes = start_both(*flags)
+    flags = [*SMALL, *FORTY, "--output_dir", str(folder)]
+    # One that is killed before it has come is waited for.
+    processes = start_both(*flags, "--distributed.timeout", "8")
     with contextlib.suppress(subprocess.TimeoutExpired):
         processes[killed][0].wait(seconds)
     processes[killed][0].kill()
     code, _, err = ends(processes)[1 - killed]
     print(f"killed process {killed} after {seconds:.1f} s: the other ended with {code}: {err.strip()[-200:]}")
     if code:
-        reasons = "has ended without a word", "did not come within 30 seconds", "did not reach process 0", "gloo"
+        reasons = "has ended without a word", "did not come within 8 seconds", "did not reach process 0", "gloo"
         assert any(reason in err for reason in reasons), err
     else:
         assert (folder / "summary.json").exists()  # it was done before
     if (folder / "config.toml").exists():
         flags = ["--resume", *flags]
+    flags += ["--distributed.timeout", "30"]
     assert [code for code, _, _ in ends(start_both(*flags))] == [0, 0]
     assert losses(folder) == pytest.approx(undisturbed, rel=1e-5)
 

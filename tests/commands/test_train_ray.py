@@ -49,6 +49,7 @@ def cluster():
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",  # else a token is written to the user's home
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3",  # Ray looks after its workers every two seconds
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process more for each start of the workers
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
