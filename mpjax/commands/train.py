@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from mpjax import data, extend, report
+from mpjax import data, extend, models, report
 from mpjax.commands.build import CHECKPOINTS, Run, build_run, layer_probe, model_with
 from mpjax.commands.evaluate import evaluate_state
 from mpjax.commands.lacking import named_together
@@ -260,7 +260,7 @@ def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
 
         require_metric(config.loop.best, metrics_of(run.task, data.batch_fields(run.source, config.data)))
     advised = *advice(run.plan, config.precision, jax.devices()[0]), *advice_on(config.optimizer)
-    return run, [fit, *run.source.notes, *advised]
+    return run, [fit, *run.source.notes, *advised, *models.advice_on(config.model)]
 
 
 def _listeners(

@@ -15,7 +15,6 @@ from typing import ParamSpec, TypeVar
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import SingleDeviceSharding
 
 from mpjax.precision.dtypes import default_device
 
@@ -34,7 +33,7 @@ SMALL = 2**14
 def compiled(fn: Callable[P, R], numpy: Callable | None = None) -> Callable[P, R]:
     """Wraps `fn` so that it runs compiled ahead of time for the shapes of its arrays, or in NumPy if they are small.
 
-    `fn` itself runs within a trace, and if an array is not on the first local device alone.
+    `fn` itself runs within a trace, and if an array is not on the default device alone.
 
     Args:
       fn: a JAX function of arrays, and of keyword options. If an option cannot be hashed, `fn` runs uncompiled.
@@ -52,7 +51,7 @@ def compiled(fn: Callable[P, R], numpy: Callable | None = None) -> Callable[P, R
                 return result
         try:
             shapes = tuple((x.shape, x.dtype) for x in arrays)
-            program = _program(fn, tuple(options.items()), shapes, SingleDeviceSharding(default_device()))
+            program = _program(fn, tuple(options.items()), shapes, default_device())
         except TypeError:  # an option that cannot be hashed
             return fn(*arrays, **options)
         return program(*arrays)
@@ -77,18 +76,23 @@ def brought_here(array):
 
 
 def _is_here(array) -> bool:
-    """True for an array on the host, or on the first local device alone, for which programs are compiled."""
+    """True for an array on the host, or on the default device alone, for which programs are compiled."""
     if isinstance(array, Tracer):
         return False
     return not isinstance(array, jax.Array) or array.devices() == {default_device()}
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _program(fn: Callable, options: tuple, shapes: tuple, here: SingleDeviceSharding):
+def _program(fn: Callable, options: tuple, shapes: tuple, device: jax.Device):
+    """Compiles `fn` for the default device, which is `device`: a part of the key of the cache.
+
+    The shapes have no sharding, so that results are not committed to the device: a `shard_map` moves them.
+    """
+
     def run(*arrays):  # a new function, so that JAX shares no cache between programs
         return fn(*arrays, **dict(options))
 
-    return jax.jit(run).lower(*(jax.ShapeDtypeStruct(*shape, sharding=here) for shape in shapes)).compile()
+    return jax.jit(run).lower(*(jax.ShapeDtypeStruct(*shape) for shape in shapes)).compile()
 
 
 def _trim():

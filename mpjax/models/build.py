@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -69,33 +69,39 @@ def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
             f"or --task {entry.task} for other data",
             repair={"model.name": fitting[0]} if len(fitting) == 1 else None,
         )
-    settings = _given(config, entry.settings, f"{config.name} has no such setting")
+    settings = _given(config)
+    faults = []
+    for name in sorted(settings.keys() - set(entry.settings)):
+        usual = getattr(type(config), name)
+        instead = f"no_{name}" if usual is False else f"{name} {usual}"
+        faults.append(
+            f"--model.{name} {settings[name]}: {config.name} has no such setting; leave it out, or write "
+            f"--model.{instead}"
+        )
+    if faults:
+        raise UsageError("\n".join(faults))
     settings.pop("stem", None)  # a class among the results of `inputs`
     return entry.make(**{**entry.inputs(fields, config), **settings}, rngs=rngs)
 
 
-def _given(config: schema.Model, read: Collection[str], otherwise: str) -> dict[str, Any]:
-    """The settings of the network that differ from their defaults.
-
-    Raises:
-      UsageError: the model does not read one of them.
-    """
+def _given(config: schema.Model) -> dict[str, Any]:
+    """The settings of the network that differ from their defaults."""
     usual = {field.name: field.default for field in dataclasses.fields(config) if field.name not in _OF_EVERY_MODEL}
-    given = {name: value for name in usual if (value := getattr(config, name)) != usual[name]}
-    faults = []
-    for name in given.keys() - set(read):
-        instead = f"no_{name}" if usual[name] is False else f"{name} {usual[name]}"
-        faults.append(f"--model.{name} {given[name]}: {otherwise}; leave it out, or write --model.{instead}")
-    if faults:
-        raise UsageError("\n".join(sorted(faults)))
-    return given
+    return {name: value for name in usual if (value := getattr(config, name)) != usual[name]}
+
+
+def advice_on(config: schema.Model) -> list[str]:
+    """Advice on settings of the network beside the user's own model, which does not read them; else none."""
+    given = [f"--model.{name} {value}" for name, value in _given(config).items()]
+    if not given or ":" not in str(config.name):
+        return []
+    return [f"{', '.join(given)} without effect: {config.name} is your own model, which its code alone describes"]
 
 
 def _own(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     from mpjax.config.user_code import load_function
 
     name = config.name
-    _given(config, (), f"{name} is your own model, which its code alone describes")
     make = load_function(name, flag="--model.name")
     try:
         _signature(make).bind(fields, rngs=rngs)

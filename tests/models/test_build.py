@@ -150,12 +150,11 @@ def test_a_setting_that_a_model_reads_reaches_it(name, monkeypatch):
     assert all(arguments != given[0] for arguments in given[1:])
 
 
-def test_no_setting_is_for_a_model_of_the_user(tmp_path):
-    (tmp_path / "net.py").write_text(OWN)
+def test_settings_beside_a_model_of_the_user_have_no_effect_and_are_named():
     for setting, value in OTHER.items():
-        says = f"--model.{setting} .*net.py:Net is your own model, which its code alone describes; leave it"
-        with pytest.raises(UsageError, match=says):
-            build(name=f"{tmp_path}/net.py:Net", **{"width": 0, setting: value})
+        says = f"--model.{setting} {value} without effect: net.py:Net is your own model, which its code alone describes"
+        assert models.advice_on(Model(name="net.py:Net", **{setting: value})) == [says]
+    assert models.advice_on(Model(name="net.py:Net")) == models.advice_on(Model(name="mlp", width=8)) == []
 
 
 OWN = """

@@ -95,7 +95,7 @@ def test_a_failed_write_names_the_file(tmp_path):
     whole = writer._file._file
 
     class FullDisk:
-        fileno, close = whole.fileno, whole.close
+        fileno, close, truncate = whole.fileno, whole.close, whole.truncate
 
         def write(self, record):
             raise OSError(28, "No space left on device")
