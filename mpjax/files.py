@@ -39,7 +39,7 @@ class AppendFile:
         self.path = path
         with naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = io.FileIO(path, "x" if new else "a", opener=_no_link)
+            self._file = io.FileIO(path, "x" if new else "a", opener=_appending)
 
     def append(self, record: bytes) -> None:
         """Writes the bytes of one record.
@@ -62,6 +62,10 @@ class AppendFile:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def _appending(path: str, flags: int) -> int:
+    return _no_link(path, flags | os.O_APPEND)
 
 
 def _no_link(path: str, flags: int) -> int:

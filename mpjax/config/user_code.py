@@ -170,9 +170,9 @@ def load_function(spec: Code, *, flag: str) -> Callable:
       flag: the name of the setting, for messages.
 
     Raises:
-      UsageError: a stored run names the code, there is no such file, module, function or class, the file is not valid
-        Python, cannot import a module or calls `sys.exit`, or the name is not callable. For a missing name the message
-        lists the functions and classes of the module. Other exceptions of the imported code pass unchanged.
+      UsageError: a stored run names the code, there is no such file, module, function or class, the imported code
+        raises or calls `sys.exit`, or the name is not callable. For a missing name the message lists the functions and
+        classes of the module.
     """
     if isinstance(spec, PythonObject):
         return spec.value

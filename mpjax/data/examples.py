@@ -64,7 +64,7 @@ def array(name: str, value: Any, field: Field | None = None) -> np.ndarray:
       UsageError: the value is not an array of numbers, is masked, or its lists have unequal lengths.
     """
     name = called(name, field)
-    if isinstance(value, np.ma.MaskedArray):
+    if any(map(np.ma.is_masked, value if isinstance(value, list | tuple) else (value,))):
         raise UsageError(
             f"{name}: a masked array, of which NumPy would read what is under the mask; return an ordinary one, as "
             "array.filled(0) is"

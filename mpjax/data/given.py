@@ -148,8 +148,8 @@ def given_batches(
                     if field in rows and rows[field].dtype != dtype:
                         raise UsageError(
                             f"{given.names[position]}: {field} is {rows[field].dtype}, that of the training set is "
-                            f"{dtype}: images of 8 bits are scaled by 255, and floats are not; make a split of the "
-                            f"data set of them, as {dtype} like the training images, and write --split NAME"
+                            f"{dtype}: images of 8 bits are divided by 255, and floats are not; add these images to "
+                            f"the data set as a split, stored as {dtype}, and write --split NAME"
                         )
                 first = first or rows
                 _require_dtypes(rows, first, given.names[position])
@@ -228,11 +228,19 @@ def given_images(inputs: Sequence[str], source: Source, config: Data) -> Inputs:
 
 
 def _trained(source: Source, read: Reader) -> dict[str, np.dtype]:
-    """The dtypes of the images that a model was trained on, by its first example."""
+    """The dtypes of the images that a model was trained on, by its first example.
+
+    Floats from 0 to 1 are left out: bytes are scaled to that range too.
+    """
     images = [name for name in read.fields if isinstance(read.fields[name], Image)]
     if not images or not len(source.train):
         return {}
-    return {name: value.dtype for name, value in read(source.train[0]).items() if name in images}
+    first = {name: value for name, value in read(source.train[0]).items() if name in images}
+    return {name: value.dtype for name, value in first.items() if value.dtype.kind != "f" or not _is_scaled(value)}
+
+
+def _is_scaled(values: np.ndarray) -> bool:
+    return bool(values.min() >= 0 and values.max() <= 1)
 
 
 def _of_images(source: Source, config: Data) -> Reader:

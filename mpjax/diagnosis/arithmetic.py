@@ -178,13 +178,14 @@ def is_opaque(eqn) -> bool:
 def room_for(values: list):
     """The power of two by which arrays are scaled so that no sum of their values overflows float16.
 
-    The power is 1 if all floating values are zero, if one of them is not finite, or if there are none.
+    This holds for arrays of at most 2^15 values; in larger ones the magnitudes become at most 1. The power is 1 if all
+    floating values are zero, if one of them is not finite, or if there are none.
     """
     floats = [x for x in values if is_floating(x) and x.size]
     if not floats:
         return 1.0
     largest = functools.reduce(jnp.maximum, (jnp.max(jnp.abs(x)) for x in floats))
-    top = 15 - int(np.ceil(np.log2(max(x.size for x in floats))))
+    top = max(0, 15 - int(np.ceil(np.log2(max(x.size for x in floats)))))
     return jnp.where((largest > 0) & jnp.isfinite(largest), jnp.exp2(top - jnp.ceil(jnp.log2(largest))), 1.0)
 
 

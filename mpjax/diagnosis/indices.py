@@ -29,7 +29,7 @@ class Indices(Emulator):
 
         Gathers in loops are not checked. Gathers that clip indices, or that fill in a number, stay finite.
         """
-        if eqn.primitive.name != "gather" or isinstance(pairs[1].low, Tracer):
+        if eqn.primitive.name != "gather" or any(isinstance(pair.low, Tracer) for pair in pairs):
             return super().applied(eqn, pairs, place, debug_info)
         rows, indices = (np.asarray(pair.low) for pair in pairs)
         outputs = super().applied(eqn, pairs, place, debug_info)

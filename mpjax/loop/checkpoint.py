@@ -73,8 +73,9 @@ class Checkpoints:
         if started is not None:
             position, saving = started
             saving.result()
-            # Orbax reports success even if it finds no arrays to merge.
-            if self._first and not (self._directory / str(position) / "state" / "manifest.ocdbt").is_file():
+            # Orbax reports success even if it finds no arrays to merge. A checkpoint may have been moved since.
+            state = self._directory / str(position) / "state"
+            if self._first and state.is_dir() and not (state / "manifest.ocdbt").is_file():
                 raise FileNotFoundError(f"checkpoint {position} was written without its arrays")
 
 

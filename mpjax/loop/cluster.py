@@ -111,9 +111,10 @@ def own_gpus(environment: Mapping[str, str]) -> tuple[int, ...] | None:
     tasks, local = _tasks_on_node(environment), int(environment.get("SLURM_LOCALID", "0"))
     gpus = _visible_gpus(environment)
     bound = "SLURM_GPUS_PER_TASK" in environment or "gpu" in environment.get("SLURM_TRES_PER_TASK", "")
-    # --gpu-bind shows a task fewer GPUs than the step has on its node. An old SLURM does not say how many these are.
-    unsaid = 2 if "CUDA_VISIBLE_DEVICES" in environment else gpus
-    if tasks == 1 or gpus == 0 or bound or gpus < int(environment.get("SLURM_GPUS_ON_NODE", unsaid)):
+    # --gpu-bind shows each task GPUs of its own: those of all tasks are on the node. An old SLURM does not say how many
+    # there are.
+    on_node = int(environment.get("SLURM_GPUS_ON_NODE", tasks if "CUDA_VISIBLE_DEVICES" in environment else 0))
+    if tasks == 1 or gpus == 0 or bound or gpus * tasks <= on_node:
         return None
     if gpus % tasks:
         each = "" if gpus == 1 else f"--ntasks-per-node={gpus}, one task for each GPU, or "

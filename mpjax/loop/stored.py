@@ -147,8 +147,9 @@ def _read(
             faults = _edited(about) or _mistyped(about)
             arrays = _arrays(folder, places)
     except Exception as error:  # Orbax and tensorstore raise many types for a truncated file
-        if is_exhausted(error):
-            raise  # an earlier checkpoint would not fit either, and this one would be set aside
+        if is_exhausted(error):  # an earlier checkpoint would not fit either, and this one would be set aside
+            said = str(error).partition("\n")[0][:200] or type(error).__name__
+            raise UsageError(f"checkpoint {folder} cannot be read: memory or open files ran out ({said})") from error
         faults = [str(error).splitlines()[0][:200] if str(error) else type(error).__name__]
         arrays, about, version, cause = {}, {}, FORMAT, error
     # If one process fails to read, all of them stop here, because the checksums below run on all devices.

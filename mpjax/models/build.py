@@ -71,7 +71,7 @@ def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
         )
     settings = _given(config)
     faults = []
-    for name in sorted(settings.keys() - set(entry.settings)):
+    for name in sorted(settings.keys() - set(entry.settings) - _WITHOUT_EFFECT):
         usual = getattr(type(config), name)
         instead = f"no_{name}" if usual is False else f"{name} {usual}"
         faults.append(
@@ -90,12 +90,17 @@ def _given(config: schema.Model) -> dict[str, Any]:
     return {name: value for name in usual if (value := getattr(config, name)) != usual[name]}
 
 
+_WITHOUT_EFFECT = frozenset({"pool", "stem"})
+"""Settings that are named, not refused, where a model does not read them: runs have been stored with them."""
+
+
 def advice_on(config: schema.Model) -> list[str]:
-    """Advice on settings of the network beside the user's own model, which does not read them; else none."""
-    given = [f"--model.{name} {value}" for name, value in _given(config).items()]
-    if not given or ":" not in str(config.name):
-        return []
-    return [f"{', '.join(given)} without effect: {config.name} is your own model, which its code alone describes"]
+    """Names the settings that the model does not read; the user's own model reads none."""
+    own = ":" in str(config.name)
+    read = () if own else ENTRIES[str(config.name)].settings
+    unread = [f"--model.{name} {value}" for name, value in _given(config).items() if name not in read]
+    why = "is your own model, which its code alone describes" if own else "does not read it"
+    return [f"{', '.join(unread)} without effect: {config.name} {why}"] if unread else []
 
 
 def _own(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:

@@ -13,6 +13,7 @@ from mpjax.precision.attention import attention_fn_for
 from mpjax.precision.calls import has_call, modules_of, unwrap, wrap
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, is_floating, require_x64, widest
 from mpjax.precision.float8.layers import is_quantised, not_covered, nothing_quantised, set_products, why_wide
+from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.heads import layer_tags, leave_in_float32
 from mpjax.precision.layers import Casts, SumsInFloat32, adds_up, keep_carried
 from mpjax.precision.module_tree import class_names, lineages_of, second_names, variables_by_module
@@ -27,11 +28,9 @@ from mpjax.precision.rules import (
     SMALL_PRODUCT,
     Rules,
     by_path,
-    covers,
     decide,
     is_default,
     is_norm,
-    scope_lineage,
     winner,
 )
 
@@ -46,7 +45,7 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
     Casts parameters to `param_dtype`, and makes layers compute in `compute_dtype`. Normalisation layers take their
     input, statistics and parameters in float32 (or wider) and cast their output to `compute_dtype`. The model casts its
     output to `output_dtype`. The policy's rules override these defaults. A rule for a module that holds variables and
-    has no `dtype` casts the inputs and outputs of its calls. A later call replaces an earlier call.
+    has no `dtype` casts the inputs of its calls. A later call replaces an earlier call.
 
     >>> import mpjax
     >>> from flax import nnx
@@ -87,14 +86,12 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
         rule = decided[path]
         notes += _not_understood(path, module)
         value = rules[rule] if rule else None
-        around = None
-        if rule and not is_default(rule) and _is_own_code(module):
-            around = _around(path, rule, rules, decided, policy)
-            if not has_call(type(module)):
-                if around != policy.computes(value) and _has_floating(variables[path]):
-                    notes.append(_not_computed(path, module, rule, policy.computes(value)))
-                around = None
-        row = _apply(path, module, variables[path], policy, rule, value, around)
+        ruled = rule is not None and not is_default(rule) and not isinstance(value, Recipe) and _is_own_code(module)
+        if ruled and not has_call(type(module)):
+            ruled = False
+            if policy.computes(value) != policy.compute_dtype and _has_floating(variables[path]):
+                notes.append(_not_computed(path, module, rule, policy.computes(value)))
+        row = _apply(path, module, variables[path], policy, rule, value, ruled=ruled)
         output_dtype = _output_dtype(path, module, tags, policy, rule, value)
         leave_in_float32(module, wide=policy.computes(value) in HALF and _is_wide(output_dtype))
         recipe = policy.multiplies(value)
@@ -128,13 +125,6 @@ def _is_own_code(module: "nnx.Module") -> bool:
 
 def _is_layer(module) -> bool:
     return _has_dtype(module, "dtype") or is_norm(class_names(module))
-
-
-def _around(path: str, rule: str, rules: Rules, decided: dict, policy: Policy) -> np.dtype:
-    """The compute dtype around a module. It is that of its own rule if the rule covers all that its parent holds."""
-    parent = path.rpartition("/")[0]
-    outer = rule if covers(rule, scope_lineage(f"{parent}/")) else decided.get(parent)
-    return policy.computes(rules[outer] if outer else None)
 
 
 def _not_computed(path: str, module, rule: str, dtype: np.dtype) -> str:
@@ -238,9 +228,7 @@ def has_products_in_float8(model: "nnx.Module", policy: Policy) -> bool:
     return False
 
 
-def _apply(
-    path: str, module, variables: list, policy: Policy, rule: str | None, value, around: np.dtype | None
-) -> PolicyRow:
+def _apply(path: str, module, variables: list, policy: Policy, rule: str | None, value, *, ruled: bool) -> PolicyRow:
     """Sets the dtypes of one module's own parameters and computation; children stay unchanged.
 
     Args:
@@ -250,7 +238,7 @@ def _apply(
       policy: the policy of the model.
       rule: the pattern that decides the module; None if no rule does.
       value: the value of that rule: a dtype, a policy or a recipe; None without a rule.
-      around: the compute dtype around a module of the user's own code that the rule casts; None for other modules.
+      ruled: whether the rule casts the inputs of the module, because its code chooses no dtype.
 
     Returns:
       The module's row of the report.
@@ -274,9 +262,9 @@ def _apply(
     if hasattr(module, "attention_fn"):
         module.attention_fn = attention_fn_for(module.attention_fn, compute_dtype)
     norm = is_norm(class_names(module))
-    inside = compute_dtype if norm or around is not None else None
-    if inside is not None and output_dtype is None:
-        output_dtype = compute_dtype if norm else around
+    inside = compute_dtype if norm or ruled else None
+    if norm and output_dtype is None:
+        output_dtype = compute_dtype
     outside = output_dtype if path == "" or has_dtype or inside is not None else None
     for kind in (Casts, SumsInFloat32):
         unwrap(module, kind)

@@ -35,7 +35,7 @@ def init_in_float32(inner: optax.GradientTransformation, params: Any) -> Any:
     and their structure differs for float32 parameters.
     """
     state = inner.init(parameters_seen(inner, params))
-    wide = jax.eval_shape(inner.init, in_float32(params))
+    wide = jax.eval_shape(lambda: inner.init(in_float32(params)))
     if jax.tree.structure(wide, is_leaf=_stores_half) != jax.tree.structure(state, is_leaf=_stores_half):
         return state  # its structure depends on dtypes, so the inner transform handles dtypes itself
 

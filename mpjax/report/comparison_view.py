@@ -70,7 +70,7 @@ def evidence(
             )
         elif _is_nowhere_finite(comparison.final):
             sentences.append(
-                f"{comparison.metric}: finite in neither group at the last of {points} points, step "
+                f"{comparison.metric}: not finite in some run of each group at the last of {points} points, step "
                 f"{comparison.steps[-1]}; no difference to judge"
             )
         elif comparison.parts_at is None:
@@ -88,7 +88,8 @@ def evidence(
 
 def _cells(label: str, metric: str, contrast: Contrast) -> list[str]:
     text = count if metric == "train/loss_scale" else number
-    groups = [text(seeds.mean) + (f"±{text(seeds.std)}" if seeds.std else "") for seeds in contrast.seeds]
+    spread = [f"±{text(seeds.std)}" if seeds.std and math.isfinite(seeds.std) else "" for seeds in contrast.seeds]
+    groups = [text(seeds.mean) + std for seeds, std in zip(contrast.seeds, spread, strict=True)]
     bands = "-" if _is_nowhere_finite(contrast) else f"{abs(contrast.bands):.2f}"
     return [label, *groups, f"{contrast.difference:+.3g}", bands]
 

@@ -98,7 +98,7 @@ def advice(plan: PrecisionPlan, config: schema.Precision, device) -> list[str]:
     if plan.loss_scale != "dynamic" and (unused := _dynamic_settings(config)):
         notes.append(
             f"{', '.join(unused)} without effect: the loss scale of --precision.policy {config.policy} is "
-            f"{plan.loss_scale}; write --precision.loss_scale dynamic, or leave out what only a dynamic one uses"
+            f"{plan.loss_scale}; leave out what only a dynamic one uses"
         )
     computes_in_float16 = FLOAT16 in (policy.compute_dtype, *_rule_dtypes(policy))
     if plan.loss_scale != "none" and not computes_in_float16:

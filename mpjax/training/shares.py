@@ -43,7 +43,7 @@ class Contribution:
 
 
 class Shares:
-    """The shares of a batch: here one, the whole batch. Methods without work to do return their argument."""
+    """One share of a batch, all of it; the base of `ManyShares`. Methods without work to do return their argument."""
 
     def spread(self, stats: Arrays) -> Arrays:
         """Adds the axis of shares to statistics; unchanged for one share."""

@@ -134,10 +134,6 @@ def test_reflected_edges_need_a_shift():
     with pytest.raises(UsageError, match="--data.crop_edges reflect: images are not shifted"):
         check(load_config(["--data.crop_edges", "reflect", "--data.crop_padding", "0"]))
     check(load_config(["--data.crop_edges", "reflect"]))
-    own = ["--task", "own", "--training.objective", "mine.py:loss", "--data.crop_edges", "reflect"]
-    with pytest.raises(UsageError, match="--data.crop_edges reflect: images are not shifted; write --data.crop_padd"):
-        check(load_config(own))
-    check(load_config([*own, "--data.crop_padding", "2"]))
 
 
 def test_alternating_flips_need_flips():

@@ -127,10 +127,14 @@ OTHER |= {"stem": "imagenet"}
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_setting_that_a_model_does_not_read_is_refused(name):
+def test_a_setting_that_a_model_does_not_read_is_refused_or_named(name):
     assert {field.name for field in dataclasses.fields(Model)} == {"name", "pretrained", "pretrained_skip", *OTHER}
     for setting in OTHER.keys() - set(ENTRIES[name].settings):
         usual = getattr(Model(), setting)
+        if setting in ("pool", "stem"):  # runs have been stored with them
+            says = f"--model.{setting} {OTHER[setting]} without effect: {name} does not read it"
+            assert models.advice_on(Model(name=name, **{setting: OTHER[setting]})) == [says]
+            continue
         leave = f"leave it out, or write --model.{'no_scan_blocks' if usual is False else f'{setting} {usual}'}"
         with pytest.raises(UsageError, match=f"--model.{setting}.*: {name} has no such setting; {leave}$"):
             models.build_model(Model(name=name, **{setting: OTHER[setting]}), fields=fields_for(name), rngs=nnx.Rngs(0))

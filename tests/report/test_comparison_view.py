@@ -46,7 +46,8 @@ def test_two_losses_that_are_not_finite_are_not_called_together(panel_of):
     assert console.file.getvalue().splitlines()[1].split() == ["train/loss", "nan", "inf", "+nan", "-", "not", "finite"]
     sentences = evidence(group([1.0]), group([1.0]), [found], band="range", tolerance=0.05)
     assert (
-        sentences[1] == "train/loss: finite in neither group at the last of 2 points, step 20; no difference to judge"
+        sentences[1] == "train/loss: not finite in some run of each group at the last of 2 points, step 20; "
+        "no difference to judge"
     )
     assert panel_of(found)[0].get_title(loc="right") == "not finite"
 

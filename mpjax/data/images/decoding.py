@@ -241,7 +241,8 @@ def _left_out(image: Image.Image) -> Iterator[str]:
     if "exif" in image.info and image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         yield (
             "some images have an EXIF tag that says how to turn them, and are read as they are stored, not turned; to "
-            "turn them, write PIL.ImageOps.exif_transpose(PIL.Image.open(path)).save(path) for each file"
+            "turn them, and their masks, write PIL.ImageOps.exif_transpose(PIL.Image.open(path)).save(path, quality=95)"
+            " for each file with the tag"
         )
     if image.format in ("TIFF", "GIF", "WEBP", "PNG") and getattr(image, "is_animated", False):
         yield (

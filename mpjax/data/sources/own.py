@@ -188,7 +188,7 @@ def _read(split: Iterable, where: str, config: Data) -> list[Any]:
         values = (
             example.values() if isinstance(example, Mapping) else example if isinstance(example, (tuple, list)) else ()
         )
-        size += sum(np.asarray(value).nbytes for value in values)
+        size += sum(map(_bytes_of, values))
         if size > config.in_memory_mb * 1e6:
             raise UsageError(
                 f"{where}: an iterable is read into memory, and {len(examples):,} examples are over "
@@ -200,9 +200,14 @@ def _read(split: Iterable, where: str, config: Data) -> list[Any]:
     return examples
 
 
+def _bytes_of(value: Any) -> int:
+    """The bytes of an array, or of all arrays and numbers in lists, which may have unequal lengths."""
+    return sum(map(_bytes_of, value)) if isinstance(value, list | tuple) else np.asarray(value).nbytes
+
+
 def _plain(name: str, value: Any) -> Any:
     """Converts arrays and tensors of other libraries to NumPy arrays, and keeps other values."""
-    if isinstance(value, np.ma.MaskedArray):
+    if np.ma.is_masked(value):
         return array(name, value)  # raises
     return np.asarray(value) if hasattr(value, "__array__") else value
 

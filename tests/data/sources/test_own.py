@@ -203,13 +203,13 @@ def test_a_source_that_fails_is_named_with_its_line(source, said):
 
 @pytest.mark.parametrize("kind", ["arrays", "rows", "preprocess"])
 def test_what_is_under_a_mask_is_not_read(kind, tmp_path):
-    images = np.ma.masked_greater(np.zeros((4, 2, 2, 1), np.float32), 1)
+    images = np.ma.masked_less(np.zeros((4, 2, 2, 1), np.float32), 1)
     whole = {"image": images, "label": np.zeros(4, int)}
     split = whole if kind == "arrays" else [{"image": image, "label": 0} for image in images]
     if kind == "preprocess":
         split = {**whole, "image": images.filled(0)}
     (tmp_path / "f.py").write_text(
-        "import numpy as np\ndef f(example):\n    return example | {'image': np.ma.array(example['image'])}\n"
+        "import numpy as np\ndef f(example):\n    return example | {'image': np.ma.masked_less(example['image'], 1)}\n"
     )
     preprocess = f"{tmp_path}/f.py:f" if kind == "preprocess" else ""
     config = Data(name=PythonObject(lambda: (split, split)), num_classes=2, preprocess=preprocess)
