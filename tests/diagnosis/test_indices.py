@@ -22,6 +22,15 @@ def test_an_index_out_of_range_that_does_no_harm_is_not_to_blame(options):
     assert "an index is out of range, 9 of 8, such as" in found.evidence
 
 
+def test_a_gather_in_a_loop_is_passed_over():
+    def loss_fn(table, batch):
+        turned, _ = jax.lax.scan(lambda rows, _: (rows[jnp.array([2, 0, 1])], None), table, None, length=2)
+        return jnp.sum(turned.at[batch].get(mode="fill"))
+
+    found = diagnose_function(loss_fn, jnp.ones(3), jnp.array([9]))
+    assert "an index is out of range, 9 of 3, such as" in found.evidence
+
+
 LABELS = {"one too many": [0, 1, 4, 2], "nine": [0, 1, 9, 2], "far below": [0, -9, 1, 2]}
 
 
