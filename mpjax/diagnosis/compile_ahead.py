@@ -83,7 +83,7 @@ def _is_here(array) -> bool:
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _program(fn: Callable, options: tuple, shapes: tuple, device: jax.Device):
+def _program(fn: Callable, options: tuple, shapes: tuple, device):
     """Compiles `fn` for the default device, which is `device`: a part of the key of the cache.
 
     The shapes have no sharding, so that results are not committed to the device: a `shard_map` moves them.

@@ -86,10 +86,10 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
         rule = decided[path]
         notes += _not_understood(path, module)
         value = rules[rule] if rule else None
-        ruled = rule is not None and not is_default(rule) and not isinstance(value, Recipe) and _is_own_code(module)
-        if ruled and not has_call(type(module)):
-            ruled = False
-            if policy.computes(value) != policy.compute_dtype and _has_floating(variables[path]):
+        ruled = False
+        if rule and not is_default(rule) and not isinstance(value, Recipe) and _is_own_code(module):
+            ruled = has_call(type(module))
+            if not ruled and policy.computes(value) != policy.compute_dtype and _has_floating(variables[path]):
                 notes.append(_not_computed(path, module, rule, policy.computes(value)))
         row = _apply(path, module, variables[path], policy, rule, value, ruled=ruled)
         output_dtype = _output_dtype(path, module, tags, policy, rule, value)

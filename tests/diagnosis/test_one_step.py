@@ -283,7 +283,7 @@ def test_a_rule_for_a_name_that_a_policy_s_text_cannot_hold_has_a_pattern():
 
 
 @pytest.mark.slow
-def test_a_module_without_a_dtype_is_repaired_where_its_input_comes_from():
+def test_a_module_without_a_dtype_is_repaired_by_a_rule_for_it():
     class ByItsSize(nnx.Module):
         def __init__(self):
             self.weight = nnx.Param(jnp.ones(4))
@@ -303,7 +303,7 @@ def test_a_module_without_a_dtype_is_repaired_where_its_input_comes_from():
 
     found = diagnose(Net(), mean_square, {"x": jnp.zeros((2, 4))})
     assert (found.verdict, found.path, found.operation) == ("underflow", "norm", "constant 1e-08")
-    assert (found.rules, found.verified) == ({"first": "float32"}, True)
+    assert (found.rules, found.verified) == ({"norm": "float32"}, True)
 
 
 @pytest.mark.slow
