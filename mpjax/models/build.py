@@ -80,8 +80,9 @@ def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
         )
     if faults:
         raise UsageError("\n".join(faults))
-    settings.pop("stem", None)  # a class among the results of `inputs`
-    return entry.make(**{**entry.inputs(fields, config), **settings}, rngs=rngs)
+    # The stem is a class among the results of `inputs`.
+    read = {name: value for name, value in settings.items() if name in entry.settings and name != "stem"}
+    return entry.make(**{**entry.inputs(fields, config), **read}, rngs=rngs)
 
 
 def _given(config: schema.Model) -> dict[str, Any]:

@@ -133,7 +133,9 @@ def test_a_setting_that_a_model_does_not_read_is_refused_or_named(name):
         usual = getattr(Model(), setting)
         if setting in ("pool", "stem"):  # runs have been stored with them
             says = f"--model.{setting} {OTHER[setting]} without effect: {name} does not read it"
-            assert models.advice_on(Model(name=name, **{setting: OTHER[setting]})) == [says]
+            config = Model(name=name, **{setting: OTHER[setting]})
+            assert models.advice_on(config) == [says]
+            nnx.eval_shape(lambda config=config: models.build_model(config, fields=fields_for(name), rngs=nnx.Rngs(0)))
             continue
         leave = f"leave it out, or write --model.{'no_scan_blocks' if usual is False else f'{setting} {usual}'}"
         with pytest.raises(UsageError, match=f"--model.{setting}.*: {name} has no such setting; {leave}$"):
