@@ -14,7 +14,7 @@ def conform(example: Mapping[str, Any], fields: Fields) -> dict[str, np.ndarray]
     """Checks an example, or a batch with any leading axes, and casts it to the batch dtypes.
 
     Args:
-      example: for each of `fields`, a value [..., *shape of one example]; other keys are dropped.
+      example: for each of `fields`, a value whose last axes are those of one example; other keys are dropped.
       fields: the expected fields.
 
     Returns:
