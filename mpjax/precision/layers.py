@@ -148,10 +148,17 @@ class Casts:
     """A wrapper that casts the floating inputs of a call to `inside` and its floating outputs to `outside`.
 
     A dtype of None leaves values unchanged.
+
+    Attributes:
+      inside: the dtype of the inputs.
+      outside: the dtype of the outputs.
+      restores: whether an output with the shape of an input gets the dtype that the input had: a norm or a gate leaves
+        the stream that it is in as it is, and the logits of a head, which have another shape, are not rounded.
     """
 
     inside: np.dtype | None
     outside: np.dtype | None
+    restores: bool = False
     depth: ClassVar[int] = 3
 
     def __call__(self, call, module, *args, **kwargs):
@@ -160,9 +167,13 @@ class Casts:
         Raises:
           DtypeError: a loop inside the module changes the dtype of its carry.
         """
+        before = {x.shape: x.dtype for x in jax.tree.leaves((args, kwargs)) if is_floating(x)} if self.restores else {}
         args, kwargs = _cast_floating((args, kwargs), self.inside)
         try:
-            return _cast_floating(call(module, *args, **kwargs), self.outside)
+            outputs = _cast_floating(call(module, *args, **kwargs), self.outside)
+            return jax.tree.map(
+                lambda x: x.astype(before[x.shape]) if is_floating(x) and x.shape in before else x, outputs
+            )
         except TypeError as error:
             if "carry input and carry output must have equal types" not in str(error) or isinstance(error, DtypeError):
                 raise

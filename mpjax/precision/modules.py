@@ -45,7 +45,7 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
     Casts parameters to `param_dtype`, and makes layers compute in `compute_dtype`. Normalisation layers take their
     input, statistics and parameters in float32 (or wider) and cast their output to `compute_dtype`. The model casts its
     output to `output_dtype`. The policy's rules override these defaults. A rule for a module that holds variables and
-    has no `dtype` casts the inputs of its calls. A later call replaces an earlier call.
+    has no `dtype` casts the inputs of its calls, and results of their shape back. A later call replaces it.
 
     >>> import mpjax
     >>> from flax import nnx
@@ -269,7 +269,7 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
     for kind in (Casts, SumsInFloat32):
         unwrap(module, kind)
     if inside is not None or outside is not None:
-        wrap(module, Casts(inside, outside))
+        wrap(module, Casts(inside, outside, restores=ruled and output_dtype is None))
     if compute_dtype in HALF and adds_up(module):
         wrap(module, SumsInFloat32())
     keep_carried(module, compute_dtype)

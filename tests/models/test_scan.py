@@ -180,12 +180,12 @@ class Squares(nnx.Module):
         return y * jax.lax.rsqrt(jnp.mean(y * y)) * self.scale[...].astype(x.dtype)
 
 
-def test_a_rule_for_a_stack_casts_what_enters_blocks_without_a_dtype():
+@pytest.mark.parametrize("rule", ["blocks", "blocks/all", "type:Squares"])
+def test_a_rule_casts_what_enters_and_leaves_blocks_without_a_dtype(rule):
     model = nnx.Dict(blocks=in_series(Squares, 2, rngs=nnx.Rngs(0), scan=True))
-    apply_policy(model, "mixed_float16;blocks=float32")
+    apply_policy(model, f"mixed_float16;{rule}=float32")
     outputs = model.blocks(jnp.ones(2, jnp.float16))
-    assert outputs.dtype == np.float32
-    np.testing.assert_allclose(outputs, 1, rtol=1e-6)
+    assert (outputs.dtype, outputs.tolist()) == (np.float16, [1.0, 1.0])
 
 
 @pytest.mark.parametrize("pattern", ["blocks/1/mlp/up", "blocks/[!0]*", "blocks/?/mlp", "*1/mlp"])
