@@ -9,7 +9,7 @@ import jax
 from mpjax.config import Config
 from mpjax.config.choices import AUTO
 from mpjax.config.schema import with_settings
-from mpjax.errors import UsageError, first_line
+from mpjax.errors import UsageError, first_line, is_exhausted
 from mpjax.loop.company import Alone, Company
 from mpjax.plan.system_memory import free_memory, free_swap
 
@@ -23,7 +23,7 @@ def memory_told(config: Config) -> Iterator[None]:
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_exhausted(error):
             raise
         raise UsageError(
             f"out of memory ({first_line(error).removeprefix('MemoryError: ')}); {_advice(config)}"

@@ -65,8 +65,8 @@ def put_records(records: Records, run: Run, folder: pathlib.Path, beginning: Beg
     Warns:
       CheckpointWarning: metrics.jsonl has lost lines of steps before the checkpoint.
     """
-    if lost := report.missing_steps(beginning.metrics, beginning.step, beginning.before.get("metrics_lines", 0)):
-        written = beginning.before.get("metrics_lines", 0)
+    written = beginning.before.get("metrics_lines", 0)
+    if lost := report.missing_steps(beginning.metrics, beginning.step, written):
         missing = written - sum(record["step"] <= beginning.step for record in beginning.metrics)
         lines = f"{missing:,} of the {written:,} lines" if missing > 0 else "lines"
         steps = "of steps {:,} to {:,}".format(*lost)

@@ -64,11 +64,8 @@ def array(name: str, value: Any, field: Field | None = None) -> np.ndarray:
       UsageError: the value is not an array of numbers, is masked, or its lists have unequal lengths.
     """
     name = called(name, field)
-    if any(map(np.ma.is_masked, value if isinstance(value, list | tuple) else (value,))):
-        raise UsageError(
-            f"{name}: a masked array, of which NumPy would read what is under the mask; return an ordinary one, as "
-            "array.filled(0) is"
-        )
+    for part in value if isinstance(value, list | tuple) else (value,):
+        require_unmasked(name, part)
     try:
         numbers = np.asarray(value)
     except ValueError as error:
@@ -79,6 +76,15 @@ def array(name: str, value: Any, field: Field | None = None) -> np.ndarray:
             "write --data.preprocess FILE.py:FUNCTION with a function that returns one"
         )
     return numbers
+
+
+def require_unmasked(name: str, value: Any) -> None:
+    """Raises UsageError if values of an array are masked: NumPy would read them all the same."""
+    if np.ma.is_masked(value):
+        raise UsageError(
+            f"{name}: a masked array, of which NumPy would read what is under the mask; return an ordinary one, as "
+            "array.filled(0) is"
+        )
 
 
 def require_examples(split: str, count: int) -> None:

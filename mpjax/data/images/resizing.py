@@ -39,7 +39,8 @@ def _resize(picture: Picture, box: Box, out: np.ndarray, resample: Resampling) -
     image = picture.decoded()
     # The fourth channel of an array need not be transparency, by which Pillow would weigh the others.
     bands = image.split() if image.mode == "RGBA" and not isinstance(picture.stored, bytes) else [image]
-    out[:] = np.concatenate([pixels(band.resize((size, size), resample, box=box)) for band in bands], axis=-1)
+    resized = [pixels(band.resize((size, size), resample, box=box)) for band in bands]
+    out[:] = resized[0] if len(resized) == 1 else np.concatenate(resized, axis=-1)
 
 
 def shrunk(picture: Picture, size: int, box: Box) -> Box:

@@ -9,7 +9,7 @@ import numpy as np
 from mpjax.config.schema import Data
 from mpjax.config.user_calls import file_of, named_failure, require_call
 from mpjax.config.user_code import load_function
-from mpjax.data.examples import Example, Examples, Source, array
+from mpjax.data.examples import Example, Examples, Source, require_unmasked
 from mpjax.data.fields import Image
 from mpjax.data.images.headers import stored_image
 from mpjax.data.table import Column, Other, SplitPart, Table, Text, parts_of
@@ -207,8 +207,7 @@ def _bytes_of(value: Any) -> int:
 
 def _plain(name: str, value: Any) -> Any:
     """Converts arrays and tensors of other libraries to NumPy arrays, and keeps other values."""
-    if np.ma.is_masked(value):
-        return array(name, value)  # raises
+    require_unmasked(name, value)
     return np.asarray(value) if hasattr(value, "__array__") else value
 
 
