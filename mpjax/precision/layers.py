@@ -196,13 +196,16 @@ class InFloat32:
         if jnp.result_type(x, kernel).itemsize >= FLOAT32.itemsize:
             return self.product(x, kernel, *args, **kwargs)
 
+        kernel, width = _aligned(kernel, *args, **kwargs) if self.product is jax.lax.dot_general else (kernel, None)
         product = functools.partial(self.product, **kwargs)
 
         @jax.custom_jvp
         def in_float32(x, kernel):
             # A CPU has no such product. XLA widens the operands for it, unless it has rewritten the product before.
             x, kernel = jax.lax.optimization_barrier((x, kernel))
-            return product(x, kernel, *args, preferred_element_type=FLOAT32)
+            result = product(x, kernel, *args, preferred_element_type=FLOAT32)
+            # Fused with the slice, the product would write rows that are not aligned.
+            return result if width is None else jax.lax.optimization_barrier(result)
 
         @in_float32.defjvp
         def _(primals, tangents):
@@ -210,7 +213,25 @@ class InFloat32:
             change = product(dx, kernel, *args) + product(x, dkernel, *args)
             return in_float32(x, kernel), change.astype(FLOAT32)
 
-        return in_float32(x, kernel)
+        return in_float32(x, kernel)[..., :width]
+
+
+_LARGE, _ALIGNMENT = 2**12, 64
+
+
+def _aligned(kernel: jax.Array, dimension_numbers: Any, *_: Any, **__: Any) -> tuple[jax.Array, int | None]:
+    """Pads a kernel with zeros so that long rows of its product are aligned; also returns their length before it.
+
+    A GPU loads 16 bytes at once, from a multiple of 16 bytes. Rows of 50,257 values begin elsewhere: with them, a step
+    of GPT-2 takes 80.0 ms on an H200, and 66.7 ms with rows of 50,304 (docs/measured.md). The gradients of the product
+    are padded with it. Without padding, the length is None.
+    """
+    (_, contracted), (_, batched) = dimension_numbers
+    free = [axis for axis in range(kernel.ndim) if axis not in contracted]
+    size = kernel.shape[free[-1]] if free else 0
+    if batched or len(free) != 1 or size < _LARGE or not size % _ALIGNMENT:
+        return kernel, None
+    return jnp.pad(kernel, [(0, -size % _ALIGNMENT if axis in free else 0) for axis in range(kernel.ndim)]), size
 
 
 DOT_GENERAL = InFloat32(jax.lax.dot_general)
