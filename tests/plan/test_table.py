@@ -94,8 +94,8 @@ def test_the_table_has_a_column_for_each_policy(plan_of):
 
 @pytest.mark.parametrize(
     ("seconds", "verdict"),
-    [(0.001, "wins: its step is expected to take 0.87"), (0.003, "loses")],
-    ids=["wins", "loses"],
+    [(0.001, "may win: its step is expected to take 0.87"), (0.003, "loses")],
+    ids=["may win", "loses"],
 )
 def test_a_plan_says_what_float8_is_to_the_same_without(plan_of, seconds, verdict):
     other = dataclasses.replace(plan_of("mixed_bfloat16"), roofline=Roofline(compute=0.002, traffic=0.004))
@@ -103,7 +103,7 @@ def test_a_plan_says_what_float8_is_to_the_same_without(plan_of, seconds, verdic
     plan = dataclasses.replace(other, policy="mixed_float8", roofline=Roofline(seconds, 0.004), float8=layers)
     first, second, *rest = comparisons([other, plan])
     assert first.startswith(f"mixed_float8 {verdict}")
-    assert "launches +0.00 ms. Temporary memory +0.00 GB." in first
+    assert "launches +0.00 ms. Temporary memory +0.00 GB. The one step that was timed, GPT-2 small on" in first
     assert second == (
         'float8 may not pay in 1 of 2 kinds of layers; without it there: --precision.rules "blocks/*/out" bfloat16'
     )
