@@ -1,4 +1,4 @@
-"""The trainer's own steps on the GPU at hand, with the options that a run compiles with: times, memory, costliest kernels.
+"""The trainer's own steps on the GPU at hand, compiled as a run compiles them: times, memory, costliest kernels.
 
     PYTHONPATH=. python benchmarks/gpu_steps.py --output FILE [--only PREFIX ...]
 
@@ -9,7 +9,6 @@ the last waited for), and three are profiled: kernels are summed by name.
 
 import argparse
 import collections
-import concurrent.futures
 import glob
 import json
 import pathlib
@@ -17,7 +16,8 @@ import statistics
 import sys
 import tempfile
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 
@@ -28,10 +28,8 @@ from machine import describe
 
 from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
-from mpjax.data import Fields
-from mpjax.plan.compiled import PlannedStep
 from mpjax.plan.hlo import parse
-from mpjax.plan.measure import random_batch, times_of
+from mpjax.plan.measure import random_batch
 from mpjax.plan.traffic import traffic_of
 from mpjax.training.escaped import trace
 from mpjax.training.mesh import make_mesh, place
@@ -74,9 +72,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def begun(variant: dict[str, Any]) -> tuple[PlannedStep, Fields, Any, Any, Any, dict[str, Any]]:
-    """Traces and lowers a step."""
-    config = load_config([*variant["flags"].split(), "--precision.policy", variant["policy"], *variant.get("more", [])])
+class Begun(NamedTuple):
+    """A step that is traced and lowered, the options to compile it with, and its arguments."""
+
+    lowered: Any
+    options: Mapping[str, Any]
+    state: Any
+    batch: Any
+
+
+def begun(variant: Mapping[str, Any]) -> Begun:
+    """Makes the state of a variant, and traces its step."""
+    config = load_config([*variant["flags"].split(), "--precision.policy", variant["policy"]])
     fields = fields_of(config, vocabulary=variant.get("vocabulary", 0))
     step = planned_step(config, fields)
     mesh = make_mesh(**step.sizes)
@@ -84,44 +91,41 @@ def begun(variant: dict[str, Any]) -> tuple[PlannedStep, Fields, Any, Any, Any, 
     batch = place(random_batch(fields, step.batch_size, 0), layout.batch(size=step.batch_size, accumulate=1))
     state = packing.pack(initial_state(step.task, step.tx, seed=0, ema=False, layout=layout))
     options = variant.get("options", step.compiler_options(mesh))
-    return step, fields, trace(train_step, state, batch).lower(), state, batch, options
+    return Begun(trace(train_step, state, batch).lower(), options, state, batch)
 
 
-def measured(compiled: Any, state: Any, batch: Any, steps: int = 20) -> tuple[dict[str, Any], Any]:
-    """Times and profiles a compiled step."""
-    holder = [state]
+def measured(compiled: Any, state: Any, batch: Any, steps: int = 20) -> dict[str, Any]:
+    """Times and profiles a compiled step. Donates the state."""
 
-    def once(state: Any) -> Any:
-        holder[0], metrics = compiled(state, batch)
-        return holder[0], metrics
-
-    one_by_one = times_of(lambda both: once(both[0]), (state, None), repeats=steps)
-    in_a_row = []
-    for _ in range(3):
+    def in_a_row(state: Any, steps: int) -> tuple[Any, Any, float]:
         start = time.perf_counter()
-        for _ in range(steps):
-            metrics = once(holder[0])[1]
-        jax.block_until_ready((holder[0], metrics))
-        in_a_row.append((time.perf_counter() - start) / steps)
+        for _ in range(steps - 1):
+            state, _ = compiled(state, batch)
+        state, metrics = jax.block_until_ready(compiled(state, batch))
+        return state, metrics, (time.perf_counter() - start) / steps
+
+    repeats = [in_a_row(state, 5)]
+    for _ in range(3):
+        repeats.append(in_a_row(repeats[-1][0], steps))
+    alone = [in_a_row(repeats[-1][0], 1)]
+    for _ in range(steps):
+        alone.append(in_a_row(alone[-1][0], 1))
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            for _ in range(3):
-                metrics = once(holder[0])[1]
-            jax.block_until_ready((holder[0], metrics))
+            _, metrics, _ = in_a_row(alone[-1][0], 3)
         kernels = kernels_of(folder, 3)
-    memory = compiled.memory_analysis()
     moved = traffic_of(parse(compiled.as_text()))
     return {
-        "one by one": statistics.median(one_by_one),
-        "in a row": statistics.median(in_a_row),
-        "in a row, all": in_a_row,
+        "one by one": statistics.median(seconds for _, _, seconds in alone[1:]),
+        "in a row": statistics.median(seconds for _, _, seconds in repeats[1:]),
+        "in a row, all": [seconds for _, _, seconds in repeats[1:]],
         "on the device": sum(kernel["seconds"] for kernel in kernels),
-        "temporary GB": memory.temp_size_in_bytes / 1e9,
+        "temporary GB": compiled.memory_analysis().temp_size_in_bytes / 1e9,
         "GB moved": moved.bytes / 1e9,
         "kernels": moved.kernels,
-        "loss": float(jax.device_get(metrics["loss"])) if "loss" in metrics else None,
-        "costliest": kernels[:60],
-    }, holder[0]
+        "loss": float(jax.device_get(metrics["loss"])),
+        "costliest": kernels[:12],
+    }
 
 
 def kernels_of(folder: str, steps: int) -> list[dict[str, Any]]:
@@ -136,8 +140,7 @@ def kernels_of(folder: str, steps: int) -> list[dict[str, Any]]:
                 if not line.name.startswith("Stream"):
                     continue
                 for event in line.events:
-                    stats = dict(event.stats)
-                    key = (event.name[:120], str(stats.get("hlo_op", stats.get("name", "")))[:80])
+                    key = (event.name[:120], str(dict(event.stats).get("hlo_op", ""))[:80])
                     seconds[key] += event.duration_ns / 1e9 / steps
                     counts[key] += 1
     return [
@@ -154,29 +157,31 @@ def main() -> None:
     arguments = parser.parse_args()
     start = time.monotonic()
     record: dict[str, Any] = {"machine": describe("jax", "flax", "optax"), "variants": {}}
-    names = [name for name in VARIANTS if name.startswith(tuple(arguments.only))]
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        for name in names:
-            if time.monotonic() - start > 60 * arguments.minutes:
-                record["variants"][name] = {"error": "left out: the time was over"}
-                continue
-            begin = time.monotonic()
-            try:
-                *_, lowered, state, batch, options = begun(VARIANTS[name])
-                middle = time.monotonic()
-                compiled = pool.submit(lowered.compile, compiler_options=options).result()
-                end = time.monotonic()
-                found, _ = measured(compiled, state, batch)
-                found |= {"traced": middle - begin, "compiled": end - middle, "options": {**options}}
-            except Exception as error:  # the others go on
-                found = {"error": f"{type(error).__name__}: {error}"[:600]}
-            state = batch = compiled = lowered = _ = None
-            record["variants"][name] = found
-            arguments.output.write_text(json.dumps(record, indent=1) + "\n")
-            said = {key: value for key, value in found.items() if key not in ("costliest", "in a row, all", "options")}
-            print(name, json.dumps(said), flush=True)
-            for kernel in found.get("costliest", [])[:8]:
-                print(f"   {1e3 * kernel['seconds']:8.3f} ms {kernel['times']:5.1f}x {kernel['kernel'][:70]} {kernel['op'][:40]}")
+    for name in (name for name in VARIANTS if name.startswith(tuple(arguments.only))):
+        if time.monotonic() - start > 60 * arguments.minutes:
+            found: dict[str, Any] = {"error": "left out: the time was over"}
+        else:
+            found = one(VARIANTS[name])
+        record["variants"][name] = found
+        arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+        said = {key: value for key, value in found.items() if key not in ("costliest", "in a row, all", "options")}
+        print(name, json.dumps(said), flush=True)
+        for kernel in found.get("costliest", [])[:8]:
+            print(f"   {1e3 * kernel['seconds']:8.3f} ms {kernel['times']:5.1f}x {kernel['kernel'][:70]}")
+
+
+def one(variant: Mapping[str, Any]) -> dict[str, Any]:
+    """Compiles and measures a step; an error is recorded, so that the others go on."""
+    begin = time.monotonic()
+    try:
+        lowered, options, state, batch = begun(variant)
+        middle = time.monotonic()
+        compiled = lowered.compile(compiler_options=dict(options))
+        end = time.monotonic()
+        found = measured(compiled, state, batch)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"[:600]}
+    return {**found, "traced": middle - begin, "compiled": end - middle, "options": dict(options)}
 
 
 if __name__ == "__main__":
