@@ -248,7 +248,7 @@ def _compared(plan: Estimate, other: Estimate) -> str:
         f"{plan.title} {verdict}: its step is expected to take {ratio:.2f} of the time of {other.title}. "
         f"At full rates: {told}. "
         f"Temporary memory {memory:+.2f} GB. "
-        "The one step that was timed, GPT-2 small on an H200, took 1.08 of the time of bfloat16 where 0.89 was expected "
+        "The one step that was timed, GPT-2 small on an H200, took 1.08 of bfloat16's time where 0.89 was expected "
         "(docs/float8.md): time yours."
     )
 
