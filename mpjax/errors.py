@@ -164,3 +164,8 @@ def _say_of_cache(folder: str, about: str) -> None:
 def first_line(error: BaseException) -> str:
     """Formats an error that a library or a user's code raised: its class and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error's message, of 200 characters at most, or its class if there is no message."""
+    return str(error).strip().partition("\n")[0][:200].rstrip(".") or type(error).__name__

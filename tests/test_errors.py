@@ -15,6 +15,7 @@ from mpjax.errors import (
     LoggerWarning,
     PrecisionWarning,
     UsageError,
+    reason_of,
 )
 
 
@@ -31,6 +32,14 @@ def test_a_wrong_dtype_is_caught_as_wrong_input_as_a_value_and_as_a_type(caught)
 def test_whoever_catches_wrong_input_does_not_swallow_a_run_that_ended(error):
     assert isinstance(error, RuntimeError)
     assert not isinstance(error, UsageError | ValueError | TypeError)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(OSError(), "OSError"), (ValueError("no hub.\nsee above"), "no hub"), (ValueError("x" * 300), "x" * 200)],
+)
+def test_a_reason_is_one_line_also_of_an_error_without_a_message(error, reason):
+    assert reason_of(error) == reason
 
 
 def test_a_wrong_dtype_exits_as_wrong_input_does(capsys):

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from gpu.cases import Case, Row
+from gpu.cases import Case, Peer, Row
 from gpu.conclusions import conclusions
 
 
@@ -32,6 +32,12 @@ class Results:
         """Begins a case."""
         self.described[case.name] = case
         self.cases[case.name] = {"title": str(case), **dataclasses.asdict(case), "unit": case.unit, "rows": {}}
+
+    def reference(self, case: Case, peer: Peer, found: dict[str, Any]) -> None:
+        """Records a peer's first step in float32, and writes."""
+        self.cases[case.name].setdefault("references", {})[peer] = found
+        self.write()
+        self.say(f"{case.name} {peer} reference: {_short(found)}")
 
     def record(self, case: Case, row: Row, **found: Any) -> None:
         """Adds to a row, and writes."""

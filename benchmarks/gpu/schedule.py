@@ -111,9 +111,10 @@ class Schedule:
         """By peer: the first step in float32 throughout, or why there is none."""
         found: dict[Peer, Any] = {}
         for peer, worker in referees.items():
+            start = self.budget.clock()
             try:
                 found[peer] = worker.ask("reference", case, seconds=self.budget.left())
-                self.results.cases[case.name].setdefault("references", {})[peer] = found[peer]
+                self.results.reference(case, peer, {**found[peer], "took_seconds": self.budget.clock() - start})
             except Failed as error:
                 found[peer] = error
             if not self.settings.small:
@@ -153,8 +154,9 @@ class Schedule:
 
     def _one(self, case: Case, row: Row, worker: Any, reference: dict, seconds: float) -> bool:
         try:
+            start = self.budget.clock()
             found = worker.ask("prepare", case, row, seconds=seconds)
-            self.results.record(case, row, **found)
+            self.results.record(case, row, **found, took_seconds=self.budget.clock() - start)
             if wrong := disagreement(found["first"], reference, row):
                 self.results.fail(case, row, f"wrong: {wrong}")
                 worker.ask("drop", row, seconds=self.budget.left())

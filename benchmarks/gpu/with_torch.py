@@ -20,7 +20,8 @@ class Stepper:
 
     def __init__(self, case: Case, row: Row, *, compiled: bool, full_precision: bool = False):
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        torch.backends.cudnn.benchmark = True
+        # A reference is not timed, and trying every algorithm of float32 takes a minute.
+        torch.backends.cudnn.benchmark = not full_precision
         torch.backends.cudnn.allow_tf32 = not full_precision
         torch.set_float32_matmul_precision("highest" if full_precision else "high")
         before = self._reset_peak()

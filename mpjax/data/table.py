@@ -10,7 +10,7 @@ from mpjax.config.choices import TASKS
 from mpjax.config.schema import Data
 from mpjax.data.examples import Examples, require_examples
 from mpjax.data.fields import Image, Label, Mask
-from mpjax.errors import UsageError
+from mpjax.errors import UsageError, reason_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +214,7 @@ def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[S
             ) from error
         advice, repair = advice_on_splits(expression, names)
         raise UsageError(
-            f"split '{expression}' of '{set_name}': {str(error).splitlines()[0].rstrip('.')}; it has {held}; {advice}",
+            f"split '{expression}' of '{set_name}': {reason_of(error)}; it has {held}; {advice}",
             repair=repair,
         ) from error
     require_ordered_parts(expression, infos)

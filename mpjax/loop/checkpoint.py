@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
+from mpjax.errors import reason_of
 from mpjax.loop.checksums import checksums_of, digest_of
 from mpjax.loop.stored import FORMAT, NOT_MEASURED, UNREADABLE, complete_checkpoints, score_file, stored_score
 from mpjax.precision.dtypes import path_name
@@ -98,7 +99,7 @@ def _written_to(directory: pathlib.Path) -> Iterator[None]:
         yield
     except Exception as error:
         full = "RESOURCE_EXHAUSTED" in str(error) or "No space left" in str(error)
-        reason = "No space left on device" if full else str(error).partition("\n")[0][:200]
+        reason = "No space left on device" if full else reason_of(error)
         raise OSError(errno.ENOSPC if full else errno.EIO, reason, str(directory)) from error
 
 

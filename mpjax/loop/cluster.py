@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from mpjax.config.limits import check_distributed
 from mpjax.config.schema import Distributed
-from mpjax.errors import UsageError
+from mpjax.errors import UsageError, reason_of
 from mpjax.jax_internals import cluster_environment
 
 
@@ -72,8 +72,9 @@ def _detected(timeout: float, environment: Mapping[str, str]) -> Seat | None:
         with warnings.catch_warnings(action="ignore"):
             detected = detect(None, None, None, None, None, int(timeout))
     except Exception as error:  # each cluster has its own errors: a missing variable, a service without rights
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UsageError(f"cannot find the other processes of this run: {reason}; write {_FLAGS}, {_ALONE}") from error
+        raise UsageError(
+            f"cannot find the other processes of this run: {reason_of(error)}; write {_FLAGS}, {_ALONE}"
+        ) from error
     coordinator, processes, process, local = detected
     if coordinator is None and "OMPI_COMM_WORLD_SIZE" in environment:  # JAX cannot detect version 5 or later
         size = environment["OMPI_COMM_WORLD_SIZE"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from mpjax.config.save import shared_settings
 from mpjax.config.schema import Config
 from mpjax.config.user_code import files_of
-from mpjax.errors import WARNINGS, Diverged, Interrupted, UsageError, exit_code_of
+from mpjax.errors import WARNINGS, Diverged, Interrupted, UsageError, exit_code_of, reason_of
 from mpjax.loop.cluster import Seat, seat_of
 from mpjax.loop.company import GRACE, SILENCE, Alone, Company
 from mpjax.loop.roll_call import call_roll
@@ -91,10 +91,9 @@ def _start_jax(seat: Seat) -> None:
             heartbeat_timeout_seconds=SILENT,
         )
     except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
         raise UsageError(
-            f"JAX did not start over {seat.processes} processes at {seat.coordinator}: {reason}; write another free "
-            "port in --distributed.coordinator, and start no device before the run"
+            f"JAX did not start over {seat.processes} processes at {seat.coordinator}: {reason_of(error)}; write another "
+            "free port in --distributed.coordinator, and start no device before the run"
         ) from error
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Sharding
 from orbax.checkpoint import v1 as ocp
 
-from mpjax.errors import CheckpointWarning, UsageError, is_exhausted
+from mpjax.errors import CheckpointWarning, UsageError, is_exhausted, reason_of
 from mpjax.loop.checksums import damaged, digest_of
 
 
@@ -148,9 +148,10 @@ def _read(
             arrays = _arrays(folder, places)
     except Exception as error:  # Orbax and tensorstore raise many types for a truncated file
         if is_exhausted(error):  # an earlier checkpoint would not fit either, and this one would be set aside
-            said = str(error).partition("\n")[0][:200] or type(error).__name__
-            raise UsageError(f"checkpoint {folder} cannot be read: memory or open files ran out ({said})") from error
-        faults = [str(error).splitlines()[0][:200] if str(error) else type(error).__name__]
+            raise UsageError(
+                f"checkpoint {folder} cannot be read: memory or open files ran out ({reason_of(error)})"
+            ) from error
+        faults = [reason_of(error)]
         arrays, about, version, cause = {}, {}, FORMAT, error
     # If one process fails to read, all of them stop here, because the checksums below run on all devices.
     faults = next(filter(None, gather(faults)), [])

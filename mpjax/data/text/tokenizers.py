@@ -11,7 +11,7 @@ import numpy as np
 
 from mpjax.config.paths import expanded
 from mpjax.data.text.plain_tokenizers import BytesTokenizer, Ragged, Tokenizer, WordsTokenizer
-from mpjax.errors import UsageError
+from mpjax.errors import UsageError, reason_of
 
 
 PLAIN = {"bytes": BytesTokenizer, "words": WordsTokenizer}
@@ -183,6 +183,6 @@ def _downloaded(name: str) -> pathlib.Path:
     except (OSError, ValueError) as error:
         raise UsageError(
             f"--data.tokenizer {name}: no file or folder of that name, and the Hugging Face hub did not provide it: "
-            f"{str(error).strip().splitlines()[0]}; copy its tokenizer.json here and write --data.tokenizer FOLDER, or "
+            f"{reason_of(error)}; copy its tokenizer.json here and write --data.tokenizer FOLDER, or "
             "--data.tokenizer bytes"
         ) from error

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from mpjax.config.paths import expanded
 from mpjax.config.program import command_line
-from mpjax.errors import UsageError
+from mpjax.errors import UsageError, reason_of
 
 
 if TYPE_CHECKING:
@@ -226,8 +226,7 @@ def download(name: str) -> pathlib.Path:
     try:
         return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=PATTERNS))
     except Exception as error:  # also errors of its HTTP library, which differs by version
-        reason = str(error).partition("\n")[0][:200] or type(error).__name__
-        raise UsageError(f"{prefix}, but the download failed: {reason}\n{_by_hand(name)}") from error
+        raise UsageError(f"{prefix}, but the download failed: {reason_of(error)}\n{_by_hand(name)}") from error
 
 
 def _by_hand(name: str) -> str:
