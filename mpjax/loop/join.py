@@ -92,8 +92,8 @@ def _start_jax(seat: Seat) -> None:
         )
     except RuntimeError as error:
         raise UsageError(
-            f"JAX did not start over {seat.processes} processes at {seat.coordinator}: {reason_of(error)}; write another "
-            "free port in --distributed.coordinator, and start no device before the run"
+            f"JAX did not start over {seat.processes} processes at {seat.coordinator}: {reason_of(error)}; write "
+            "another free port in --distributed.coordinator, and start no device before the run"
         ) from error
 
 
