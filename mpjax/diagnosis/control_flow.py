@@ -16,7 +16,7 @@ from jax.extend import core
 from jax.sharding import PartitionSpec
 
 from mpjax.diagnosis.formats import NARROW
-from mpjax.diagnosis.measurements import Marks, joined, none_like
+from mpjax.diagnosis.measurements import Marks, Measured, apart, joined, none_like
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.readings import Site
 from mpjax.precision.casting.equations import standing_at
@@ -156,10 +156,10 @@ class _Loop:
         after = [pair.free for pair in carry]
         while after != self.free:
             self.free = after
-            jax.eval_shape(lambda state, *rows: self._run(quiet, state, rows)[0], (arrays_of(carry), []), *rows)
+            jax.eval_shape(lambda state, *rows: self._run(quiet, state, rows)[0], (arrays_of(carry), {}), *rows)
             after = [was or now for was, now in zip(self.free, self._free_after, strict=True)]
         self.sites: list[Site] = []
-        shapes = jax.eval_shape(lambda state, *rows: self._recorded(state, rows)[1], (arrays_of(carry), []), *rows)
+        shapes = jax.eval_shape(lambda state, *rows: self._recorded(state, rows)[1], (arrays_of(carry), {}), *rows)
         self.start = arrays_of(carry), none_like(shapes)
 
     def pairs(self, state) -> list[Pair]:
@@ -170,21 +170,21 @@ class _Loop:
         """Runs one iteration on a state; returns the next state and the arrays of the other outputs."""
         outputs, measured = self._recorded(state, rows)
         carry, ys = outputs
-        return (carry, [joined(a, b) for a, b in zip(state[1], measured, strict=True)]), ys
+        return (carry, joined(state[1], measured)), ys
 
     def ended(self, state) -> list[Pair]:
         """Hands the readings in the final state to the recorder, and returns the final carry as pairs."""
         if self.emulator.recorder is not None:
-            self.emulator.recorder.extend(self.sites, state[1])
+            self.emulator.recorder.extend(self.sites, apart(state[1], len(self.sites)))
         return self.pairs(state)
 
     def _recorded(self, state, rows):
         recorder = self.emulator.recorder and self.emulator.recorder.within()
         outputs = self._run(self.emulator.recording(recorder), state, rows)
         if recorder is None:
-            return outputs, []
+            return outputs, {}
         self.sites = recorder.sites
-        return outputs, recorder.measured
+        return outputs, recorder.stacked()
 
     def _run(self, emulator: BodyRunner, state, rows):
         carry, ys = self.once(emulator, self.pairs(state), *rows)
@@ -238,7 +238,7 @@ def shard_map(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> lis
         outputs = emulator.recording(recorder).run_body(params["jaxpr"], inputs, place)
         free[:], sites[:] = [pair.free for pair in outputs], [] if recorder is None else recorder.sites
         values = arrays_of(outputs)
-        of_device = [marks for *_, marks in values], [] if recorder is None else recorder.measured
+        of_device = [marks for *_, marks in values], {} if recorder is None else recorder.stacked()
         return [value[:2] for value in values], jax.tree.map(lambda x: x[None], of_device)
 
     run = jax.shard_map(
@@ -252,7 +252,7 @@ def shard_map(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> lis
     # Fetches the inputs, so that the mesh may place them, and the outputs, for the operations that follow.
     values, (marks, measured) = _fetched(with_every_rounding(run, _fetched(arrays_of(pairs))))
     if emulator.recorder is not None:
-        emulator.recorder.extend(list(sites), [_over_devices(reading) for reading in measured])
+        emulator.recorder.extend(list(sites), apart(_over_devices(measured), len(sites)))
     outputs = [
         Pair(wide, low, place.path, f, Marks(m.finite.all(), m.reference_finite.all(), m.flushed.max()))
         for (wide, low), f, m in zip(values, free, marks, strict=True)
@@ -265,7 +265,7 @@ def _fetched(tree: Any) -> Any:
     return jax.tree.map(lambda x: x if isinstance(x, Tracer) else jax.device_get(x), tree)
 
 
-def _over_devices(reading: Any) -> Any:
-    """Combines the readings of all devices, which are stacked along the first axis."""
-    count = jax.tree.leaves(reading)[0].shape[0]
-    return functools.reduce(joined, (jax.tree.map(lambda x, i=i: x[i], reading) for i in range(count)))
+def _over_devices(measured: Measured) -> Measured:
+    """Combines the readings of all devices, which are stacked along the first axis; there may be no readings."""
+    devices = [x.shape[0] for x in jax.tree.leaves(measured)[:1]]
+    return functools.reduce(joined, apart(measured, *devices)) if devices else {}

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.diagnosis.formats import NARROW, range_of
+from mpjax.diagnosis.measurements import stacked
 from mpjax.diagnosis.readings import EXPONENTS, Marks, Measured, Site
 from mpjax.precision.dtypes import FLOAT32
 
@@ -154,6 +155,10 @@ class LayerRecorder:
             {**fields, "histogram": fields.get("histogram", 0.0) + histogram}
             for fields, histogram in zip(self._found, histograms, strict=True)
         ]
+
+    def stacked(self) -> Measured:
+        """The fields of all sites, stacked."""
+        return stacked(self.measured)
 
     def layers(self) -> Layers:
         """Stacks all statistics into one array."""

@@ -178,14 +178,24 @@ def histogram(sample) -> jax.Array:
     return jnp.zeros(len(EXPONENTS), jnp.float32).at[bins].add(jnp.where(sample > 0, 1.0, 0.0))
 
 
-def none_like(shapes) -> list[Measured]:
+def stacked(measured: Sequence[Measured]) -> Measured:
+    """Stacks the readings of sites along a new first axis; empty if there are none."""
+    return jax.tree.map(lambda *values: jnp.stack(values), *measured) if measured else {}
+
+
+def apart(measured: Measured, count: int) -> list[Measured]:
+    """The readings of `count` sites, of readings that are stacked."""
+    return [jax.tree.map(lambda values, row=row: values[row], measured) for row in range(count)]
+
+
+def none_like(shapes: Measured) -> Measured:
     """Makes readings that have measured nothing, to start a loop with.
 
     Args:
       shapes: readings as abstract arrays, whose shapes and dtypes the new readings have.
     """
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return [{**measured, **({"flushed": jnp.int32(-1)} if "flushed" in measured else {})} for measured in zeros]
+    return zeros | ({"flushed": zeros["flushed"] - 1} if "flushed" in zeros else {})
 
 
 def joined(first: Measured, second: Measured) -> Measured:

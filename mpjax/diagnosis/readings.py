@@ -4,11 +4,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mpjax.diagnosis.formats import NARROW, range_of
 from mpjax.diagnosis.measurements import EXPONENTS as EXPONENTS
-from mpjax.diagnosis.measurements import LARGEST, SQUARES, Marks, Measured, histogram, measure, onward
+from mpjax.diagnosis.measurements import LARGEST, SQUARES, Marks, Measured, histogram, measure, onward, stacked
+from mpjax.precision.dtypes import FLOAT32
 
 
 class Site(NamedTuple):
@@ -126,19 +128,21 @@ class Recorder:
           low: the result after rounding, in the dtype of `wide` and `exact`.
           marks: the marks of the operands.
         """
-        smallest_normal = range_of(site.dtype).smallest_normal
-        measured = measure(wide, exact, low, low.dtype.type(smallest_normal), np.bool_(site.dtype in NARROW))
+        measured = measure(wide, exact, low, *_rounding(site, low))
         measured["histogram"] = histogram(measured.pop("sample"))
         non_finite = measured.pop("all_non_finite"), measured["reference_non_finite"]
-        number = np.int32(self.start + len(self.sites))
-        history, after = onward(*non_finite, measured["underflow"], tuple(marks), number)
+        history, after = onward(*non_finite, measured["underflow"], tuple(marks), self._next)
         self.sites.append(site)
         self.measured.append({**measured, **history})
         return after
 
-    def within(self) -> "Recorder":
+    @property
+    def _next(self) -> np.int32:
+        return np.int32(self.start + len(self.sites))
+
+    def within(self) -> "BodyRecorder":
         """Makes a recorder for the body of a loop, where readings are tracers."""
-        return Recorder(self.start + len(self.sites))
+        return BodyRecorder(self.start + len(self.sites))
 
     def extend(self, sites: Sequence[Site], measured: Sequence[Measured]) -> None:
         """Adds the sites and readings of the body of a loop."""
@@ -149,6 +153,53 @@ class Recorder:
         """Fetches all readings from the device."""
         measured = jax.device_get(self.measured)
         return [Reading(**{name: _number(name, value) for name, value in fields.items()}) for fields in measured]
+
+
+class BodyRecorder(Recorder):
+    """Records the readings of the body of a loop, in which small results of one size are measured together.
+
+    One by one, each adds two hundred operations to the loop: the body of a GRU had 10,000 in place of 2,900.
+    """
+
+    def __init__(self, start: int = 0):
+        super().__init__(start)
+        self._waiting: dict[tuple, dict[int, tuple]] = {}
+
+    def observe(self, site: Site, wide, exact, low, marks: Sequence[Marks]) -> Marks:
+        """As `Recorder.observe`."""
+        if low.size > MOST:
+            return super().observe(site, wide, exact, low, marks)
+        smallest_normal, rounds = _rounding(site, low)
+        counts = ~jnp.isfinite(low), ~jnp.isfinite(wide), (low == 0) & (exact != 0) & rounds
+        history, after = onward(*(jnp.any(each).astype(FLOAT32) for each in counts), tuple(marks), self._next)
+        arguments = *map(jnp.ravel, (wide, exact, low)), smallest_normal, rounds
+        self._waiting.setdefault((low.size, low.dtype), {})[len(self.sites)] = arguments
+        self.sites.append(site)
+        self.measured.append(history)
+        return after
+
+    def stacked(self) -> Measured:
+        """The readings of all sites, stacked; empty if there are none."""
+        groups: dict[tuple[int, ...], Measured] = {}
+        for results in self._waiting.values():
+            found = jax.vmap(measure)(*map(jnp.stack, zip(*results.values(), strict=True)))
+            found["histogram"] = jax.vmap(histogram)(found.pop("sample"))
+            del found["all_non_finite"]
+            groups[tuple(results)] = found | stacked([self.measured[place] for place in results])
+        together = set().union(*groups)
+        if alone := [place for place in range(len(self.sites)) if place not in together]:
+            groups[tuple(alone)] = stacked([self.measured[place] for place in alone])
+        order = np.argsort(sum(groups, ()))
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts)[order], *groups.values()) if groups else {}
+
+
+MOST = 2**14
+"""The largest number of values of a result in a loop that is kept until the end of the iteration, to be measured."""
+
+
+def _rounding(site: Site, low) -> tuple[Any, np.bool_]:
+    """The smallest normal number of the dtype that a site rounds to, and whether that dtype loses range."""
+    return low.dtype.type(range_of(site.dtype).smallest_normal), np.bool_(site.dtype in NARROW)
 
 
 def _number(name: str, value) -> Any:

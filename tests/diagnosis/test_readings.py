@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.measurements import Marks
+from mpjax.diagnosis.measurements import Marks, apart
 from mpjax.diagnosis.readings import Recorder, Site, ratio, together
 from mpjax.precision.dtypes import FLOAT16, FLOAT32
 
@@ -67,7 +67,7 @@ def test_results_in_a_loop_are_numbered_after_those_before_it():
     observed(recorder, [1.0], [1.0])
     within = recorder.within()
     assert int(observed(within, [1e-9], [0.0]).flushed) == 1
-    recorder.extend(within.sites, within.measured)
+    recorder.extend(within.sites, apart(within.stacked(), 1))
     assert int(observed(recorder, [1e-9], [0.0]).flushed) == 2
     assert [float(reading.underflow) for reading in recorder.readings()] == [0, 1, 1]
     assert np.shape(recorder.readings()[0].histogram) == (88,)
