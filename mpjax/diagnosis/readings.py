@@ -186,8 +186,8 @@ class BodyRecorder(Recorder):
             found["histogram"] = jax.vmap(histogram)(found.pop("sample"))
             del found["all_non_finite"]
             groups[tuple(results)] = found | stacked([self.measured[place] for place in results])
-        together = set().union(*groups)
-        if alone := [place for place in range(len(self.sites)) if place not in together]:
+        placed = set().union(*groups)
+        if alone := [place for place in range(len(self.sites)) if place not in placed]:
             groups[tuple(alone)] = stacked([self.measured[place] for place in alone])
         order = np.argsort(sum(groups, ()))
         return jax.tree.map(lambda *parts: jnp.concatenate(parts)[order], *groups.values()) if groups else {}
