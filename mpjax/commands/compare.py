@@ -88,12 +88,13 @@ def compare_runs(settings: Compare) -> dict[str, Any]:
     )
     names = [f"{comparison_view.letter(i)}: {group.name}" for i, group in enumerate(groups)]
     if settings.plot:
-        if expanded(settings.plot).exists():
-            print(printable(f"note: {settings.plot} is replaced; write another --plot to keep both"), file=sys.stderr)
+        replaced = expanded(settings.plot).exists()
         labels = [f"{name} ({_count(group)})" for name, group in zip(names, groups, strict=True)]
         comparison_view.plot_comparison(
             labels, comparisons_by_group, expanded(settings.plot), _title(runs), band=settings.band
         )
+        if replaced:
+            print(printable(f"note: {settings.plot} was replaced; write another --plot to keep both"), file=sys.stderr)
     if settings.json:
         print(strict_json.encode(result))
     else:

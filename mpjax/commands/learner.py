@@ -144,6 +144,7 @@ class Learner:
             seed=self.config.seed,
             layout=layout,
             frozen=self.task.frozen,
+            compiler_options={},  # the calls that hold the step are compiled with those of the run
         )
         return Placed(layout, packing, train_step)
 

@@ -16,8 +16,11 @@ from mpjax.precision.scale_state import loss_scale_state, where_finite
 from mpjax.precision.scaled_loss import unscaled
 from mpjax.precision.skip_step import optax_promotion
 from mpjax.precision.updates import moved_by
+from mpjax.training.compiled_with import compiled_with
 from mpjax.training.gradients import gradients_of
 from mpjax.training.layout import Layout
+from mpjax.training.mesh import compiler_options as options_of_a_run
+from mpjax.training.mesh import make_mesh
 from mpjax.training.objective import Prepare, as_stored
 from mpjax.training.shares import shares_of
 from mpjax.training.state import Assembly, TrainState, uncast
@@ -76,6 +79,7 @@ def make_train_step(
     prepare: Prepare = as_stored,
     layout: Layout | None = None,
     frozen: Collection[str] = (),
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> jax.stages.Wrapped:
     """Builds the jit-compiled training step, which donates its input state.
 
@@ -118,7 +122,6 @@ def make_train_step(
     )
     update = optax.with_extra_args_support(tx).update  # some optimizers take the loss, as `value`
 
-    @jax.jit(donate_argnums=0)
     def train_step(state: TrainState, batch):
         _require_average(state, ema)
 
@@ -164,7 +167,9 @@ def make_train_step(
         )
         return shares.settle(new_state), pack(metrics)
 
-    return train_step
+    if compiler_options is None:
+        compiler_options = options_of_a_run(layout.mesh if layout else make_mesh(jax.devices()[:1]))
+    return compiled_with(compiler_options, train_step)
 
 
 def _require_average(state: TrainState, ema: float) -> None:

@@ -32,7 +32,7 @@ FLOAT16 = Row(peer="mpjax", policy="mixed_float16")
 UNSCALED = Row(peer="mpjax", policy="mixed_float16", scaling="none")
 FLOAT32 = Row(peer="mpjax", policy="float32")
 TORCH = Row(peer="torch", policy="mixed_bfloat16")
-RESNET50, GPT2, VIT_B16, RESNET18, _ = CASES
+RESNET50, GPT2, VIT_B16, RESNET18, UNET = CASES
 CEILINGS = {"bandwidth": 1e12, "matmul": dict.fromkeys(("float32", "mixed_bfloat16", "mixed_float16"), 1e14)}
 
 # --- Whether a step is right ------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def test_pytorch_trains_as_many_parameters(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [RESNET50, GPT2, VIT_B16, UNET], ids=lambda case: case.name)
 def test_every_step_at_full_width_is_traced_and_lowered_for_a_gpu(case):
     from gpu import with_linen, with_mpjax
 
@@ -426,13 +426,17 @@ sys.meta_path.insert(0, Blocked())
 """
 
 
+SMOKE = ("resnet50", "gpt2")
+"""With the rows of all peers, and of both optimizers."""
+
+
 @functools.cache
 def smoke(folder):
-    """What the whole benchmark prints and writes at tiny sizes, where nothing can be imported that it need not."""
+    """What the benchmark prints and writes at tiny sizes, where nothing can be imported that it need not."""
     (folder / "sitecustomize.py").write_text(BLOCK)
     paths = [str(folder), str(BENCHMARKS.parent)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, BENCHMARKS / "gpu.py", "--smoke", "--minutes", "100"]
+    command = [sys.executable, BENCHMARKS / "gpu.py", "--smoke", "--minutes", "100", "--only", *SMOKE]
     command += ["--output", folder / "gpu.json", "--cache", folder / "cache"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -451,7 +455,7 @@ def test_all_of_it_runs_with_jax_flax_optax_and_jmp_alone(tmp_path_factory):
     if importlib.util.find_spec("torch") is None:  # then all of its rows say so
         errors = {key: error for key, error in errors.items() if not key[1].startswith("torch")}
     assert errors == {}
-    assert [case["title"] for case in found["cases"].values()] == [str(case) for case in SMALL]
+    assert [case["title"] for case in found["cases"].values()] == [str(case) for case in SMALL if case.name in SMOKE]
     for case in found["cases"].values():
         assert len({row["facts"]["parameters"] for row in case["rows"].values() if "facts" in row}) == 1
         assert all(row["seconds_per_step"]["repeats"] == 2 for row in case["rows"].values() if "error" not in row)

@@ -116,7 +116,7 @@ def test_a_plot_that_replaces_a_file_says_so(runs, monkeypatch, capsys, tmp_path
     assert not capsys.readouterr().err
     (tmp_path / "a.png").write_text("mine")
     compare_runs(settings(*runs, plot=str(tmp_path / "a.png"), json=True))
-    assert capsys.readouterr().err == f"note: {tmp_path}/a.png is replaced; write another --plot to keep both\n"
+    assert capsys.readouterr().err == f"note: {tmp_path}/a.png was replaced; write another --plot to keep both\n"
 
 
 @pytest.mark.slow

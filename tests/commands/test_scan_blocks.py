@@ -108,8 +108,7 @@ WITH_ALL = "--precision.policy bfloat16 --precision.stochastic_rounding --optimi
 
 @pytest.mark.parametrize(
     "flags",
-    [pytest.param(WITH_ALL, marks=pytest.mark.slow), "--optimizer.name sgd --precision.policy mixed_float16"],
-    ids=["all", "sgd"],
+    [WITH_ALL],
 )
 def test_a_checkpoint_goes_from_blocks_to_a_stack_and_back_with_every_bit(flags):
     """Parameters, moments, master weights, averages, counters."""

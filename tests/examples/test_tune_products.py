@@ -87,7 +87,7 @@ class TestProducts:
         assert kinds["stem/conv1"] == []
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("settings", [{}, {"remat": "full"}, {"policy": "O1"}])
+    @pytest.mark.parametrize("settings", [{}, {"remat": "full", "policy": "O1"}])
     def test_run_forward_and_backward_in_both_dtypes_between_neighbours_in_half(self, settings):
         product = products("xception", **settings)[0]
         for program, dtype in ((product.half, "float16"), (product.full, "float32")):

@@ -261,14 +261,14 @@ def test_checkpoints_of_orbax_before_its_v1_api_are_read_and_continued(tmp_path)
 
 @pytest.mark.slow
 @ORBAX
-def test_of_300_flipped_bits_and_every_file_cut_short_none_alters_what_is_read(tmp_path):
+def test_of_100_flipped_bits_and_every_file_cut_short_none_alters_what_is_read(tmp_path):
     saved(tmp_path / "whole", 1)
     _, wanted, _ = read_checkpoint(tmp_path / "whole")
     files = sorted(path for path in (tmp_path / "whole" / "1").rglob("*") if path.is_file())
     sizes = np.array([path.stat().st_size for path in files])
     random = np.random.default_rng(0)
     damages = [(files[i], int(random.integers(sizes[i])), int(random.integers(8)))
-               for i in random.choice(len(files), 300, p=sizes / sizes.sum())]  # fmt: skip
+               for i in random.choice(len(files), 100, p=sizes / sizes.sum())]  # fmt: skip
     damages += [(file, size, None) for file in files for size in {0, file.stat().st_size // 2, file.stat().st_size - 1}]
     refused = 0
     for file, place, bit in damages:
@@ -285,4 +285,4 @@ def test_of_300_flipped_bits_and_every_file_cut_short_none_alters_what_is_read(t
         except UsageError:
             refused += 1
         file.write_bytes(content)
-    assert refused > 80  # the other bits and files are not read
+    assert refused > 40  # the other bits and files are not read

@@ -135,11 +135,17 @@ def test_a_setting_that_a_model_does_not_read_is_refused_or_named(name):
             says = f"--model.{setting} {OTHER[setting]} without effect: {name} does not read it"
             config = Model(name=name, **{setting: OTHER[setting]})
             assert models.advice_on(config) == [says]
-            nnx.eval_shape(lambda config=config: models.build_model(config, fields=fields_for(name), rngs=nnx.Rngs(0)))
             continue
         leave = f"leave it out, or write --model.{'no_scan_blocks' if usual is False else f'{setting} {usual}'}"
         with pytest.raises(UsageError, match=f"--model.{setting}.*: {name} has no such setting; {leave}$"):
             models.build_model(Model(name=name, **{setting: OTHER[setting]}), fields=fields_for(name), rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet18"])
+def test_a_model_is_built_with_settings_that_have_no_effect(name):
+    settings = {name: OTHER[name] for name in {"pool", "stem"} - set(ENTRIES[name].settings)}
+    config = Model(name=name, **settings)
+    nnx.eval_shape(lambda: models.build_model(config, fields=fields_for(name), rngs=nnx.Rngs(0)))
 
 
 @pytest.mark.parametrize("name", MODELS)

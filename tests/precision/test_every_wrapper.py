@@ -89,9 +89,10 @@ def changed(tx, params, gradients):
 @pytest.mark.slow
 @pytest.mark.parametrize("wrappers", NESTED, ids=" inside ".join)
 def test_an_update_keeps_the_form_of_a_state(wrappers):
-    """Of 1,380 combinations."""
+    """Of 690 combinations: gradients of other dtypes where updates are accumulated or the scale grows."""
     found = {}
-    table = list(itertools.product(SCALING, ACCUMULATION, PARAMETERS, GRADIENTS))
+    around = [("none", "2"), ("dynamic", "1"), ("by name", "2")]
+    table = [(*pair, *more) for pair in around for more in itertools.product(PARAMETERS, GRADIENTS)]
     for scaling, accumulation, names, dtype in table:
         inner = optax.scale_by_adam()
         for wrapper in wrappers:
@@ -100,7 +101,7 @@ def test_an_update_keeps_the_form_of_a_state(wrappers):
         params = {"all": params} if scaling == "by name" else params
         if what := changed(tx, params, gradients_like(params, GRADIENTS[dtype])):
             found[scaling, accumulation, names, dtype] = what
-    assert (len(table), found) == (60, {})
+    assert (len(table), found) == (30, {})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -45,16 +45,15 @@ SHARED = (
 )
 MESHES = {
     "one": {},
-    "data": {"data": 8},
     "fsdp": {"fsdp": 8, "data": 1},
     "tensor": {"tensor": 4, "data": 2},
     "all": {"fsdp": 2, "tensor": 2, "data": 2},
     "both": {"fsdp": 2, "data": 4},
 }
-ALONE = ("one", "data", "fsdp", "tensor", "all")
+ALONE = ("one", "fsdp", "tensor", "all")
 """Meshes of one process with eight devices."""
 
-IN_TWO = {"gpt2": ("one", "all"), "unet": ("one", "both")}
+IN_TWO = ("one", "both")
 """Meshes of two processes with four each; "one" is the first device of the first process."""
 
 
@@ -103,7 +102,7 @@ def main() -> None:
     if several:
         jax.distributed.initialize(f"127.0.0.1:{sys.argv[3]}", 2, int(sys.argv[4]))
     first = jax.process_index() == 0
-    which = IN_TWO[name] if several else ALONE
+    which = IN_TWO if several else ALONE
     runs = {mesh: Run(config, MESHES[mesh]) for mesh in which if first or mesh != "one"}
     result = {}
     for mesh, run in runs.items():

@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-CASES = [("gpt2", 1), ("gpt2", 2), ("unet", 2)]
+CASES = [("gpt2", 1), ("unet", 2)]
 """Models, and the numbers of processes that share the eight devices."""
 EXACT = {"gpt2": 1e-5, "unet": 1e-9}
 """Relative tolerances: in float32, and in float64, as batch norms of few examples amplify the last bits of float32."""
@@ -94,7 +94,6 @@ def test_parameters_statistics_and_moving_averages_end_alike(trained, model, pro
 def test_meshes_that_divide_a_model_do_divide_it(trained):
     assert {mesh: found["divided"] for mesh, found in trained("gpt2", 1).items()} == {
         "one": 0,
-        "data": 0,
         "fsdp": 3,
         "tensor": 10,
         "all": 11,
@@ -110,4 +109,4 @@ def test_a_checkpoint_of_any_mesh_resumes_on_any_other(trained, model, processes
         for mesh, losses in written["resumed"].items():
             assert losses == pytest.approx(undisturbed, rel=EXACT[model] / 10), mesh
             checked += 1
-    assert checked == (25 if processes == 1 else 2)
+    assert checked == (16 if processes == 1 else 2)

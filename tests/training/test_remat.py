@@ -143,8 +143,6 @@ TASKS = {"unet": "segmentation", "bert": "text_classification", "gpt2": "languag
 SMALL = {
     "mlp": ({}, 2),
     "resnet18": ({"width": 4}, 8),
-    "resnext50": ({"width": 32}, 16),
-    "wrn16_4": ({"width": 2}, 6),
     "xception": ({"width": 4, "depth": 1}, 5),
     "convnext_t": ({"width": 4, "patch": 1}, 21),
     "vit_ti16": ({"patch": 4, "width": 8, "depth": 2, "heads": 2, "dropout": 0.1}, 2),

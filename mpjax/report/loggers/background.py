@@ -14,7 +14,7 @@ import numpy as np
 
 from mpjax.config import Config, to_toml
 from mpjax.config.save import flat
-from mpjax.errors import LoggerWarning, UsageError
+from mpjax.errors import LoggerWarning, UsageError, first_line
 from mpjax.extend import Writer
 
 
@@ -91,7 +91,7 @@ class InBackground(Writer):
                 while (work := self._work.get()) is not None:
                     work(logger)
         except Exception as error:  # the logger's package may raise any exception
-            self._failure = f"{type(error).__name__}: {error}".splitlines()[0]
+            self._failure = first_line(error)
 
     def _tell(self) -> None:
         if self._failure and not self._told:

@@ -24,10 +24,8 @@ from mpjax.models.resnet import Bottleneck, ImageNetStem, ResNet, identity
 
 
 F32 = jnp.float32
-SLOW = pytest.mark.slow
-# Each half dtype once for each kind of model; with the other one no other line runs.
-EACH_OF_LINEN = pytest.mark.parametrize("half", ["float16", pytest.param("float32", marks=SLOW)])
-EACH_OF_NNX = pytest.mark.parametrize("half", ["bfloat16", pytest.param("float32", marks=SLOW)])
+# Each half dtype for one kind of model; with the other one no other line runs.
+OF_LINEN, OF_NNX = "float16", "bfloat16"
 
 
 @pytest.fixture(autouse=True)
@@ -244,27 +242,25 @@ def resnet_by_hand(params, x, half, pool=plain_pool, norm=batch_norm, relu=jax.n
 
 
 @pytest.mark.slow
-@EACH_OF_LINEN
-def test_a_residual_network_of_linen(half):
+def test_a_residual_network_of_linen():
     net, params = of_linen(LinenResNet(), IMAGES)
     assert sum(leaf.ndim == 4 for leaf in jax.tree.leaves(params)) == 1 + 4 + 3 + 4
-    assert_as_by_hand(net, resnet_by_hand, params, IMAGES, half=half)
+    assert_as_by_hand(net, resnet_by_hand, params, IMAGES, half=OF_LINEN)
 
 
 @pytest.mark.slow
-@EACH_OF_NNX
-def test_a_residual_network_of_nnx(half):
+def test_a_residual_network_of_nnx():
     make = functools.partial(ResNet, STAGES, Bottleneck, ImageNetStem, channels=3, width=8, num_classes=10)
     net, params = of_nnx(lambda: make(rngs=nnx.Rngs(0)))
     assert sum(leaf.ndim == 4 for leaf in jax.tree.leaves(params)) == 1 + 4 + 3 + 4
     by_hand = functools.partial(resnet_by_hand, pool=pool_with_own_derivative, norm=norm_with_own_derivative, relu=relu)
-    assert_as_by_hand(net, by_hand, params, IMAGES, half=half)
+    assert_as_by_hand(net, by_hand, params, IMAGES, half=OF_NNX)
 
 
 @pytest.mark.slow
 def test_batch_norms_of_many_rows_round_the_gradient_of_their_input_once(monkeypatch):
     monkeypatch.setattr("mpjax.models.batch_norm.MANY", 8)
-    test_a_residual_network_of_nnx("bfloat16")
+    test_a_residual_network_of_nnx()
 
 
 # --- A Transformer encoder -------------------------------------------------------------------------------------------
@@ -366,18 +362,16 @@ def encoder_by_hand(attend, params, tokens, mask, half):
 
 
 @pytest.mark.slow
-@EACH_OF_LINEN
-def test_a_transformer_encoder_of_linen(half):
+def test_a_transformer_encoder_of_linen():
     net, params = of_linen(LinenEncoder(), TOKENS, VISIBLE)
     by_hand = functools.partial(encoder_by_hand, attention_of_linen)
-    assert_as_by_hand(net, by_hand, params, TOKENS, VISIBLE, half=half)
+    assert_as_by_hand(net, by_hand, params, TOKENS, VISIBLE, half=OF_LINEN)
 
 
-@EACH_OF_NNX
-def test_a_transformer_encoder_of_nnx(half):
+def test_a_transformer_encoder_of_nnx():
     net, params = of_nnx(lambda: NnxEncoder(nnx.Rngs(0)))
     by_hand = functools.partial(encoder_by_hand, attention_of_nnx)
-    assert_as_by_hand(net, by_hand, params, TOKENS, VISIBLE, half=half)
+    assert_as_by_hand(net, by_hand, params, TOKENS, VISIBLE, half=OF_NNX)
 
 
 # --- Encoder layers in a scan, rematerialised, with a derivative of their own ----------------------------------------
@@ -427,7 +421,7 @@ def scanned(layer, policy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("half", "saved"), [("float32", None), ("float16", None), ("bfloat16", "dots_saveable")])
+@pytest.mark.parametrize(("half", "saved"), [("float16", None), ("bfloat16", "dots_saveable")])
 def test_encoder_layers_in_a_scan_rematerialised_with_a_derivative_rule(half, saved):
     policy = saved and getattr(jax.checkpoint_policies, saved)
     x = jnp.cos(jnp.arange(2 * 6 * 16, dtype=F32)).reshape(2, 6, 16)
@@ -503,14 +497,12 @@ def unet_by_hand(params, x, half):
 
 
 @pytest.mark.slow
-@EACH_OF_LINEN
-def test_a_unet_of_linen(half):
+def test_a_unet_of_linen():
     net, params = of_linen(LinenUNet(), IMAGES[:2])
-    assert_as_by_hand(net, unet_by_hand, params, IMAGES[:2], half=half)
+    assert_as_by_hand(net, unet_by_hand, params, IMAGES[:2], half=OF_LINEN)
 
 
 @pytest.mark.slow
-@EACH_OF_NNX
-def test_a_unet_of_nnx(half):
+def test_a_unet_of_nnx():
     net, params = of_nnx(lambda: NnxUNet(nnx.Rngs(0)))
-    assert_as_by_hand(net, unet_by_hand, params, IMAGES[:2], half=half)
+    assert_as_by_hand(net, unet_by_hand, params, IMAGES[:2], half=OF_NNX)

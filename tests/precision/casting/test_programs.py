@@ -78,11 +78,10 @@ def operations(net, params):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("half", ["float16", "bfloat16"])
-def test_a_training_step_of_resnet18_has_the_operations_of_hand_placed_casts(half):
+def test_a_training_step_of_resnet18_has_the_operations_of_hand_placed_casts():
     net, params = resnet18_of_nnx()
-    by_hand = operations(resnet18_by_hand(np.dtype(half)), params)
-    assert operations(mpjax.autocast(net, half), params) == by_hand
+    by_hand = operations(resnet18_by_hand(np.dtype("float16")), params)
+    assert operations(mpjax.autocast(net, "float16"), params) == by_hand
     assert by_hand["convolution"] >= 20
     assert by_hand["convert"] >= 20
 

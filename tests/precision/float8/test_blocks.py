@@ -29,8 +29,8 @@ def random(rows, *axes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("outer", [(0, 0), (0, None), (None, 0), (1, 0), (None, 1)])
-@pytest.mark.parametrize("inner", [(0, 0), (0, None), (None, 0)])
+@pytest.mark.parametrize("outer", [(0, 0), (0, None), (1, 0), (None, 1)])
+@pytest.mark.parametrize("inner", [(0, 0), (None, 0)])
 def test_batches_of_batches_are_multiplied_as_one_by_one(monkeypatch, outer, inner):
     monkeypatch.setattr(jax.nn, "scaled_matmul", scaled_matmul)
 
