@@ -25,12 +25,13 @@ from mpjax.precision.policy import Policy
 from mpjax.training import TrainState, make_eval_step
 from mpjax.training.feed import Feed, feed_of, make_train_call
 from mpjax.training.layout import Layout
-from mpjax.training.mesh import compiler_options, make_mesh, own_rows
+from mpjax.training.mesh import make_mesh, own_rows
 from mpjax.training.named_rule import find_rule
 from mpjax.training.packing import Packing
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.setup import Task, initial_state, state_shapes
 from mpjax.training.state import Arrays, without_shared_buffers
+from mpjax.training.xla_options import compiler_options
 
 
 CHECKPOINTS = "checkpoints"

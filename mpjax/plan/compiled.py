@@ -22,9 +22,9 @@ from mpjax.precision.casting.flops import flops_of
 from mpjax.precision.float8.recipes import require_units
 from mpjax.training import TrainState
 from mpjax.training.escaped import trace
-from mpjax.training.mesh import compiler_options
 from mpjax.training.precision_plan import PrecisionPlan
 from mpjax.training.setup import Placed, Task
+from mpjax.training.xla_options import compiler_options
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,30 +66,6 @@ def _nearest(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
     return dict(zip(sizes, min(products, key=distance), strict=True))
 
 
-OVERLAP = {
-    "xla_gpu_enable_latency_hiding_scheduler": True,
-    # In bytes of the result. By default XLA scatters the gradients of many blocks at once and keeps all of them until
-    # then: GPT-2 XL on 8 GPUs needs 3.8 GB with this option instead of 4.9.
-    "xla_gpu_reduce_scatter_combine_threshold_bytes": 2**20,
-}
-"""XLA options that overlap computation and communication on GPUs."""
-
-
-AS_WRITTEN = {"xla_allow_excess_precision": False}
-"""XLA option that keeps casts to half precision in place.
-
-By default XLA removes a cast down that is followed by a cast up. A gradient that is added up in float32 is then also
-written to memory in float32: for GELU, 0.8 GB per block of GPT-2 small.
-"""
-
-
-def compiler_options(mesh: Mesh, *, overlap: bool = True) -> dict[str, bool | int]:
-    """The XLA options for a run's programs: on GPUs `AS_WRITTEN`, and on several `OVERLAP` if wanted; else none."""
-    if mesh.devices.flat[0].platform not in ("gpu", "cuda"):
-        return {}
-    return AS_WRITTEN | (OVERLAP if mesh.size > 1 and overlap else {})
-
-
 def own_rows(sharding: NamedSharding, size: int) -> Share:
     """The rows of a batch of `size` examples that this process reads: the rows that its devices hold.
 

@@ -16,14 +16,13 @@ from mpjax.precision.scale_state import loss_scale_state, where_finite
 from mpjax.precision.scaled_loss import unscaled
 from mpjax.precision.skip_step import optax_promotion
 from mpjax.precision.updates import moved_by
-from mpjax.training.compiled_with import compiled_with
 from mpjax.training.gradients import gradients_of
 from mpjax.training.layout import Layout
-from mpjax.training.mesh import compiler_options as options_of_a_run
-from mpjax.training.mesh import make_mesh
 from mpjax.training.objective import Prepare, as_stored
 from mpjax.training.shares import shares_of
 from mpjax.training.state import Assembly, TrainState, uncast
+from mpjax.training.xla_options import compiler_options as options_of_a_run
+from mpjax.training.xla_options import jit_step
 
 
 @jax.tree_util.register_dataclass
@@ -167,9 +166,8 @@ def make_train_step(
         )
         return shares.settle(new_state), pack(metrics)
 
-    if compiler_options is None:
-        compiler_options = options_of_a_run(layout.mesh if layout else make_mesh(jax.devices()[:1]))
-    return compiled_with(compiler_options, train_step)
+    options = options_of_a_run(layout and layout.mesh) if compiler_options is None else compiler_options
+    return jit_step(train_step, options)
 
 
 def _require_average(state: TrainState, ema: float) -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from mpjax.data.stream import Share
 from mpjax.errors import UsageError
 from mpjax.training.layout import Layout
-from mpjax.training.mesh import compiler_options, make_mesh, own_rows, settle
+from mpjax.training.mesh import make_mesh, own_rows, settle
+from mpjax.training.xla_options import compiler_options
 
 
 def rows_per_device(sharding, size=8):

@@ -382,3 +382,19 @@ def test_a_metric_of_the_user_s_named_loss_does_not_replace_the_loss(trainer, ba
 
     _, metrics = trainer(loss=loss).run([batch(1)])
     assert metrics[0]["loss"] < 99
+
+
+def test_options_of_xla_hold_for_a_step_and_not_inside_of_a_callers_program(trainer, batch):
+    made = trainer(compiler_options={"xla_no_such_option": True})
+    with pytest.raises(Exception, match="xla_no_such_option"):
+        made.step.lower(made.state, batch(1)).compile()
+    with pytest.raises(Exception, match="xla_no_such_option"):
+        made.step(made.state, batch(1))
+    wanted, _ = trainer().run([batch(1)])
+    state, _ = jax.jit(made.step)(made.state, batch(1))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), wanted[1])
+
+
+def test_on_a_cpu_a_step_has_no_options(trainer, batch):
+    made = trainer()
+    assert isinstance(made.step, type(jax.jit(lambda x: x)))
