@@ -315,7 +315,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_all(alone, tmp_path):
     assert (code, other_code) == (0, 0), err + other_err
     assert "checkpoints/8 is damaged" in err
     assert "checkpoints/4 instead" in err
-    assert "damaged" not in other_err
+    assert "damaged" not in other_err, other_err
     assert losses(folder) == pytest.approx(losses(alone), rel=1e-5)
 
 
