@@ -21,7 +21,7 @@ from mpjax.data.augment.preparation import preparation_of
 from mpjax.data.orientation import MIRRORED
 from mpjax.errors import UsageError
 from mpjax.mesh_axes import FSDP, TENSOR
-from mpjax.models.scan import require_alike, stacks_of
+from mpjax.models.scan import require_alike, stack_of, stacks_of
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import has_own_code
 from mpjax.precision.float8.layers import recipe_of
@@ -208,23 +208,20 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields
     """Builds the layout of a run: how its arrays are divided over a mesh, and the dtypes in which `fsdp` gathers them.
 
     Raises:
-      UsageError: as `tensor_axes` and `require_alike`; a stack of blocks would be divided over `fsdp`; or
-        `mesh.float8_gather` is set and no parameter can be gathered in float8.
+      UsageError: as `tensor_axes` and `require_alike`; or `mesh.float8_gather` is set and no parameter can be gathered
+        in float8.
     """
     _, params, stats = take_apart(task.abstract)
     require_alike(task.abstract, config.mesh.rules, "--mesh.rules")
     shards = mesh.shape[TENSOR]
-    divided = divide(params, mesh, tensor_axes(task.abstract, shards, config.mesh.rules) if shards > 1 else {})
+    over_tensor = tensor_axes(task.abstract, shards, config.mesh.rules) if shards > 1 else {}
+    stacks = stacks_of(task.abstract)
+    divided = divide(params, mesh, over_tensor, [name for name in params if stack_of(name, stacks)])
     layout = Layout(mesh, divided=divided, reduce_dtype=plan.policy.reduce_dtype, batch_norm=config.training.batch_norm)
     if mesh.shape[FSDP] == 1:
         if config.mesh.float8_gather:
             raise UsageError("--mesh.float8_gather gathers over fsdp, and --mesh.fsdp is 1: leave it out")
         return layout
-    if stacks_of(task.abstract):
-        raise UsageError(
-            f"--mesh.fsdp {mesh.shape[FSDP]} with --model.scan_blocks: parameters are gathered block by block, and a "
-            "stack has one array for all blocks; write --model.no_scan_blocks, or --mesh.fsdp 1"
-        )
     travels, given = task.narrowed(params, stats, prepared_shapes(task, fields))
     if config.mesh.float8_gather:
         travels |= dict.fromkeys(_quantised_weights(task, divided), E4M3)

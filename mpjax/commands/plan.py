@@ -198,6 +198,7 @@ def planned_step(config: Config, fields: Fields) -> PlannedStep:
         accumulate=config.training.accumulate,
         sizes=config.mesh.sizes,
         overlap=config.mesh.overlap,
+        recomputes=config.training.remat == "full",
     )
 
 
@@ -216,6 +217,7 @@ def _described(plan: Estimate) -> dict[str, Any]:
         },
         "items_per_second": plan.items_per_second,
         "expected_seconds": plan.expected_seconds,
+        "utilisation": plan.utilisation,
     }
 
 

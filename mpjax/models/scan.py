@@ -39,14 +39,16 @@ def costly(primitive: Any, *operands: Any, **params: Any) -> bool:
 
     It is a policy of `jax.checkpoint`. The backward pass recomputes all other values (`_CHEAP`) from these. Without a
     loop, XLA recomputes them by fusion. A loop without a policy stores every value that the backward pass reads.
+    Parameters that are gathered from several devices are gathered again: kept, all blocks' would be in memory at once.
     """
     if primitive.name == "lt":  # the mask of dropout: a byte, in place of the random numbers that it compares
         return is_floating(operands[0])
-    if primitive.name in CALLS - {"custom_vjp_call"}:
-        return any(
-            eqn.primitive.name not in _CHEAP for _, eqn in equations(params.get("jaxpr", params.get("call_jaxpr")))
-        )
-    return primitive.name not in _CHEAP
+    names = {primitive.name}
+    if primitive.name in CALLS | {"shard_map"}:
+        names = {eqn.primitive.name for _, eqn in equations(params.get("jaxpr", params.get("call_jaxpr")))}
+    if "all_gather" in names:
+        return False
+    return primitive.name == "custom_vjp_call" or not names <= _CHEAP
 
 
 class Stack(nnx.Module):

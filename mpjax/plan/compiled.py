@@ -43,6 +43,7 @@ class PlannedStep:
       sizes: the sizes of the mesh by axis, of which one may be -1.
       overlap: True to compile with the options that let GPUs compute while they communicate.
       xla: further options of XLA, as the user wrote them.
+      recomputes: True if the backward pass computes products again.
     """
 
     policy: str
@@ -56,11 +57,19 @@ class PlannedStep:
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     overlap: bool = True
     xla: str = ""
+    recomputes: bool = False
 
     @property
     def batch_size(self) -> int:
         """The examples per step, over all devices."""
         return next(iter(self.batch.values())).shape[0]
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of an example that are predicted or classified; 0 for images."""
+        if "tokens" not in self.batch:
+            return 0
+        return self.batch["tokens"].shape[1] - ("label" not in self.batch)  # the first is predicted from none
 
     @property
     def attention(self) -> bool:

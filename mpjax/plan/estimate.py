@@ -49,6 +49,8 @@ class Estimate:
       float8: the savings and costs of float8 in each kind of layer; empty without float8 products.
       fit: the largest batch; None if not requested, or if memory does not grow with the batch.
       measured: the step timed on the GPU itself; None if the step was not timed.
+      tokens: tokens of an example that are predicted or classified; 0 for images.
+      recomputes: True if the backward pass computes products again, which `flops` has too.
     """
 
     gpu: GpuName
@@ -69,6 +71,8 @@ class Estimate:
     float8: Sequence[LayerSavings] = ()
     fit: Fit | None = None
     measured: Measured | None = None
+    tokens: int = 0
+    recomputes: bool = False
 
     @property
     def title(self) -> str:
@@ -84,6 +88,11 @@ class Estimate:
     def items_per_second(self) -> float:
         """The best-case examples per second, over all devices."""
         return self.batch / self.roofline.seconds
+
+    @property
+    def utilisation(self) -> float:
+        """The share of the arithmetic that the GPU could do, at the rates of its data sheet, in the expected time."""
+        return self.roofline.compute / self.expected_seconds
 
     @property
     def expected_seconds(self) -> float:
@@ -162,6 +171,8 @@ def estimates(
                 costliest=costliest(text, hlo, most),
                 float8=layers_of(program.jaxpr, hlo, GPUS[gpu], policy.compute_dtype) if policy.recipes else (),
                 receipt=_receipt(program, text, steps[number], gpu) if receipts else None,
+                tokens=steps[number].tokens,
+                recomputes=steps[number].recomputes,
             )
 
         plans: dict[tuple[GpuName, int], Estimate]

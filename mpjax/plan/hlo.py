@@ -180,8 +180,11 @@ def _instruction(line: str) -> Instruction | None:
         return None
     close = _closing(rest, match.end() - 1)
     inside = rest[match.end() : close]
-    operands = (inside,) if match[1] == "parameter" else tuple(_OPERAND.findall(inside))
-    return Instruction(name.lstrip("%"), rest[:end], match[1], operands, rest[close + 1 :], is_root)
+    opcode, type = match[1], rest[:end]
+    if opcode == "fusion-start":  # of a type ((operands), result, u32[]); `fusion-done` waits for the result
+        opcode, type = "fusion", type[_closing(type, 1) + 3 : type.rindex(",")]
+    operands = (inside,) if opcode == "parameter" else tuple(_OPERAND.findall(inside))
+    return Instruction(name.lstrip("%"), type, opcode, operands, rest[close + 1 :], is_root)
 
 
 def _closing(text: str, start: int) -> int:
@@ -232,6 +235,7 @@ _NO_MODULES = {
     "cond",
     "custom_jvp_call",
     "custom_vjp_call",
+    "eval_jaxpr",
     "pallas_call",
     "rematted_computation",
     "shard_map",

@@ -269,7 +269,7 @@ class _Search:
                 (called, *_) = each.called("calls", "to_apply", "body")
                 computation = self.program.computations[called]
                 return self.last((*inside, computation), computation.root, index, (*callers, each))
-            case "async-done" | "async-update":
+            case "async-done" | "async-update" | "fusion-done":
                 return of(each.operands[0], index)
         return None
 

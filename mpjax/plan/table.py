@@ -11,6 +11,7 @@ from mpjax.plan.timeline import StepTime
 from mpjax.precision.casting.flops import TENSORFLOAT32
 from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.presets import get_policy
+from mpjax.report.wording import rate
 
 
 _NOTICED = 1e6  # bytes
@@ -122,6 +123,10 @@ def _largest(plan: Estimate) -> str:
     return f"{plan.fit.batch}{'' if plan.fit.compiled else ' (estimated)'}"
 
 
+def _tokens(plan: Estimate, seconds: float) -> str:
+    return rate(plan.batch * plan.tokens / seconds) if plan.tokens else ""
+
+
 def _measured(plan: Estimate) -> str:
     if plan.measured is None:
         return ""
@@ -173,12 +178,16 @@ _ROWS: list[tuple[str, Text]] = [
 ]
 
 _ENDS: list[tuple[str, Text]] = [
-    ("examples/s at best", lambda plan: f"{plan.items_per_second:.0f}"),
-    ("  without overlap", lambda plan: f"{plan.batch / plan.roofline.serial:.0f}"),
-    ("  to expect", lambda plan: f"{plan.batch / plan.expected_seconds:.0f}"),
-    ("  with communication", _with_communication(lambda plan, timing: f"{plan.batch / timing.step:.0f}")),
+    ("examples/s at best", lambda plan: rate(plan.items_per_second)),
+    ("  without overlap", lambda plan: rate(plan.batch / plan.roofline.serial)),
+    ("  to expect", lambda plan: rate(plan.batch / plan.expected_seconds)),
+    ("  with communication", _with_communication(lambda plan, timing: rate(plan.batch / timing.step))),
+    ("tokens/s to expect", lambda plan: _tokens(plan, plan.expected_seconds)),
+    ("MFU to expect", lambda plan: "" if plan.recomputes else f"{plan.utilisation:.1%}"),
+    ("HFU to expect", lambda plan: f"{plan.utilisation:.1%}" if plan.recomputes else ""),
     ("measured step", _measured),
-    ("measured examples/s", lambda plan: f"{plan.batch / plan.measured.seconds:.0f}" if plan.measured else ""),
+    ("measured examples/s", lambda plan: rate(plan.batch / plan.measured.seconds) if plan.measured else ""),
+    ("measured tokens/s", lambda plan: _tokens(plan, plan.measured.seconds) if plan.measured else ""),
     ("measured peak memory", _measured_peak),
 ]
 

@@ -11,6 +11,7 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.mesh_axes import FSDP, TENSOR
+from mpjax.models.scan import ALL, stacks_in
 from mpjax.precision.calls import wrap, wrapper_of
 from mpjax.precision.dtypes import BFLOAT16, widest
 from mpjax.precision.float8.recipes import E4M3
@@ -48,13 +49,14 @@ def gather_in_blocks(model: nnx.Module, layout: Layout) -> None:
     Only one block at a time then has its whole parameters in memory.
     """
     blocks = blocks_of(model) if layout.blocks else {}
+    stacked = {f"{stack}/{ALL}" for stack in stacks_in(model)} if layout.blocks else set()
     for path in layout.blocks:
         for name, variable in _variables(path, blocks[path]):
             if layout.fsdp_axis(name) is not None:
                 variable.set_value(Divided(variable.get_value(), name))
-        if wrapper_of(blocks[path], Rematerialised) is None:
-            wrap(blocks[path], Rematerialised("none"))
-        wrap(blocks[path], Gathers(layout, path))
+        if path not in stacked and wrapper_of(blocks[path], Rematerialised) is None:
+            wrap(blocks[path], Rematerialised("none"))  # the loop over a stack has `jax.checkpoint` of its own
+        wrap(blocks[path], Gathers(layout.of_rows(path) if path in stacked else layout, path))
 
 
 @dataclasses.dataclass(frozen=True)

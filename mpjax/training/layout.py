@@ -1,7 +1,7 @@
 """The division of batches, parameters and optimizer state over a mesh of devices."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -55,6 +55,11 @@ class Layout:
     def fsdp_axis(self, name: str) -> int | None:
         """The axis along which a parameter is divided over `fsdp`, or None."""
         return next((axis for axis, over in enumerate(self.spec(name)) if over == FSDP), None)
+
+    def of_rows(self, stack: str) -> "Layout":
+        """The layout of single blocks of the stack at `blocks/all`, say: its arrays without their leading axis."""
+        rows = {name: PartitionSpec(*spec[1:]) for name, spec in self.divided.items() if name.startswith(f"{stack}/")}
+        return dataclasses.replace(self, divided={**self.divided, **rows})
 
     @property
     def replicated(self) -> NamedSharding:
@@ -120,17 +125,22 @@ def over(axes: Sequence[str], spec: PartitionSpec) -> PartitionSpec:
 
 
 def divide(
-    params: Mapping[str, Any], mesh: Mesh, tensor_axes: Mapping[str, int] = MappingProxyType({})
+    params: Mapping[str, Any],
+    mesh: Mesh,
+    tensor_axes: Mapping[str, int] = MappingProxyType({}),
+    stacked: Collection[str] = (),
 ) -> dict[str, PartitionSpec]:
     """Chooses the spec of each parameter to divide over the axes `fsdp` and `tensor` of a mesh.
 
     Over `fsdp`, a parameter is divided along its longest other axis that the mesh divides evenly, unless it has fewer
-    than `SMALL` elements. Parameters that are not divided at all are left out.
+    than `SMALL` elements. Parameters that are not divided at all are left out. Arrays of stacked blocks are gathered
+    block by block, so each block counts for itself, and their leading axis stays whole.
 
     Args:
       params: arrays or shapes by path.
       mesh: the mesh.
       tensor_axes: the axis to divide over `tensor`, by path.
+      stacked: the paths of the arrays whose leading axis is of blocks.
     """
     fsdp_size = mesh.shape[FSDP]
     specs = {}
@@ -138,8 +148,9 @@ def divide(
         axes: list[str | None] = [None] * len(param.shape)
         if name in tensor_axes and mesh.shape[TENSOR] > 1:
             axes[tensor_axes[name]] = TENSOR
-        free = [axis for axis, size in enumerate(param.shape) if axes[axis] is None and size % fsdp_size == 0]
-        if fsdp_size > 1 and free and np.prod(param.shape) >= SMALL:
+        first = int(name in stacked)
+        free = [axis for axis in range(first, len(axes)) if axes[axis] is None and param.shape[axis] % fsdp_size == 0]
+        if fsdp_size > 1 and free and np.prod(param.shape[first:]) >= SMALL:
             axes[max(free, key=lambda axis: param.shape[axis])] = FSDP
         if any(axes):
             specs[name] = PartitionSpec(*axes)

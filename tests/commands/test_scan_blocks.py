@@ -20,7 +20,7 @@ from mpjax.loop.checkpoint import to_arrays
 from mpjax.loop.resume import adopt
 from mpjax.loop.stored import read_checkpoint
 from mpjax.models.scan import apart
-from mpjax.precision.casting.walk import equations
+from mpjax.precision.casting.walk import bodies, equations
 from mpjax.training.mesh import make_mesh
 from mpjax.training.setup import pretrained_arrays
 
@@ -223,9 +223,42 @@ def test_settings_for_single_blocks_are_errors(flags, message):
         build_run(config_of(f"--precision.policy mixed_float16 {flags} {FORMS[1]}"))
 
 
-def test_a_stack_is_not_divided_over_fsdp():
-    with pytest.raises(UsageError, match="--mesh.fsdp 2 with --model.scan_blocks: .* write --model.no_scan_blocks"):
-        build_run(config_of(f"--mesh.data 1 --mesh.fsdp 2 {FORMS[1]}"))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", ["--precision.policy float32", "--precision.policy mixed_bfloat16 --training.remat full"]
+)
+def test_a_stack_that_is_divided_over_fsdp_trains_as_single_blocks_do(more, monkeypatch):
+    monkeypatch.setattr("mpjax.training.layout.SMALL", 1)
+    flags = f"--precision.loss_scale none --optimizer.name sgd {more} --mesh.data 1 --mesh.fsdp 2"
+    (*_, single), (_, built, _, stacked) = (trained(f"{flags} {form}") for form in FORMS)
+    up = built.layout.spec("blocks/all/mlp/up/kernel")
+    assert up == PartitionSpec(None, None, "fsdp")
+    rel = 1e-5 if "float32" in more else 2e-2
+    for name in ("loss", "grad_norm"):
+        assert [step[name] for step in stacked] == pytest.approx([step[name] for step in single], rel=rel)
+
+
+@pytest.mark.slow
+def test_each_block_of_a_divided_stack_gathers_in_half_precision_and_in_the_backward_pass_again(monkeypatch):
+    monkeypatch.setattr("mpjax.training.layout.SMALL", 1)
+    config = config_of(f"--mesh.data 1 --mesh.fsdp 2 --precision.policy mixed_bfloat16 {FORMS[1]}")
+    step, given = planned_step(config, fields_of(config)).on(make_mesh(data=1, fsdp=2))
+    loops = [
+        eqn.params["jaxpr"]
+        for body in bodies(step.trace(*given).jaxpr)
+        for eqn in body.eqns
+        if eqn.primitive.name == "scan"
+    ]
+    gathered = [
+        sorted(
+            f"{eqn.outvars[0].aval.dtype}{list(eqn.outvars[0].aval.shape)}"
+            for _, eqn in equations(loop)
+            if eqn.primitive.name == "all_gather" and eqn.outvars[0].aval.size >= 64
+        )
+        for loop in loops
+    ]
+    kernels = ["bfloat16[2, 4, 8]", *["bfloat16[8, 2, 4]"] * 3, "bfloat16[32, 8]", "bfloat16[8, 32]"]
+    assert gathered == [sorted(kernels)] * 2
 
 
 @pytest.mark.slow

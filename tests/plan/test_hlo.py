@@ -80,6 +80,7 @@ def test_a_text_without_an_entry_is_refused():
         ("jit(train_step)/while/body/closed_call/jvp(stem)/conv/conv_general_dilated", Module("stem/conv", False)),
         ("jit(train_step)/jvp()/jit(_where)/select_n", Module("", False)),
         ("jit(f)/transpose(jvp(mlp))/checkpoint/rematted_computation/mlp/mul", Module("mlp", True)),
+        ("jit(f)/jvp(blocks)/while/body/eval_jaxpr/all/mlp/up/dot_general", Module("blocks/all/mlp/up", False)),
         (
             "jit(f)/transpose(jvp(blocks/1))/mlp/jvp(blocks/1)/mlp/checkpoint/rematted_computation/up/add",
             Module("blocks/1/mlp/up", True),

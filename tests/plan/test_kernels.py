@@ -8,6 +8,12 @@ from mpjax.plan.kernels import moved, only_copies, payload
 
 TEXT = """HloModule m
 
+%taken (p0: f32[80], p1: s32[]) -> f32[4] {
+  %p0 = f32[80]{0} parameter(0)
+  %p1 = s32[] parameter(1)
+  ROOT %row = f32[4]{0} dynamic-slice(%p0, %p1), dynamic_slice_sizes={4}
+}
+
 ENTRY %main (a: f32[80], b: f32[20]) -> f32[80] {
   %a = f32[80]{0} parameter(0)
   %b = f32[20]{0} parameter(1)
@@ -18,6 +24,9 @@ ENTRY %main (a: f32[80], b: f32[20]) -> f32[80] {
   %both = ((f32[80]{0}, bf16[40]{0}), (f32[20]{0}, bf16[10]{0})) reduce-scatter-start(%a, %c), dimensions={0}
   %c = bf16[40]{0} constant({...})
   %swap = f32[80]{0} all-to-all(%a), dimensions={0}
+  %i = s32[] constant(3)
+  %take = ((f32[80]{0}, s32[]), f32[4]{0}, u32[]) fusion-start(%a, %i), kind=kLoop, calls=%taken
+  %took = f32[4]{0} fusion-done(%take)
   ROOT %copy = f32[80]{0} copy(%a)
 }
 """
@@ -35,6 +44,7 @@ ENTRY = PROGRAM.computations["main"]
         ("both", 400 + 100),
         ("swap", 640),
         ("copy", 640),
+        ("take", 16 + 4 + 16),
     ],
 )
 def test_what_is_read_and_written_counts_once(name, wanted):

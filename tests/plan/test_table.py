@@ -34,6 +34,22 @@ def test_policies_stand_side_by_side(plan_of):
     assert found["  without overlap"] == ["10000", "16667"]
     assert found["  to expect"] == ["6422", "9475"]
     assert found["  with communication"] == ["10000", "10000"]
+    assert found["MFU to expect"] == ["12.8%", "18.9%"]  # 2 ms of arithmetic
+    assert not {"tokens/s to expect", "measured tokens/s", "HFU to expect"} & found.keys()
+
+
+def test_texts_have_tokens_a_second_and_large_models_three_digits(plan_of):
+    plan = dataclasses.replace(plan_of(measured=True), tokens=1024, batch=1)
+    found = dict(rows([plan]))
+    assert found["  to expect"] == ["64.2"]
+    assert found["tokens/s to expect"] == ["65762"]
+    assert found["measured tokens/s"] == ["102400"]
+
+
+def test_products_that_are_computed_again_count_for_the_hardware_alone(plan_of):
+    found = dict(rows([dataclasses.replace(plan_of(), recomputes=True)]))
+    assert found["HFU to expect"] == ["12.8%"]
+    assert "MFU to expect" not in found
 
 
 def test_collectives_stand_by_kind_dtype_and_axes_with_none_where_a_policy_has_none(plan_of):

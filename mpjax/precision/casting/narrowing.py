@@ -53,7 +53,7 @@ def _uses(jaxpr: core.Jaxpr, var: Any, *, once: bool = False) -> list[np.dtype |
 
 def _followed(jaxpr: core.Jaxpr, var: Any, once: bool) -> tuple[list[np.dtype | None], list[int]]:
     """The uses of `var` inside a jaxpr, and the positions of the outputs with its values."""
-    moves, calls = (_MOVES.difference(REPEATS), _PROGRAMS - DERIVED - {"scan"}) if once else (_MOVES, _PROGRAMS)
+    moves, calls = (_MOVES.difference(REPEATS), _PROGRAMS - DERIVED) if once else (_MOVES, _PROGRAMS)
     casts: list[np.dtype | None] = []
     outputs = [place for place, out in enumerate(jaxpr.outvars) if out is var]
     for eqn in jaxpr.eqns:
@@ -77,7 +77,9 @@ def _followed(jaxpr: core.Jaxpr, var: Any, once: bool) -> tuple[list[np.dtype | 
 
 
 def _inside(eqn: Any, places: list[int], once: bool) -> tuple[list[np.dtype | None], list[int]]:
-    """Follows a value into a call, a branch, or a scan over which it is constant; other uses are without a cast.
+    """Follows a value into a call, a branch, or a scan of its rows or over which it is constant.
+
+    Other uses are without a cast, and with `once` so are those of a constant, whose gradients a scan adds up.
 
     Args:
       eqn: the equation.
@@ -91,8 +93,10 @@ def _inside(eqn: Any, places: list[int], once: bool) -> tuple[list[np.dtype | No
     bodies, first = [params[key] for key in ("jaxpr", "call_jaxpr") if key in params], 0
     if name == "cond":
         bodies, first = params["branches"], 1
-    if name == "scan" and places[-1] >= scan_counts(params)[0]:
-        bodies = []
+    if name == "scan":
+        constants, carried = scan_counts(params)
+        if any(place < constants + carried and (once or place >= constants) for place in places):
+            bodies = []
     bodies = [opened(body)[0] for body in bodies]
     if not bodies or places[0] < first or any(len(body.invars) + first != len(eqn.invars) for body in bodies):
         return [None], []

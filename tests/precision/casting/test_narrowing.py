@@ -63,6 +63,11 @@ def rows_of_a_scan(w):
     return jax.lax.scan(lambda carry, row: (carry + half(row), None), jnp.zeros(2, B16), w)[0]
 
 
+def rows_given_back(w):
+    total, rows = jax.lax.scan(lambda carry, row: (carry + half(row), row), jnp.zeros(2, B16), w)
+    return total + half(jnp.sum(rows))
+
+
 def branched(other):
     def run(w):
         return jax.lax.cond(jnp.asarray(True), lambda w: half(w) * B16(2), other, w)
@@ -95,7 +100,8 @@ PROGRAMS = {
     "remat": (jax.checkpoint(lambda w: jnp.sin(half(w))), True, True),
     "scan over a constant": (looped, True, False),
     "scan over a carry": (carried, False, False),
-    "scan over rows": (rows_of_a_scan, False, False),
+    "scan over rows": (rows_of_a_scan, True, True),
+    "scan over rows that are also given back": (rows_given_back, False, False),
     "cond": (branched(half), True, False),
     "cond with a branch that does not cast": (branched(lambda w: half(w * jnp.float32(1.01))), False, False),
     "while": (counted, False, False),
