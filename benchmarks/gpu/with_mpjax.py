@@ -21,8 +21,8 @@ from mpjax.training.objective import RunObjective
 from mpjax.training.objectives import classification, language_modeling
 
 
-def written(case: Case, row: Row) -> Written:
-    """The step of `case` under the policy of `row`, and how its state and batch are made."""
+def written(case: Case, row: Row, *, pieces: int = 1) -> Written:
+    """The step of `case` under the policy of `row`, in micro-batches, and how its state and batch are made."""
     policy = mpjax.get_policy(row.policy)
 
     def make_model(key: jax.Array) -> nnx.Module:
@@ -41,7 +41,7 @@ def written(case: Case, row: Row) -> Written:
         return mpjax.create_state(params, stats, tx)
 
     return Written(
-        step=mpjax.make_train_step(structure, tx, loss_of(case, policy)),
+        step=mpjax.make_train_step(structure, tx, loss_of(case, policy), accumulate=pieces),
         make_state=make_state,
         make_batch=lambda key: batch(case, key),
         parameters=lambda state: state.params,

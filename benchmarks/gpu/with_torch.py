@@ -39,6 +39,7 @@ class Stepper:
             self.optimizer = torch.optim.SGD(parameters, rate, MOMENTUM, weight_decay=decay, fused=True)
         self.scaler = torch.amp.GradScaler(self.device, enabled=row.dynamic)
         self.inputs, self.targets = self._batch(case)
+        self.pieces = case.pieces if full_precision else 1
         self.loss_of: Any = torch.compile(self._loss) if compiled else self._loss
         start = time.perf_counter()
         self.first = self._first()
@@ -95,17 +96,25 @@ class Stepper:
         """As gpu.stepping's: loss and gradient norm of the first step that is applied, and the loss after it."""
         for skipped in range(SKIPS):
             self.optimizer.zero_grad(set_to_none=True)
-            loss = self.loss_of(self.inputs, self.targets)
-            self.scaler.scale(loss).backward()
+            loss = self._backward()
             self.scaler.unscale_(self.optimizer)
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
             norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])))
             self.scaler.step(self.optimizer)
             self.scaler.update()
             if torch.isfinite(torch.tensor(norm)):
-                second = float(self.loss_of(self.inputs, self.targets).detach())
-                return {"loss": float(loss.detach()), "grad_norm": norm, "second_loss": second, "skipped": skipped}
+                second = self._backward()
+                return {"loss": loss, "grad_norm": norm, "second_loss": second, "skipped": skipped}
         raise FloatingPointError(f"the gradients of {SKIPS} steps in a row were not finite")
+
+    def _backward(self) -> float:
+        """Adds up the gradients of the micro-batches; the loss of the whole batch."""
+        total = 0.0
+        for inputs, targets in zip(self.inputs.chunk(self.pieces), self.targets.chunk(self.pieces), strict=True):
+            loss = self.loss_of(inputs, targets) / self.pieces
+            self.scaler.scale(loss).backward()
+            total += float(loss.detach())
+        return total
 
     def _reset_peak(self) -> int:
         if self.device != "cuda":

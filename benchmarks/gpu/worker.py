@@ -138,12 +138,13 @@ class Answers:
 
             return Stepper(case, row, compiled=False, full_precision=True).first
         jax = self._import_jax()
+        pieces = {"pieces": case.pieces} if case.pieces > 1 else {}
         with jax.default_matmul_precision("highest"):
             try:
                 # It is not timed: what the compiler finds by trying is not needed, if it can do without.
-                stepper = self._in_jax(case, row, {"gpu": {"xla_gpu_autotune_level": 0}})
+                stepper = self._in_jax(case, row, {"gpu": {"xla_gpu_autotune_level": 0}}, **pieces)
             except RuntimeError:
-                stepper = self._in_jax(case, row, {})
+                stepper = self._in_jax(case, row, {}, **pieces)
         return {**stepper.first, "flops": stepper.facts["flops"]}
 
     def prepare(self, case: Case, row: Row) -> dict:
@@ -175,8 +176,8 @@ class Answers:
         """Forgets a step and its state."""
         del self.steppers[row]
 
-    def _in_jax(self, case: Case, row: Row, options: dict[str, dict]):
-        """A step compiled with the options for the platform at hand."""
+    def _in_jax(self, case: Case, row: Row, options: dict[str, dict], **settings: int):
+        """A step with these settings, compiled with the options for the platform at hand."""
         import jax
 
         from gpu.stepping import Stepper
@@ -187,7 +188,7 @@ class Answers:
             from gpu.with_mpjax import written
         if self.settings.small:  # what is not timed need not be fast
             options = {**options, "cpu": {"xla_backend_optimization_level": 0}}
-        return Stepper(written(case, row), options.get(jax.default_backend()))
+        return Stepper(written(case, row, **settings), options.get(jax.default_backend()))
 
     def _import_jax(self):
         import jax
