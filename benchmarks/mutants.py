@@ -36,7 +36,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
 from cosmic_ray.ast import ast_nodes, get_ast  # pyright: ignore[reportMissingImports]
@@ -217,8 +217,13 @@ def _child(mutant: Mutant, folder: str) -> int:
         os._exit(status)
 
 
-def outcomes(mutants: Iterable[Mutant], jobs: int, seconds: float, folder: str) -> Generator[tuple[Mutant, dict, str]]:
-    """Each mutant when it is decided, with verdict, seconds and who killed it; and what pytest printed."""
+def outcomes(
+    mutants: Iterable[Mutant], jobs: int, limit: Callable[[Mutant], float], folder: str
+) -> Generator[tuple[Mutant, dict, str]]:
+    """Each mutant when it is decided, with verdict, seconds and who killed it; and what pytest printed.
+
+    `limit` has the seconds after which a mutant is given up.
+    """
     waiting, running = collections.deque(enumerate(mutants)), {}
     clock, looked = 0.0, time.monotonic()
     try:
@@ -232,7 +237,7 @@ def outcomes(mutants: Iterable[Mutant], jobs: int, seconds: float, folder: str) 
             for process, (mutant, place, begun) in list(running.items()):
                 ended, status = os.waitpid(process, os.WNOHANG)
                 taken = clock - begun
-                if not ended and taken < seconds:
+                if not ended and taken < limit(mutant):
                     continue
                 _end(process, reap=not ended)
                 del running[process]
@@ -245,7 +250,7 @@ def outcomes(mutants: Iterable[Mutant], jobs: int, seconds: float, folder: str) 
                 by = failed[0].split(" - ")[0] if failed else f"exit status {code}"
                 verdict, by = ("killed", by) if code else ("survived", "")
                 if not ended:
-                    verdict, by = "timeout", f"{seconds:g} s"
+                    verdict, by = "timeout", f"{limit(mutant):g} s"
                 yield mutant, {"verdict": verdict, "seconds": round(taken, 1), "by": by}, printed
     finally:
         for process in running:
@@ -325,7 +330,7 @@ def main() -> None:
         prepare(arguments.root.resolve(), str(programs), folder)
         # Once where modules have the same tests. It also compiles what the mutants find compiled, and may take longer.
         distinct = {frozenset(original.tests): original for original in originals}
-        with contextlib.closing(outcomes(distinct.values(), arguments.jobs, 10 * arguments.seconds, folder)) as ended:
+        with contextlib.closing(outcomes(distinct.values(), arguments.jobs, lambda _: 3600, folder)) as ended:
             for one, outcome, printed in ended:
                 if outcome["verdict"] != "survived":
                     sys.exit(f"{printed}\nThe tests of {one.module} do not pass without a mutant: {outcome['by']}")
@@ -333,7 +338,11 @@ def main() -> None:
                 for original in originals:
                     if set(original.tests) == set(one.tests):
                         targets[original.module]["seconds"] = outcome["seconds"]
-        with contextlib.closing(outcomes(undecided, arguments.jobs, arguments.seconds, folder)) as ended:
+
+        def limit(mutant: Mutant) -> float:
+            return arguments.times * targets[mutant.module]["seconds"] + 30
+
+        with contextlib.closing(outcomes(undecided, arguments.jobs, limit, folder)) as ended:
             for number, (mutant, outcome, _) in enumerate(ended, start=1):
                 targets[mutant.module]["decided"][mutant.key] = mutant.shown() | outcome
                 write(output, targets)
@@ -350,7 +359,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--most", type=int, default=60, help="mutants of each module")
     parser.add_argument("--seed", type=int, default=0, help="which they are")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at a time")
-    parser.add_argument("--seconds", type=float, default=120, help="a mutant that takes longer counts as killed")
+    parser.add_argument(
+        "--times", type=float, default=3, help="a mutant that takes so many times as long as no mutant counts as killed"
+    )
     parser.add_argument("--programs", type=pathlib.Path, help="folder of compiled programs, kept for the next run")
     parser.add_argument("--only", type=pathlib.Path, help="run the survivors in the output of another run")
     parser.add_argument("--tests", nargs="+", help="instead of the modules' own, relative to --root")
