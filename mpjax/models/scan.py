@@ -43,12 +43,17 @@ def costly(primitive: Any, *operands: Any, **params: Any) -> bool:
     """
     if primitive.name == "lt":  # the mask of dropout: a byte, in place of the random numbers that it compares
         return is_floating(operands[0])
-    names = {primitive.name}
-    if primitive.name in CALLS | {"shard_map"}:
-        names = {eqn.primitive.name for _, eqn in equations(params.get("jaxpr", params.get("call_jaxpr")))}
+    names = run_by(primitive, params)
     if "all_gather" in names:
         return False
     return primitive.name == "custom_vjp_call" or not names <= _CHEAP
+
+
+def run_by(primitive: Any, params: Mapping[str, Any]) -> set[str]:
+    """The names of the primitives that an equation runs: those inside a call, or its own."""
+    if primitive.name in CALLS | {"shard_map"}:
+        return {eqn.primitive.name for _, eqn in equations(params.get("jaxpr", params.get("call_jaxpr")))}
+    return {primitive.name}
 
 
 class Stack(nnx.Module):
@@ -144,6 +149,11 @@ def stacks_of(model: nnx.Module) -> Mapping[str, int]:
 def stacks_in(model: nnx.Module) -> dict[str, Stack]:
     """The stacks of a model by path."""
     return {"/".join(map(str, path)): stack for path, stack in _stacks(model).items()}
+
+
+def stacks_by_block(model: nnx.Module) -> dict[str, Stack]:
+    """The stacks of a model by the path of their block, as in `blocks/all`."""
+    return {f"{path}/{ALL}": stack for path, stack in stacks_in(model).items()}
 
 
 def require_alike(model: nnx.Module, patterns: Iterable[str], flag: str) -> None:

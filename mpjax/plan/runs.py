@@ -145,7 +145,7 @@ def _callers(program: HloProgram) -> dict[str, Instruction]:
     return {
         called: instruction
         for computation in program.computations.values()
-        if computation.mentions(" fusion(") or computation.mentions(" fusion-start(")
+        if computation.mentions(" fusion(", " fusion-start(")
         for instruction in computation
         if instruction.opcode == "fusion"
         for called in instruction.called("calls")

@@ -11,7 +11,7 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.mesh_axes import FSDP, TENSOR
-from mpjax.models.scan import ALL, stacks_in
+from mpjax.models.scan import stacks_by_block
 from mpjax.precision.calls import wrap, wrapper_of
 from mpjax.precision.dtypes import BFLOAT16, widest
 from mpjax.precision.float8.recipes import E4M3
@@ -48,8 +48,9 @@ def gather_in_blocks(model: nnx.Module, layout: Layout) -> None:
 
     Only one block at a time then has its whole parameters in memory.
     """
-    blocks = blocks_of(model) if layout.blocks else {}
-    stacked = {f"{stack}/{ALL}" for stack in stacks_in(model)} if layout.blocks else set()
+    if not layout.blocks:
+        return
+    blocks, stacked = blocks_of(model), stacks_by_block(model)
     for path in layout.blocks:
         for name, variable in _variables(path, blocks[path]):
             if layout.fsdp_axis(name) is not None:

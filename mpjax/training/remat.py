@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.scan import ALL, stacks_in
+from mpjax.models.scan import run_by, stacks_by_block
 from mpjax.precision.calls import has_call, wrap
 from mpjax.precision.casting.model_arguments import take_models_apart
 from mpjax.precision.casting.values import split_arrays
@@ -37,9 +37,7 @@ def products(primitive, *_, **params) -> bool:
 
 def all_but_gathered(primitive, *_, **params) -> bool:
     """True if "none" keeps the result of a primitive: all but parameters gathered from several devices."""
-    inner = bodies(params["call_jaxpr"]) if primitive.name == "custom_vjp_call" else ()
-    names = {eqn.primitive.name for body in inner for eqn in body.eqns}
-    return "all_gather" not in {primitive.name, *names}
+    return "all_gather" not in run_by(primitive, params)
 
 
 _POLICIES = {"none": all_but_gathered, "dots": products, "full": None}
@@ -48,7 +46,7 @@ _POLICIES = {"none": all_but_gathered, "dots": products, "full": None}
 def blocks_of(model: nnx.Module) -> dict[str, nnx.Module]:
     """Finds blocks by path: the outermost callable submodules that are list items, or `all` of a `Stack`."""
     blocks: dict[tuple, nnx.Module] = {}
-    stacked = {f"{stack}/{ALL}" for stack in stacks_in(model)}
+    stacked = stacks_by_block(model)
     for path, module in sorted(nnx.iter_modules(model), key=lambda item: len(item[0])):
         inside = any(path[:depth] in blocks for depth in range(len(path)))
         repeated = bool(path) and (isinstance(path[-1], int) or "/".join(map(str, path)) in stacked)
@@ -79,7 +77,7 @@ def apply_remat(model: nnx.Module, remat: Remat) -> None:
             f"--training.remat {remat}: {type(model).__name__} has no blocks (modules in a list); put its repeated "
             "parts in a list, as in self.blocks = nnx.List([...]), or write --training.remat none"
         )
-    stacks = {f"{path}/{ALL}": stack for path, stack in stacks_in(model).items()}
+    stacks = stacks_by_block(model)
     for path, block in blocks.items():
         if path in stacks:
             stacks[path].keep = _POLICIES[remat]
