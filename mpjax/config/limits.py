@@ -55,7 +55,7 @@ def require_valid(settings: Any, prefix: str = "", rules: Iterable[str] = ()) ->
 
 
 def _of_config(config: Config) -> Iterator[str]:
-    yield from _of_data(config.data)
+    yield from _of_data(config.data.for_task(config.task))
     yield from _others(config)
     yield from _of_distributed(config.distributed)
 

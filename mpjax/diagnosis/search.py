@@ -92,10 +92,12 @@ def smallest_repair(
         for site, reading in readings
         if reading.overflow > 0 or reading.lost_share > reference.tolerance
     }
-    modules = None
+    modules: list[str] | None = None
     for repairs in map(_remembering, (emulated, under_rules)):
-        # If the emulator's set repairs the traced step too, the search on the traced step starts from it.
-        start = modules if modules and repairs(modules) else first_enough(suspects, repairs)
+        # The search on the traced step starts with the modules that repair the emulated one.
+        first = modules or []
+        ranked = [*first, *(path for path in suspects if path not in first)]
+        start = first_enough(ranked, repairs, at_least=len(first) or 1)
         modules = narrow(minimal(start, repairs), suspects, to_blame, repairs) if start else None
     if modules is None:
         return ("",) if under_rules([""]) else None
@@ -110,22 +112,28 @@ def innermost(path: str, modules: Sequence[str]) -> str:
 def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
     """Reduces `items`, which repair, to a subset that still does and from which no item can be left out.
 
-    The method is delta debugging. A single item is returned untried.
+    A binary search finds the shortest prefix of `items` that repairs. Its last item is needed. It stays, and the search
+    goes on before it. For k needed items of n, this asks about k log2(n) times. A predicate that is true for a set and
+    false for a larger one may leave items that are not needed, so each item is left out once more at the end. A single
+    item is returned untried.
     """
-    kept, granularity = list(items), 2
-    while len(kept) > 1:
-        size = -(-len(kept) // granularity)
-        chunks = [kept[start : start + size] for start in range(0, len(kept), size)]
-        rests = ([item for item in kept if item not in chunk] for chunk in chunks)
-        if chunk := next(filter(repairs, chunks), None):
-            kept, granularity = chunk, 2
-        elif rest := next(filter(repairs, rests), None):
-            kept, granularity = rest, max(granularity - 1, 2)
-        elif size == 1:
-            break
-        else:
-            granularity = min(2 * granularity, len(kept))
-    return kept
+    needed: list[str] = []
+    rest = list(items)
+    while rest and not (needed and repairs(needed)):
+        too_short, enough = 0, len(rest)
+        while enough - too_short > 1:
+            middle = (too_short + enough) // 2
+            if repairs([*needed, *rest[:middle]]):
+                enough = middle
+            else:
+                too_short = middle
+        needed.append(rest[enough - 1])
+        rest = rest[: enough - 1]
+    for item in needed if len(needed) > 1 else ():
+        without = [other for other in needed if other != item]
+        if without and repairs(without):
+            needed = without
+    return [item for item in items if item in needed]
 
 
 def narrow(found: list[str], suspects: Sequence[str], to_blame: Collection[str], repairs: Repairs) -> list[str]:
@@ -154,9 +162,9 @@ def _remembering(repairs: Repairs) -> Repairs:
     return remembered
 
 
-def first_enough(suspects: list[str], repairs: Repairs) -> list[str] | None:
-    """The shortest prefix of a ranked list that repairs, of 1, 2, 4, 8, ... or all modules; None if none does."""
-    count = 1
+def first_enough(suspects: list[str], repairs: Repairs, at_least: int = 1) -> list[str] | None:
+    """The shortest prefix of a ranked list that repairs, of n, 2n, 4n, ... (n is `at_least`) or all; None if none."""
+    count = at_least
     while count < len(suspects):
         if repairs(suspects[:count]):
             return suspects[:count]

@@ -133,6 +133,8 @@ def test_a_rate_of_nothing_is_freezing():
 def test_reflected_edges_need_a_shift():
     with pytest.raises(UsageError, match="--data.crop_edges reflect: images are not shifted"):
         check(load_config(["--data.crop_edges", "reflect", "--data.crop_padding", "0"]))
+    with pytest.raises(UsageError, match="--data.crop_edges reflect: images are not shifted"):  # `own` has no shift
+        check(load_config(["--data.crop_edges", "reflect", "--task", "own", "--training.objective", "f.py:loss"]))
     check(load_config(["--data.crop_edges", "reflect"]))
 
 
