@@ -11,7 +11,6 @@ import numpy as np
 
 from mpjax import report, strict_json
 from mpjax.commands.build import Run, build_run, fresh_state
-from mpjax.commands.lacking import named_together
 from mpjax.config import Config, Duration, to_toml
 from mpjax.config.commands import RateSearch
 from mpjax.config.folders import check_new_folder, new_folder
@@ -47,7 +46,7 @@ def find_rate(settings: RateSearch, config: Config) -> dict[str, Any]:
       OSError: a file cannot be written; the message names the file.
     """
     check_new_folder(config)  # before any slow work
-    with named_together(config):
+    try:
         if is_auto(config):
             from mpjax.commands.fit import fitted  # local, because few runs need the modules of the plan
 
@@ -55,6 +54,10 @@ def find_rate(settings: RateSearch, config: Config) -> dict[str, Any]:
             config, fit = fitted(config, say=say)
             say(fit)
         run = build_run(with_growing_rates(config, settings))
+    except UsageError as error:
+        from mpjax.commands.lacking import named_together  # local, because few runs need it
+
+        raise named_together(error, config) from None
     folder = new_folder(config, prefix="find_lr-")
     points, skipped, ended = _trained(settings, run)
     suggestion = suggest(points)

@@ -1,6 +1,5 @@
 """Looks for the errors that follow a missing setting, so that one error names all flags to write."""
 
-import contextlib
 import shlex
 import warnings
 from collections.abc import Iterator, Mapping
@@ -19,19 +18,15 @@ _MOST = 8  # errors in a row: two repairs might contradict each other
 _THEN = "then: "
 
 
-@contextlib.contextmanager
-def named_together(config: Config) -> Iterator[None]:
-    """Context that extends a UsageError by the errors that would follow once its `repair` is written, and by all flags.
+def named_together(error: UsageError, config: Config) -> UsageError:
+    """Extends an error by the errors that would follow once its `repair` is written, and by all flags to write.
 
-    An error without a repair, or that no error follows, stays as it is.
+    An error without a repair, or that no error follows, is returned as it is.
     """
-    try:
-        yield
-    except UsageError as error:
-        messages, settings = _followed(error, config)
-        if len(messages) == 1:
-            raise
-        raise UsageError("\n".join([*messages, *_to_write(settings)]), repair=settings) from error
+    messages, settings = _followed(error, config)
+    if len(messages) == 1:
+        return error
+    return UsageError("\n".join([*messages, *_to_write(settings)]), repair=settings)
 
 
 def _to_write(settings: Mapping[str, Any]) -> Iterator[str]:

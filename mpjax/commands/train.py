@@ -14,7 +14,6 @@ import jax
 from mpjax import data, extend, models, report
 from mpjax.commands.build import CHECKPOINTS, Run, build_run, layer_probe, model_with
 from mpjax.commands.evaluate import evaluate_state
-from mpjax.commands.lacking import named_together
 from mpjax.commands.objective import metrics_of
 from mpjax.commands.out_of_memory import memory_told, require_memory
 from mpjax.commands.run_folder import begin, held_folder, resumption_told
@@ -249,12 +248,16 @@ def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
       UsageError: as `build_run`; the message also lists the flags that the command lacks.
     """
     fit = ""
-    with named_together(config):
+    try:
         if is_auto(config):
             from mpjax.commands.fit import fitted
 
             config, fit = fitted(config, company.gather, print if company.first else lambda line: None)
         run = build_run(config)
+    except UsageError as error:
+        from mpjax.commands.lacking import named_together
+
+        raise named_together(error, config) from None
     if config.loop.best:
         from mpjax.commands.own_parts import require_metric
 

@@ -3,6 +3,7 @@
 from mpjax.training.eval_step import evaluate, make_eval_step
 from mpjax.training.layout import Layout
 from mpjax.training.objective import Mean
+from mpjax.training.packing import packed
 from mpjax.training.state import Structure, TrainState, create_state, take_apart
 from mpjax.training.train_step import make_train_step
 
@@ -16,5 +17,6 @@ __all__ = [
     "evaluate",
     "make_eval_step",
     "make_train_step",
+    "packed",
     "take_apart",
 ]

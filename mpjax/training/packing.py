@@ -13,12 +13,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 
-from mpjax.models.scan import stack_of
+from mpjax.errors import UsageError
+from mpjax.models.scan import stack_of, stacks_of
 from mpjax.precision.dtypes import is_floating
 from mpjax.precision.float8.history import is_history
-from mpjax.training.state import Arrays, Structure
+from mpjax.precision.scale_state import loss_scale_state
+from mpjax.training.state import Arrays, Structure, TrainState
 
 
 Group = dict[str, tuple[int, ...]]
@@ -201,3 +204,85 @@ class Packed:
     def stats_of(self, model: nnx.Module) -> Arrays:
         """The current statistics of the model, packed."""
         return self.packing.pack(self.structure.stats_of(model))
+
+
+def packed(structure: Structure, state: TrainState, tx: optax.GradientTransformation) -> tuple[Packed, TrainState]:
+    """Packs the small arrays of a training state, so that a step on one device has fewer kernels and arguments.
+
+    `make_train_step` takes the structure that is returned, and its step the state. `structure.packing.unpack(state)`
+    has all arrays by path again, as checkpoints and evaluation need them. Large arrays are shared with `state`, which
+    the step donates. A step on packed arrays cannot have `frozen` paths.
+
+    Args:
+      structure: the model taken apart.
+      state: the state of `create_state`.
+      tx: the optimizer of the state. It is tried on arrays of a few numbers, packed and not packed.
+
+    Raises:
+      UsageError: the optimizer computes other updates from packed arrays. It depends on whole arrays, such as on their
+        norms, or on their paths.
+    """
+    model = nnx.eval_shape(structure.assemble, state.params, state.stats)
+    packing = Packing.of(state.params, state.stats, stacks_of(model))
+    with jax.ensure_compile_time_eval():
+        _require_equal_updates(tx, state.params, packing.params)
+    return Packed(structure, packing), packing.pack(state)
+
+
+def _require_equal_updates(tx: optax.GradientTransformation, params: Mapping[str, Any], kind: Kind) -> None:
+    """Raises a UsageError if updates of small arrays with the paths of `params` differ once they are packed."""
+    shapes = {name: tuple(min(size, 2) for size in param.shape) for name, param in params.items()}
+    small = Kind(kind.names, {name: {path: shapes[path] for path in group} for name, group in kind.groups.items()})
+    apart = _first_updates(tx, params, shapes, dict)
+    try:
+        together = [small.unpack(updates) for updates in _first_updates(tx, params, shapes, small.pack)]
+    except (TypeError, ValueError, KeyError) as error:
+        raise UsageError(f"{_DEPENDS}; with packed arrays it raises {type(error).__name__}: {error}") from error
+    # A stochastic rounding of parameters or moments draws other bits for packed arrays.
+    kept = jax.tree.leaves((params, jax.eval_shape(tx.init, dict(params))))
+    close = 2 * max((float(jnp.finfo(array.dtype).eps) for array in kept if is_floating(array)), default=0.0)
+    for name in params:
+        for one, other in zip(apart, together, strict=False):
+            wanted, got = (np.asarray(updates[name], np.float64) for updates in (one, other))
+            if np.abs(wanted - got).max(initial=0) > close * np.abs(wanted).max(initial=0):
+                raise UsageError(f"{_DEPENDS}: it computes another update of '{name}' from a packed array")
+
+
+def _first_updates(tx: optax.GradientTransformation, params: Mapping[str, Any], shapes: Group, pack: Any) -> list[Any]:
+    """Updates for random values, and for gradients of each of `_MAGNITUDES`, because rules clip from a threshold on.
+
+    The values are small integers, whose norms are the same in any order of summation. An accumulation of gradients has
+    zeros in between, and a warm-up starts with zeros.
+
+    Raises:
+      UsageError: `_TRIED` updates are zero.
+    """
+    numbers = np.random.default_rng(0)
+
+    def draw(magnitude: float) -> Any:
+        integers = {name: magnitude * numbers.integers(1, 9, size=shape) for name, shape in shapes.items()}
+        return pack({name: jnp.asarray(array, params[name].dtype) for name, array in integers.items()})
+
+    values = draw(1)
+    state, update = tx.init(values), optax.with_extra_args_support(tx).update
+    largest = 2.0 ** min((jnp.finfo(array.dtype).maxexp - 5 for array in values.values()), default=0)
+    made, moved = [], 0
+    while moved < len(_MAGNITUDES) and len(made) < _TRIED:
+        gradients = draw(min(_MAGNITUDES[moved] * float(loss_scale_state(state).scale), largest))
+        updates, state = update(gradients, state, values, value=jnp.float32(1))
+        made.append(updates)
+        moved += any(np.any(np.asarray(array)) for array in jax.tree.leaves(updates))
+    if not moved:
+        raise UsageError(
+            f"packed: {_TRIED} updates of the optimizer are zero, so that it cannot be tried; leave the state as it is"
+        )
+    return made
+
+
+_TRIED = 64
+_MAGNITUDES = 1.0, 2.0**-10, 2.0**10, 2.0**20
+
+_DEPENDS = (
+    "packed: the optimizer depends on whole arrays or on their paths, as optax.lamb and masks by name do; leave the "
+    "state as it is"
+)

@@ -108,7 +108,8 @@ def make_train_step(
 
     Raises:
       UsageError: `accumulate` is below 1, or `ema` is outside [0, 1). The step raises it if the batch does not divide
-        into micro-batches, or if only one of the state and `ema` has a moving average.
+        into micro-batches, if only one of the state and `ema` has a moving average, or if the state lacks a path of
+        `frozen`.
     """
     if accumulate < 1:
         raise UsageError(f"accumulate: wanted at least 1 micro-batch, got {accumulate}")
@@ -123,6 +124,7 @@ def make_train_step(
 
     def train_step(state: TrainState, batch):
         _require_average(state, ema)
+        _require_paths(state, frozen)
 
         # Forward and backward; the gradients are still scaled.
         stats, contribution = gradients(state, step_key(seed, state), batch)
@@ -175,3 +177,12 @@ def _require_average(state: TrainState, ema: float) -> None:
     if bool(state.ema) != (ema > 0):
         has = "keeps a moving average" if state.ema else "keeps no moving average"
         raise UsageError(f"ema={ema}, but the state {has}: write create_state(..., ema={ema > 0})")
+
+
+def _require_paths(state: TrainState, frozen: Collection[str]) -> None:
+    """Raises UsageError if the state has no array at a path of `frozen`."""
+    if missing := sorted(set(frozen) - set(state.params) - set(state.stats)):
+        raise UsageError(
+            f"frozen: the state has no parameter and no statistic '{missing[0]}'; wanted paths of state.params or "
+            "state.stats, which a packed state does not have for small arrays"
+        )

@@ -7,15 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from mpjax.config.schema import Optimizer
+from mpjax.errors import UsageError
 from mpjax.precision import dynamic_loss_scaling
 from mpjax.precision.master import master_weights
 from mpjax.precision.moments import half_moments
 from mpjax.precision.skip_step import optax_promotion
-from mpjax.training import create_state, make_train_step
+from mpjax.training import create_state, make_train_step, packed, take_apart
 from mpjax.training.optimizer import update_rule
-from mpjax.training.packing import UNPACKED, Packed, Packing
+from mpjax.training.packing import UNPACKED, Packing
 
 
 PARAMS = {
@@ -148,22 +150,71 @@ def test_a_packed_step_is_the_step_by_path(trainer, batch):
     """Four steps, the second with gradients that are not finite."""
     decay = optax.add_decayed_weights(0.1, mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params))
     made = trainer(optax.chain(decay, optax.sgd(0.1, momentum=0.9)))
-    packing = Packing.of(made.state.params, made.state.stats)
-    packed = packing.pack(jax.tree.map(jnp.copy, made.state))
-    step = make_train_step(Packed(made.structure, packing), made.tx, made.loss)
-    assert len(packed.params) == 3  # two kernels; two biases, a scale and the norm's bias
+    structure, state = packed(made.structure, jax.tree.map(jnp.copy, made.state), made.tx)
+    step = make_train_step(structure, made.tx, made.loss)
+    assert len(state.params) == 3  # two kernels; two biases, a scale and the norm's bias
     for seed in range(4):
         given = batch(seed, poisoned=(5,) if seed == 1 else ())
-        before = jax.device_get(packed)
-        packed, metrics = step(packed, given)
+        before = jax.device_get(state)
+        state, metrics = step(state, given)
         made.state, expected = made.step(made.state, given)
         if seed == 1:
-            same(jax.device_get(packed).params, before.params)
-            same(jax.device_get(packed).stats, before.stats)
+            same(jax.device_get(state).params, before.params)
+            same(jax.device_get(state).stats, before.stats)
         assert int(metrics["skipped"]) == int(expected["skipped"]) == (seed > 0)
         np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-6)
-    found = packing.unpack(packed)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, made.state)
+    apart = structure.packing.unpack(state)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), apart, made.state)
+
+
+TWO = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Linear(3, 2, rngs=nnx.Rngs(1)))
+
+
+def biases(params):
+    return {name: name.endswith("bias") for name in params}
+
+
+WHOLE = {
+    "lamb": optax.lamb(0.1),
+    "lamb, accumulated": optax.MultiSteps(optax.lamb(0.1), 3),
+    "lamb, warmed up": optax.lamb(optax.linear_schedule(0.0, 0.1, 100)),
+    "adafactor": optax.adafactor(0.1),
+    "clipped by array": optax.chain(optax.clip_by_block_rms(0.1), optax.sgd(0.1)),
+    "decay by name": optax.adamw(0.1, weight_decay=1e-5, mask=biases),
+    "masked by paths": optax.masked(optax.sgd(0.1), dict.fromkeys(take_apart(TWO)[1], True)),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_optimizer_of_whole_arrays_or_of_paths_is_refused(name):
+    structure, params, stats = take_apart(TWO)
+    tx = dynamic_loss_scaling(WHOLE[name])
+    with pytest.raises(UsageError, match="^packed: the optimizer depends on whole arrays or on their paths"):
+        packed(structure, create_state(params, stats, tx), tx)
+
+
+def test_an_optimizer_without_an_update_in_64_steps_is_refused():
+    structure, params, stats = take_apart(TWO)
+    tx = dynamic_loss_scaling(optax.MultiSteps(optax.sgd(0.1), 65))
+    with pytest.raises(UsageError, match="^packed: 64 updates of the optimizer are zero"):
+        packed(structure, create_state(params, stats, tx), tx)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_elementwise_optimizer_is_packed(name):
+    structure, params, stats = take_apart(TWO)
+    tx = dynamic_loss_scaling(optax.chain(optax.clip_by_global_norm(0.1), OPTIMIZERS[name]))
+    _, state = packed(structure, create_state(params, stats, tx), tx)
+    assert set(state.params) == {VECTORS, "layers/0/kernel", "layers/1/kernel"}
+
+
+def test_frozen_paths_that_a_packed_state_lacks_are_refused():
+    structure, params, stats = take_apart(TWO)
+    tx = dynamic_loss_scaling(optax.sgd(0.1))
+    structure, state = packed(structure, create_state(params, stats, tx), tx)
+    step = make_train_step(structure, tx, lambda model, batch, key: (model(batch).sum(), {}), frozen={"layers/0/bias"})
+    with pytest.raises(UsageError, match="^frozen: the state has no parameter and no statistic 'layers/0/bias'"):
+        step.lower(state, jnp.ones((1, 2)))
 
 
 def test_the_gradient_of_a_packed_array_is_one_concatenation():
