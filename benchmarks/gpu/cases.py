@@ -149,7 +149,7 @@ class Row:
 
 
 def rows_of(case: Case) -> tuple[Row, ...]:
-    """Every step of a case, the most important first; the hand-written Flax loop is of ResNets."""
+    """Every step of a case, the most important first; the hand-written Flax loop has no U-Net."""
     rows = [
         Row(peer="mpjax", policy="mixed_bfloat16"),
         Row(peer="torch", policy="mixed_bfloat16"),
@@ -161,6 +161,6 @@ def rows_of(case: Case) -> tuple[Row, ...]:
     if case.name in ("resnet50", "resnet18"):
         rows.append(Row(peer="linen", policy="mixed_float16"))
     rows.append(Row(peer="torch", policy="float32"))
-    if case.name == "resnet50":
+    if case.name in ("resnet50", "gpt2", "vit_b16"):
         rows.append(Row(peer="linen", policy="mixed_bfloat16"))
     return tuple(rows)

@@ -1,6 +1,6 @@
-"""The training loop that a user of Flax writes by hand for a ResNet: linen modules with a dtype, and DynamicScale.
+"""The training loop that a user of Flax writes by hand: linen modules with a dtype, and DynamicScale.
 
-It does what Flax's ImageNet example does: half-precision layers on float32 parameters, `DynamicScale.value_and_grad`,
+ResNets, and Transformers with cuDNN's attention where it can run. It does what Flax's ImageNet example does: half-precision layers on float32 parameters, `DynamicScale.value_and_grad`,
 and a selection of old or new parameters and optimizer state (of nothing else) by whether the gradients were finite.
 """
 
@@ -17,6 +17,7 @@ from flax.training.train_state import TrainState
 from gpu.cases import Case, Row
 from gpu.stepping import Written
 from gpu.with_mpjax import batch, optimizer
+from mpjax.models.attention import implementation_for
 
 
 DTYPES = {"float32": jnp.float32, "mixed_bfloat16": jnp.bfloat16, "mixed_float16": jnp.float16}
@@ -74,6 +75,53 @@ class LinenResNet(nn.Module):
         return head(jnp.mean(x, axis=(1, 2))).astype(jnp.float32)
 
 
+class Block(nn.Module):
+    """Pre-norm attention and an MLP, each with a residual connection."""
+
+    heads: int
+    causal: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x):
+        width, norm = x.shape[-1], functools.partial(nn.LayerNorm, epsilon=EPSILON, dtype=self.dtype)
+        y = norm()(x)
+        parts = [nn.DenseGeneral((self.heads, width // self.heads), dtype=self.dtype)(y) for _ in range(3)]
+        implementation = implementation_for(parts[0])
+        attention = jax.nn.dot_product_attention(*parts, is_causal=self.causal, implementation=implementation)
+        x += nn.DenseGeneral(width, axis=(-2, -1), dtype=self.dtype)(attention)
+        y = nn.gelu(nn.Dense(4 * width, dtype=self.dtype)(norm()(x)), approximate=self.causal)
+        return x + nn.Dense(width, dtype=self.dtype)(y)
+
+
+class LinenTransformer(nn.Module):
+    """As mpjax.models.vit with the mean over patches, or as mpjax.models.gpt2 with tied embeddings."""
+
+    case: Case
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x):
+        case, causal = self.case, bool(self.case.length)
+        if causal:
+            tokens = nn.Embed(case.classes, case.width, dtype=self.dtype)
+            x, length = tokens(x), case.length
+        else:
+            x = nn.Conv(case.width, (PATCH, PATCH), strides=PATCH, padding="VALID", dtype=self.dtype)(x)
+            x = x.reshape(x.shape[0], -1, case.width)
+            length = x.shape[1]
+        positions = self.param("positions", nn.initializers.normal(0.02), (length, case.width))
+        x += positions.astype(self.dtype)
+        for _ in range(case.stages[0]):
+            x = Block(case.heads, causal, self.dtype)(x)
+        x = nn.LayerNorm(epsilon=EPSILON, dtype=self.dtype)(x)
+        logits = tokens.attend(x) if causal else nn.Dense(case.classes, dtype=self.dtype)(jnp.mean(x, axis=1))
+        return logits.astype(jnp.float32)
+
+
+PATCH, EPSILON = 16, 1e-6
+
+
 class LinenState(TrainState):
     """Flax's TrainState, batch statistics, and the loss scale, if there is one."""
 
@@ -81,45 +129,50 @@ class LinenState(TrainState):
     dynamic_scale: DynamicScale | None
 
 
-def written(case: Case, row: Row) -> Written:
-    """The step of a ResNet, and how its state and batch are made."""
-    model, tx = LinenResNet(case, DTYPES[row.policy]), optimizer(case)
+def written(case: Case, row: Row, *, pieces: int = 1) -> Written:
+    """The step of a case in micro-batches, and how its state and batch are made."""
+    network = LinenResNet if case.optimizer == "sgd" else LinenTransformer
+    model, tx = network(case, DTYPES[row.policy]), optimizer(case)
 
     def make_state(key: jax.Array) -> LinenState:
-        variables = model.init(key, jnp.zeros((1, case.side, case.side, 3)))
+        example = jnp.zeros((1, case.length), jnp.int32) if case.length else jnp.zeros((1, case.side, case.side, 3))
+        variables = model.init(key, example)
         # Arrays from the start: as numbers of Python they would have the step compiled twice.
         scale = DynamicScale(fin_steps=jnp.int32(0), scale=jnp.float32(65536)) if row.dynamic else None  # pyright: ignore
         return LinenState.create(
             apply_fn=model.apply,
             params=variables["params"],
             tx=tx,
-            batch_stats=variables["batch_stats"],
+            batch_stats=variables.get("batch_stats", {}),
             dynamic_scale=scale,
         )
 
     return Written(
-        step=jax.jit(train_step, donate_argnums=0),
+        step=jax.jit(functools.partial(train_step, pieces=pieces), donate_argnums=0),
         make_state=make_state,
         make_batch=lambda key: batch(case, key),
         parameters=lambda state: state.params,
     )
 
 
-def train_step(state: LinenState, batch):
+def train_step(state: LinenState, batch, *, pieces: int = 1):
     """One step by hand."""
 
-    def loss_of(params):
+    def loss_of(params, batch):
+        inputs, labels = (batch["tokens"][:, :-1], batch["tokens"][:, 1:]) if "tokens" in batch else batch.values()
         variables = {"params": params, "batch_stats": state.batch_stats}
-        logits, new = state.apply_fn(variables, batch["image"], mutable=["batch_stats"])
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-        return loss, (logits, new["batch_stats"])
+        logits, new = state.apply_fn(variables, inputs, mutable=["batch_stats"])
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+        return loss, (jnp.mean(jnp.argmax(logits, -1) == labels), new.get("batch_stats", {}))
 
     if state.dynamic_scale is None:
-        (loss, (logits, stats)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+        (loss, (accuracy, stats)), grads = in_pieces(jax.value_and_grad(loss_of, has_aux=True), pieces)(
+            state.params, batch
+        )
         new_state = state.apply_gradients(grads=grads, batch_stats=stats)
-        return new_state, metrics_of(loss, logits, batch)
-    scale, finite, (loss, (logits, stats)), grads = state.dynamic_scale.value_and_grad(loss_of, has_aux=True)(
-        state.params
+        return new_state, {"loss": loss, "accuracy": accuracy}
+    scale, finite, (loss, (accuracy, stats)), grads = state.dynamic_scale.value_and_grad(loss_of, has_aux=True)(
+        state.params, batch
     )
     new_state = state.apply_gradients(grads=grads, batch_stats=stats, dynamic_scale=scale)
     select = functools.partial(jnp.where, finite)
@@ -127,9 +180,17 @@ def train_step(state: LinenState, batch):
         params=jax.tree.map(select, new_state.params, state.params),
         opt_state=jax.tree.map(select, new_state.opt_state, state.opt_state),
     )
-    return new_state, {**metrics_of(loss, logits, batch), "finite": finite}
+    return new_state, {"loss": loss, "accuracy": accuracy, "finite": finite}
 
 
-def metrics_of(loss, logits, batch) -> dict:
-    """What a loop reports."""
-    return {"loss": loss, "accuracy": jnp.mean(jnp.argmax(logits, -1) == batch["label"])}
+def in_pieces(gradients, pieces: int):
+    """Averages a function of parameters and batch over equal micro-batches."""
+    if pieces == 1:
+        return gradients
+
+    def averaged(params, batch):
+        parts = jax.tree.map(lambda x: x.reshape(pieces, -1, *x.shape[1:]), batch)
+        totals = jax.lax.map(functools.partial(gradients, params), parts)
+        return jax.tree.map(lambda x: jnp.mean(x, axis=0), totals)
+
+    return averaged

@@ -34,11 +34,11 @@ def written(case: Case, row: Row, *, pieces: int = 1) -> Written:
     scaled = mpjax.dynamic_loss_scaling if row.dynamic else mpjax.no_loss_scaling
     tx = scaled(optimizer(case))
     abstract: Any = nnx.eval_shape(make_model, jax.random.key(0))
-    structure = mpjax.take_apart(abstract)[0]
+    structure = mpjax.training.packed(*mpjax.take_apart(abstract), tx)
 
     def make_state(key: jax.Array) -> mpjax.TrainState:
         _, params, stats = mpjax.take_apart(make_model(key))
-        return mpjax.create_state(params, stats, tx)
+        return structure.packing.pack(mpjax.create_state(params, stats, tx))
 
     return Written(
         step=mpjax.make_train_step(structure, tx, loss_of(case, policy), accumulate=pieces),

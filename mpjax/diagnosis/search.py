@@ -114,8 +114,8 @@ def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
 
     A binary search finds the shortest prefix of `items` that repairs. Its last item is needed. It stays, and the search
     goes on before it. For k needed items of n, this asks about k log2(n) times. A predicate that is true for a set and
-    false for a larger one may leave items that are not needed, so each item is left out once more at the end. A single
-    item is returned untried.
+    false for a larger one may leave items that are not needed, so each item is left out once more at the end, until all
+    are needed. A single item is returned untried.
     """
     needed: list[str] = []
     rest = list(items)
@@ -129,10 +129,11 @@ def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
                 too_short = middle
         needed.append(rest[enough - 1])
         rest = rest[: enough - 1]
-    for item in needed if len(needed) > 1 else ():
-        without = [other for other in needed if other != item]
-        if without and repairs(without):
-            needed = without
+    while len(needed) > 1:
+        rests = ([other for other in needed if other != item] for item in needed)
+        if (fewer := next(filter(repairs, rests), None)) is None:
+            break
+        needed = fewer
     return [item for item in items if item in needed]
 
 

@@ -21,7 +21,7 @@ from mpjax.models.scan import stack_of, stacks_of
 from mpjax.precision.dtypes import is_floating
 from mpjax.precision.float8.history import is_history
 from mpjax.precision.scale_state import loss_scale_state
-from mpjax.training.state import Arrays, Structure, TrainState
+from mpjax.training.state import Arrays, Structure
 
 
 Group = dict[str, tuple[int, ...]]
@@ -206,27 +206,28 @@ class Packed:
         return self.packing.pack(self.structure.stats_of(model))
 
 
-def packed(structure: Structure, state: TrainState, tx: optax.GradientTransformation) -> tuple[Packed, TrainState]:
-    """Packs the small arrays of a training state, so that a step on one device has fewer kernels and arguments.
+def packed(structure: Structure, params: Arrays, stats: Arrays, tx: optax.GradientTransformation) -> Packed:
+    """Packs small arrays, so that a training step on one device has fewer kernels and arguments.
 
-    `make_train_step` takes the structure that is returned, and its step the state. `structure.packing.unpack(state)`
-    has all arrays by path again, as checkpoints and evaluation need them. Large arrays are shared with `state`, which
-    the step donates. A step on packed arrays cannot have `frozen` paths.
+    `make_train_step` takes the result in place of `structure`. Its step takes and returns packed states:
+    `packed(...).packing.pack(state)` packs the state of `create_state`, and `unpack` has all arrays by path again, as
+    evaluation and checkpoints need them. A packed step cannot have `frozen` paths of small arrays.
 
     Args:
       structure: the model taken apart.
-      state: the state of `create_state`.
-      tx: the optimizer of the state. It is tried on arrays of a few numbers, packed and not packed.
+      params: its parameters by path, or their shapes.
+      stats: its statistics by path, or their shapes.
+      tx: the optimizer, wrapped in loss scaling. It is tried on arrays of a few numbers, packed and not packed.
 
     Raises:
       UsageError: the optimizer computes other updates from packed arrays. It depends on whole arrays, such as on their
         norms, or on their paths.
     """
-    model = nnx.eval_shape(structure.assemble, state.params, state.stats)
-    packing = Packing.of(state.params, state.stats, stacks_of(model))
+    model = nnx.eval_shape(structure.assemble, params, stats)
+    packing = Packing.of(params, stats, stacks_of(model))
     with jax.ensure_compile_time_eval():
-        _require_equal_updates(tx, state.params, packing.params)
-    return Packed(structure, packing), packing.pack(state)
+        _require_equal_updates(tx, params, packing.params)
+    return Packed(structure, packing)
 
 
 def _require_equal_updates(tx: optax.GradientTransformation, params: Mapping[str, Any], kind: Kind) -> None:

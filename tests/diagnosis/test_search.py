@@ -1,4 +1,4 @@
-"""Delta debugging on predicates, and which modules a path belongs to."""
+"""The search for a smallest set, and which modules a path belongs to."""
 
 import itertools
 
@@ -42,6 +42,27 @@ def test_keeps_the_order_and_asks_little():
 
     assert minimal([f"a{i}" for i in range(64)], repairs) == ["a17", "a63"]
     assert len(asked) < 80
+
+
+def test_many_needed_items_take_few_questions():
+    asked, needed = [], {f"a{7 * i}" for i in range(14)}
+
+    def repairs(kept):
+        asked.append(kept)
+        return needed <= set(kept)
+
+    assert set(minimal([f"a{i}" for i in range(100)], repairs)) == needed
+    assert len(asked) <= 14 * 8
+
+
+@given(st.lists(st.frozensets(st.integers(0, 7)), max_size=40))
+def test_what_is_left_repairs_and_no_item_of_it_is_needless_whatever_the_predicate_says(sets):
+    """More modules in float32 may repair less: a cast between them may overflow."""
+    items = [str(i) for i in range(8)]
+    true = {frozenset(map(str, group)) for group in sets} | {frozenset(items)}
+    left = minimal(items, lambda kept: frozenset(kept) in true)
+    assert frozenset(left) in true
+    assert not any(frozenset(left) - {item} in true for item in left if len(left) > 1)
 
 
 def test_one_item_is_minimal_without_a_question():

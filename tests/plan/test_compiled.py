@@ -272,8 +272,8 @@ def of_own_loop(flags: str, *, as_written: bool = True) -> Traffic:
     config = load_config(flags.split())
     step = planned_step(config, fields_of(config))
     mesh = mesh_of("h200", 1)
-    layout, objective, taken_apart = Layout(mesh), step.task.objective, step.task.structure
-    structure, _ = packed(taken_apart, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), step.state), step.tx)
+    layout, objective = Layout(mesh), step.task.objective
+    structure = packed(step.task.structure, step.state.params, step.state.stats, step.tx)
     packed_state = jax.eval_shape(structure.packing.pack, step.state)
     shardings = layout.state(packed_state), dict.fromkeys(step.batch, layout.batch(size=step.batch_size, accumulate=1))
     state, batch = jax.tree.map(

@@ -150,7 +150,8 @@ def test_a_packed_step_is_the_step_by_path(trainer, batch):
     """Four steps, the second with gradients that are not finite."""
     decay = optax.add_decayed_weights(0.1, mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params))
     made = trainer(optax.chain(decay, optax.sgd(0.1, momentum=0.9)))
-    structure, state = packed(made.structure, jax.tree.map(jnp.copy, made.state), made.tx)
+    structure = packed(made.structure, made.state.params, made.state.stats, made.tx)
+    state = structure.packing.pack(jax.tree.map(jnp.copy, made.state))
     step = make_train_step(structure, made.tx, made.loss)
     assert len(state.params) == 3  # two kernels; two biases, a scale and the norm's bias
     for seed in range(4):
@@ -190,28 +191,29 @@ def test_an_optimizer_of_whole_arrays_or_of_paths_is_refused(name):
     structure, params, stats = take_apart(TWO)
     tx = dynamic_loss_scaling(WHOLE[name])
     with pytest.raises(UsageError, match="^packed: the optimizer depends on whole arrays or on their paths"):
-        packed(structure, create_state(params, stats, tx), tx)
+        packed(structure, params, stats, tx)
 
 
 def test_an_optimizer_without_an_update_in_64_steps_is_refused():
     structure, params, stats = take_apart(TWO)
     tx = dynamic_loss_scaling(optax.MultiSteps(optax.sgd(0.1), 65))
     with pytest.raises(UsageError, match="^packed: 64 updates of the optimizer are zero"):
-        packed(structure, create_state(params, stats, tx), tx)
+        packed(structure, params, stats, tx)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_elementwise_optimizer_is_packed(name):
     structure, params, stats = take_apart(TWO)
     tx = dynamic_loss_scaling(optax.chain(optax.clip_by_global_norm(0.1), OPTIMIZERS[name]))
-    _, state = packed(structure, create_state(params, stats, tx), tx)
-    assert set(state.params) == {VECTORS, "layers/0/kernel", "layers/1/kernel"}
+    packing = packed(structure, params, stats, tx).packing
+    assert set(packing.pack(params)) == {VECTORS, "layers/0/kernel", "layers/1/kernel"}
 
 
 def test_frozen_paths_that_a_packed_state_lacks_are_refused():
     structure, params, stats = take_apart(TWO)
     tx = dynamic_loss_scaling(optax.sgd(0.1))
-    structure, state = packed(structure, create_state(params, stats, tx), tx)
+    structure = packed(structure, params, stats, tx)
+    state = structure.packing.pack(create_state(params, stats, tx))
     step = make_train_step(structure, tx, lambda model, batch, key: (model(batch).sum(), {}), frozen={"layers/0/bias"})
     with pytest.raises(UsageError, match="^frozen: the state has no parameter and no statistic 'layers/0/bias'"):
         step.lower(state, jnp.ones((1, 2)))
