@@ -1,7 +1,8 @@
 """The training loop that a user of Flax writes by hand: linen modules with a dtype, and DynamicScale.
 
-ResNets, and Transformers with cuDNN's attention where it can run. It does what Flax's ImageNet example does: half-precision layers on float32 parameters, `DynamicScale.value_and_grad`,
-and a selection of old or new parameters and optimizer state (of nothing else) by whether the gradients were finite.
+ResNets as in Flax's ImageNet example, and Transformers with cuDNN's attention where it can run: half-precision layers
+on float32 parameters, `DynamicScale.value_and_grad`, and a selection of old or new parameters and optimizer state (of
+nothing else) by whether the gradients were finite.
 """
 
 import functools

@@ -17,6 +17,7 @@ from mpjax.config.folders import check_new_folder, new_folder
 from mpjax.config.limits import is_auto
 from mpjax.config.schema import with_settings
 from mpjax.config.user_code import PythonObject
+from mpjax.errors import UsageError
 from mpjax.files import write_atomically
 from mpjax.report.figure import BLUE, GREY, VERMILION, dress, legend_above, new_figure, save_figure
 from mpjax.training.range_test import Point, Suggestion, Watch, growing_rates, suggest

@@ -1,5 +1,6 @@
 """A new user's first commands: what is missing is named together, and the second command runs."""
 
+import functools
 import re
 import shlex
 
@@ -7,9 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mpjax.commands.find_lr import find_rate
 from mpjax.commands.lacking import flags, named_together
 from mpjax.commands.train import run
 from mpjax.config import load_config
+from mpjax.config.commands import RateSearch
 from mpjax.errors import UsageError
 
 
@@ -97,9 +100,10 @@ def test_a_single_fault_is_told_as_it_is(tmp_path):
     cells(tmp_path)
     flags = ["--data.train_split", "train[:90%]", "--data.test_split", "train[90%:]", "--data.batch_size", "8"]
     config = load_config([f"--data.name=folder:{tmp_path}", "--task=segmentation", "--model.name=unet", *flags])
-    with pytest.raises(UsageError, match="^data set .*, from class 0; .*instead$") as refused:
-        run(config)
-    assert refused.value.repair == {"data.mask_values": (0, 255)}
+    for command in (run, functools.partial(find_rate, RateSearch())):
+        with pytest.raises(UsageError, match="^data set .*, from class 0; .*instead$") as refused:
+            command(config)
+        assert refused.value.repair == {"data.mask_values": (0, 255)}
 
 
 def test_faults_end_with_one_that_has_no_repair(small):
