@@ -103,21 +103,20 @@ class LinenTransformer(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        case, causal = self.case, bool(self.case.length)
-        if causal:
+        case = self.case
+
+        def through_blocks(x):
+            x += self.param("positions", nn.initializers.normal(0.02), x.shape[1:]).astype(self.dtype)
+            for _ in range(case.stages[0]):
+                x = Block(case.heads, bool(case.length), self.dtype)(x)
+            return nn.LayerNorm(epsilon=EPSILON, dtype=self.dtype)(x)
+
+        if case.length:
             tokens = nn.Embed(case.classes, case.width, dtype=self.dtype)
-            x, length = tokens(x), case.length
-        else:
-            x = nn.Conv(case.width, (PATCH, PATCH), strides=PATCH, padding="VALID", dtype=self.dtype)(x)
-            x = x.reshape(x.shape[0], -1, case.width)
-            length = x.shape[1]
-        positions = self.param("positions", nn.initializers.normal(0.02), (length, case.width))
-        x += positions.astype(self.dtype)
-        for _ in range(case.stages[0]):
-            x = Block(case.heads, causal, self.dtype)(x)
-        x = nn.LayerNorm(epsilon=EPSILON, dtype=self.dtype)(x)
-        logits = tokens.attend(x) if causal else nn.Dense(case.classes, dtype=self.dtype)(jnp.mean(x, axis=1))
-        return logits.astype(jnp.float32)
+            return tokens.attend(through_blocks(tokens(x))).astype(jnp.float32)
+        x = nn.Conv(case.width, (PATCH, PATCH), strides=PATCH, padding="VALID", dtype=self.dtype)(x)
+        x = through_blocks(x.reshape(x.shape[0], -1, case.width))
+        return nn.Dense(case.classes, dtype=self.dtype)(jnp.mean(x, axis=1)).astype(jnp.float32)
 
 
 PATCH, EPSILON = 16, 1e-6

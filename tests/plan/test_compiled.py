@@ -230,12 +230,15 @@ def test_no_loop_reads_an_invariant_array_as_large_as_the_logits_of_a_chunk(plug
 
 @pytest.mark.slow
 def test_gpt2_small_in_chunks_of_4096_tokens_takes_8_gb_less(plugin):
-    """It moves 8 GB more, as each chunk adds its gradient of the vocabulary; by JAX's derivative of a loop, 37 GB."""
+    """It moves 8 GB more, as each chunk adds its gradient of the vocabulary; by JAX's derivative of a loop, 37 GB.
+
+    Its temporary memory is 11.46 GB with jax 0.12, and 11.65 with 0.10.
+    """
     flags = "--task language_modeling --data.name docstrings --data.length 1024 --data.batch_size 32 --model.name gpt2"
     more = "--optimizer.name adamw --precision.policy mixed_bfloat16 --training.chunked_loss 4096"
     program = compiled(f"{flags} {more}", vocabulary=50257)
     assert moved(program).bytes <= 115.6e9
-    assert program.memory.temporary <= 11.6e9
+    assert program.memory.temporary <= 11.7e9
 
 
 @pytest.mark.slow
