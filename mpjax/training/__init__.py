@@ -2,6 +2,7 @@
 
 from mpjax.training.eval_step import evaluate, make_eval_step
 from mpjax.training.layout import Layout
+from mpjax.training.mesh import make_mesh
 from mpjax.training.objective import Mean
 from mpjax.training.packing import packed
 from mpjax.training.state import Structure, TrainState, create_state, take_apart
@@ -16,6 +17,7 @@ __all__ = [
     "create_state",
     "evaluate",
     "make_eval_step",
+    "make_mesh",
     "make_train_step",
     "packed",
     "take_apart",
