@@ -236,17 +236,25 @@ def _require_equal_updates(tx: optax.GradientTransformation, params: Mapping[str
     small = Kind(kind.names, {name: {path: shapes[path] for path in group} for name, group in kind.groups.items()})
     apart = _first_updates(tx, params, shapes, dict)
     try:
+        then_packed = jax.eval_shape(lambda: _on_mappings(tx.init(_zeros(params)), {kind.names: kind.pack}))
+        kept = jax.eval_shape(lambda: tx.init(kind.pack(_zeros(params))))
         together = [small.unpack(updates) for updates in _first_updates(tx, params, shapes, small.pack)]
-    except (TypeError, ValueError, KeyError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{_DEPENDS}; with packed arrays it raises {type(error).__name__}: {error}") from error
+    if kept != then_packed:
+        raise UsageError(f"{_DEPENDS}: its state of packed arrays has other shapes or dtypes")
     # A stochastic rounding of parameters or moments draws other bits for packed arrays.
-    kept = jax.tree.leaves((params, jax.eval_shape(tx.init, dict(params))))
-    close = 2 * max((float(jnp.finfo(array.dtype).eps) for array in kept if is_floating(array)), default=0.0)
+    dtypes = [array.dtype for array in jax.tree.leaves((dict(params), kept)) if is_floating(array)]
+    close = 2 * max((float(jnp.finfo(dtype).eps) for dtype in dtypes), default=0.0)
     for name in params:
         for one, other in zip(apart, together, strict=False):
             wanted, got = (np.asarray(updates[name], np.float64) for updates in (one, other))
             if np.abs(wanted - got).max(initial=0) > close * np.abs(wanted).max(initial=0):
                 raise UsageError(f"{_DEPENDS}: it computes another update of '{name}' from a packed array")
+
+
+def _zeros(arrays: Mapping[str, Any]) -> Arrays:
+    return {name: jnp.zeros(array.shape, array.dtype) for name, array in arrays.items()}
 
 
 def _first_updates(tx: optax.GradientTransformation, params: Mapping[str, Any], shapes: Group, pack: Any) -> list[Any]:
@@ -275,7 +283,7 @@ def _first_updates(tx: optax.GradientTransformation, params: Mapping[str, Any], 
         moved += any(np.any(np.asarray(array)) for array in jax.tree.leaves(updates))
     if not moved:
         raise UsageError(
-            f"packed: {_TRIED} updates of the optimizer are zero, so that it cannot be tried; leave the state as it is"
+            f"packed: {_TRIED} updates of the optimizer are zero, so that it cannot be tried; leave out packed(...)"
         )
     return made
 
@@ -284,6 +292,6 @@ _TRIED = 64
 _MAGNITUDES = 1.0, 2.0**-10, 2.0**10, 2.0**20
 
 _DEPENDS = (
-    "packed: the optimizer depends on whole arrays or on their paths, as optax.lamb and masks by name do; leave the "
-    "state as it is"
+    "packed: the optimizer depends on whole arrays or on their paths, as optax.lamb and masks by name do; leave out "
+    "packed(...)"
 )

@@ -12,6 +12,7 @@ from flax import nnx
 from mpjax.config.schema import Optimizer
 from mpjax.errors import UsageError
 from mpjax.precision import dynamic_loss_scaling
+from mpjax.precision.float8.moments import float8_moments
 from mpjax.precision.master import master_weights
 from mpjax.precision.moments import half_moments
 from mpjax.precision.skip_step import optax_promotion
@@ -191,6 +192,15 @@ def test_an_optimizer_of_whole_arrays_or_of_paths_is_refused(name):
     structure, params, stats = take_apart(TWO)
     tx = dynamic_loss_scaling(WHOLE[name])
     with pytest.raises(UsageError, match="^packed: the optimizer depends on whole arrays or on their paths"):
+        packed(structure, params, stats, tx)
+
+
+def test_moments_that_would_be_in_float8_once_they_are_packed_are_refused():
+    """Moments of fewer than 4,096 values are in float32."""
+    wide = nnx.Sequential(nnx.Linear(1, 3000, rngs=nnx.Rngs(0)), nnx.LayerNorm(3000, rngs=nnx.Rngs(0)))
+    structure, params, stats = take_apart(wide)
+    tx = dynamic_loss_scaling(float8_moments(optax.adamw(0.1)))
+    with pytest.raises(UsageError, match="^packed: .*: its state of packed arrays has other shapes or dtypes"):
         packed(structure, params, stats, tx)
 
 
