@@ -23,9 +23,9 @@ from mpjax.models.scan import apart_in, stacks_of
 from mpjax.precision.calls import modules_of
 from mpjax.precision.policy import Policy
 from mpjax.training import TrainState, make_eval_step
-from mpjax.training.feed import Feed, feed_of, make_train_call
+from mpjax.training.feed import Feed, feed_of, make_train_call, own_rows
 from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh, own_rows
+from mpjax.training.mesh import make_mesh
 from mpjax.training.named_rule import find_rule
 from mpjax.training.packing import Packing
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision

@@ -16,9 +16,33 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpjax.data.stream import Batches, BatchesInMemory
+from mpjax.data.stream import Batches, BatchesInMemory, Share
+from mpjax.errors import UsageError
 from mpjax.training.escaped import trace
 from mpjax.training.mesh import place
+
+
+def own_rows(sharding: NamedSharding, size: int) -> Share:
+    """The rows of a batch of `size` examples that this process reads: the rows that its devices hold.
+
+    Processes that divide a model over `tensor` between them read the same rows.
+
+    Returns:
+      The index of this process's block of rows, from 0, and the number of blocks.
+
+    Raises:
+      UsageError: its devices do not hold one contiguous block of rows.
+    """
+    indices = sharding.addressable_devices_indices_map((size,)).values()
+    held = {index[0].indices(size)[:2] for index in indices if index}
+    first, last = min(start for start, _ in held), max(stop for _, stop in held)
+    count = size // (last - first)
+    if sum(stop - start for start, stop in held) != last - first or first % (last - first) or size % (last - first):
+        raise UsageError(
+            f"the devices of this process hold rows {sorted(held)} of a batch of {size}, not one block of it: write "
+            "--mesh.data and --mesh.fsdp as multiples of the number of processes"
+        )
+    return Share(first // (last - first), count)
 
 
 class SelectedRows(NamedTuple):

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from mpjax.data.stream import Share
 from mpjax.errors import UsageError
+from mpjax.training.feed import own_rows
 from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh, own_rows, settle
+from mpjax.training.mesh import make_mesh, settle
 from mpjax.training.xla_options import compiler_options
 
 
