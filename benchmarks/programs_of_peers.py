@@ -1,7 +1,7 @@
 """mpjax's training steps beside those of Flax linen and Keras, all compiled by one XLA for an H200.
 
-A GPU is not needed. A step is what a user of the library has: mpjax's `make_train_step` on packed arrays, a linen loop
-written by hand with cuDNN's attention, Keras' own ResNet-50 and Transformers of its layers. Networks, batches and
+A GPU is not needed. mpjax's step is that of a run, as in gpu.py; the others are what a user has: a linen loop written
+by hand with cuDNN's attention, Keras' own ResNet-50 and Transformers of its layers. Networks, batches and
 optimizers are those of gpu.py. Bytes, kernels and expected time are read from the compiled programs, as in plan.py.
 
     pip install -e '.[plan,bench]'

@@ -16,10 +16,11 @@ from mpjax.models.unet import UNet
 from mpjax.models.vit import ViT
 from mpjax.precision.calls import name_scopes
 from mpjax.precision.policy import Policy
-from mpjax.training import Layout, make_mesh, packed
+from mpjax.training import Layout, make_mesh
 from mpjax.training.losses import cross_entropy_over
 from mpjax.training.objective import RunObjective
 from mpjax.training.objectives import classification, language_modeling
+from mpjax.training.packing import Packed, Packing
 
 
 def written(case: Case, row: Row, *, pieces: int = 1) -> Written:
@@ -36,14 +37,17 @@ def written(case: Case, row: Row, *, pieces: int = 1) -> Written:
     tx = scaled(optimizer(case))
     abstract: Any = nnx.eval_shape(make_model, jax.random.key(0))
     layout = Layout(make_mesh(jax.devices()[:1]))
-    structure = packed(*mpjax.take_apart(abstract), tx)
+    structure, params, stats = mpjax.take_apart(abstract)
+    packing = Packing.of(params, stats)  # both optimizers treat numbers one by one
 
     def make_state(key: jax.Array) -> mpjax.TrainState:
         _, params, stats = mpjax.take_apart(make_model(key))
-        return structure.packing.pack(mpjax.create_state(params, stats, tx))
+        return packing.pack(mpjax.create_state(params, stats, tx))
 
     return Written(
-        step=mpjax.make_train_step(structure, tx, loss_of(case, policy), accumulate=pieces, layout=layout),
+        step=mpjax.make_train_step(
+            Packed(structure, packing), tx, loss_of(case, policy), accumulate=pieces, layout=layout
+        ),
         make_state=make_state,
         make_batch=lambda key: batch(case, key),
         parameters=lambda state: state.params,

@@ -4,7 +4,6 @@ from mpjax.training.eval_step import evaluate, make_eval_step
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
 from mpjax.training.objective import Mean
-from mpjax.training.packing import packed
 from mpjax.training.state import Structure, TrainState, create_state, take_apart
 from mpjax.training.train_step import make_train_step
 
@@ -19,6 +18,5 @@ __all__ = [
     "make_eval_step",
     "make_mesh",
     "make_train_step",
-    "packed",
     "take_apart",
 ]

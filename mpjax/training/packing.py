@@ -13,14 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
-from mpjax.errors import UsageError
-from mpjax.models.scan import stack_of, stacks_of
+from mpjax.models.scan import stack_of
 from mpjax.precision.dtypes import is_floating
 from mpjax.precision.float8.history import is_history
-from mpjax.precision.scale_state import loss_scale_state
 from mpjax.training.state import Arrays, Structure
 
 
@@ -112,7 +109,7 @@ class Packing:
           stats: statistics by path, or their shapes.
           stacks: the paths of stacks of blocks, whose matrices stay unpacked.
         """
-        return cls(_kind(params, tuple(stacks)), _kind(stats, tuple(stacks)))
+        return cls(_kind(params, "parameters", tuple(stacks)), _kind(stats, "statistics", tuple(stacks)))
 
     def pack(self, state: Any) -> Any:
         """Packs the arrays of a training state, or of any tree with mappings from the same paths.
@@ -143,12 +140,13 @@ cache.
 """
 
 
-def _kind(arrays: Mapping[str, Any], stacks: Iterable[str] = ()) -> Kind:
+def _kind(arrays: Mapping[str, Any], title: str, stacks: Iterable[str] = ()) -> Kind:
+    # The title keeps parameters and statistics apart where all of both are packed: a tree is told by its names.
     apart: dict[str, Group] = {}
     for name, array in arrays.items():
         if is_floating(array) and _is_packed(name, tuple(array.shape), stacks):
             axes = "vectors" if len(array.shape) < 2 else "matrices"
-            apart.setdefault(f"{np.dtype(array.dtype).name} {axes}", {})[name] = tuple(array.shape)
+            apart.setdefault(f"{title}: {np.dtype(array.dtype).name} {axes}", {})[name] = tuple(array.shape)
     groups = {
         f"({kind})" if number == 1 else f"({kind} {number})": group
         for kind, shapes in apart.items()
@@ -204,94 +202,3 @@ class Packed:
     def stats_of(self, model: nnx.Module) -> Arrays:
         """The current statistics of the model, packed."""
         return self.packing.pack(self.structure.stats_of(model))
-
-
-def packed(structure: Structure, params: Arrays, stats: Arrays, tx: optax.GradientTransformation) -> Packed:
-    """Packs small arrays, so that a training step on one device has fewer kernels and arguments.
-
-    `make_train_step` takes the result in place of `structure`. Its step takes and returns packed states:
-    `packed(...).packing.pack(state)` packs the state of `create_state`, and `unpack` has all arrays by path again, as
-    evaluation and checkpoints need them. A packed step cannot have `frozen` paths of small arrays.
-
-    Args:
-      structure: the model taken apart.
-      params: its parameters by path, or their shapes.
-      stats: its statistics by path, or their shapes.
-      tx: the optimizer, wrapped in loss scaling. It is tried on arrays of a few numbers, packed and not packed.
-
-    Raises:
-      UsageError: the optimizer computes other updates from packed arrays. It depends on whole arrays, such as on their
-        norms, or on their paths.
-    """
-    model = nnx.eval_shape(structure.assemble, params, stats)
-    packing = Packing.of(params, stats, stacks_of(model))
-    with jax.ensure_compile_time_eval():
-        _require_equal_updates(tx, params, packing.params)
-    return Packed(structure, packing)
-
-
-def _require_equal_updates(tx: optax.GradientTransformation, params: Mapping[str, Any], kind: Kind) -> None:
-    """Raises a UsageError if updates of small arrays with the paths of `params` differ once they are packed."""
-    shapes = {name: tuple(min(size, 2) for size in param.shape) for name, param in params.items()}
-    small = Kind(kind.names, {name: {path: shapes[path] for path in group} for name, group in kind.groups.items()})
-    apart = _first_updates(tx, params, shapes, dict)
-    try:
-        then_packed = jax.eval_shape(lambda: _on_mappings(tx.init(_zeros(params)), {kind.names: kind.pack}))
-        kept = jax.eval_shape(lambda: tx.init(kind.pack(_zeros(params))))
-        together = [small.unpack(updates) for updates in _first_updates(tx, params, shapes, small.pack)]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{_DEPENDS}; with packed arrays it raises {type(error).__name__}: {error}") from error
-    if kept != then_packed:
-        raise UsageError(f"{_DEPENDS}: its state of packed arrays has other shapes or dtypes")
-    # A stochastic rounding of parameters or moments draws other bits for packed arrays.
-    dtypes = [array.dtype for array in jax.tree.leaves((dict(params), kept)) if is_floating(array)]
-    close = 2 * max((float(jnp.finfo(dtype).eps) for dtype in dtypes), default=0.0)
-    for name in params:
-        for one, other in zip(apart, together, strict=False):
-            wanted, got = (np.asarray(updates[name], np.float64) for updates in (one, other))
-            if np.abs(wanted - got).max(initial=0) > close * np.abs(wanted).max(initial=0):
-                raise UsageError(f"{_DEPENDS}: it computes another update of '{name}' from a packed array")
-
-
-def _zeros(arrays: Mapping[str, Any]) -> Arrays:
-    return {name: jnp.zeros(array.shape, array.dtype) for name, array in arrays.items()}
-
-
-def _first_updates(tx: optax.GradientTransformation, params: Mapping[str, Any], shapes: Group, pack: Any) -> list[Any]:
-    """Updates for random values, and for gradients of each of `_MAGNITUDES`, because rules clip from a threshold on.
-
-    The values are small integers, whose norms are the same in any order of summation. An accumulation of gradients has
-    zeros in between, and a warm-up starts with zeros.
-
-    Raises:
-      UsageError: `_TRIED` updates are zero.
-    """
-    numbers = np.random.default_rng(0)
-
-    def draw(magnitude: float) -> Any:
-        integers = {name: magnitude * numbers.integers(1, 9, size=shape) for name, shape in shapes.items()}
-        return pack({name: jnp.asarray(array, params[name].dtype) for name, array in integers.items()})
-
-    values = draw(1)
-    state, update = tx.init(values), optax.with_extra_args_support(tx).update
-    largest = 2.0 ** min((jnp.finfo(array.dtype).maxexp - 5 for array in values.values()), default=0)
-    made, moved = [], 0
-    while moved < len(_MAGNITUDES) and len(made) < _TRIED:
-        gradients = draw(min(_MAGNITUDES[moved] * float(loss_scale_state(state).scale), largest))
-        updates, state = update(gradients, state, values, value=jnp.float32(1))
-        made.append(updates)
-        moved += any(np.any(np.asarray(array)) for array in jax.tree.leaves(updates))
-    if not moved:
-        raise UsageError(
-            f"packed: {_TRIED} updates of the optimizer are zero, so that it cannot be tried; leave out packed(...)"
-        )
-    return made
-
-
-_TRIED = 64
-_MAGNITUDES = 1.0, 2.0**-10, 2.0**10, 2.0**20
-
-_DEPENDS = (
-    "packed: the optimizer depends on whole arrays or on their paths, as optax.lamb and masks by name do; leave out "
-    "packed(...)"
-)

@@ -184,5 +184,5 @@ def _require_paths(state: TrainState, frozen: Collection[str]) -> None:
     if missing := sorted(set(frozen) - set(state.params) - set(state.stats)):
         raise UsageError(
             f"frozen: the state has no parameter and no statistic '{missing[0]}'; wanted paths of state.params or "
-            "state.stats, which a packed state does not have for small arrays"
+            "state.stats"
         )

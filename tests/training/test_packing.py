@@ -7,18 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 from mpjax.config.schema import Optimizer
-from mpjax.errors import UsageError
 from mpjax.precision import dynamic_loss_scaling
-from mpjax.precision.float8.moments import float8_moments
 from mpjax.precision.master import master_weights
 from mpjax.precision.moments import half_moments
 from mpjax.precision.skip_step import optax_promotion
-from mpjax.training import create_state, make_train_step, packed, take_apart
+from mpjax.training import create_state, make_train_step
 from mpjax.training.optimizer import update_rule
-from mpjax.training.packing import UNPACKED, Packing
+from mpjax.training.packing import UNPACKED, Packed, Packing
 
 
 PARAMS = {
@@ -30,7 +27,8 @@ PARAMS = {
     "z/bias": jnp.array([6.0, 7.0]),
 }
 STATS = {"n/count": jnp.array(3), "n/mean": jnp.array([8.0, 9.0]), "n/var": jnp.array([10.0])}
-VECTORS, MATRICES = "(float32 vectors)", "(float32 matrices)"
+VECTORS, MATRICES = "(parameters: float32 vectors)", "(parameters: float32 matrices)"
+MEANS = "(statistics: float32 vectors)"
 
 
 def same(actual, expected):
@@ -45,8 +43,8 @@ def test_vectors_of_a_dtype_are_one_array_and_small_matrices_another_with_two_ax
     assert sorted(packed.params) == [MATRICES, VECTORS, "a/kernel"]
     np.testing.assert_array_equal(packed.params[MATRICES], [[11, 12, 13, 14, 15, 16]])
     np.testing.assert_array_equal(packed.params[VECTORS], [1, 2, 3, 5, 6, 7])
-    assert sorted(packed.stats) == [VECTORS, "n/count"]
-    np.testing.assert_array_equal(packed.stats[VECTORS], [8, 9, 10])
+    assert sorted(packed.stats) == [MEANS, "n/count"]
+    np.testing.assert_array_equal(packed.stats[MEANS], [8, 9, 10])
     assert packed.opt_state.inner_state[0].trace[VECTORS].shape == (6,)
 
 
@@ -54,6 +52,15 @@ def test_a_vector_alone_of_its_dtype_stays():
     params = {**PARAMS, "half": jnp.ones(4, jnp.bfloat16)}
     packed = Packing.of(params, {}).pack(params)
     assert sorted(packed) == [MATRICES, VECTORS, "a/kernel", "half"]
+
+
+def test_parameters_and_statistics_that_are_all_packed_come_back_by_their_own_paths():
+    """A batch norm alone has a vector of each kind."""
+    params = {"n/bias": jnp.ones(3), "n/scale": jnp.full(3, 2.0)}
+    stats = {"n/mean": jnp.full(3, 3.0), "n/var": jnp.full(3, 4.0)}
+    packing = Packing.of(params, stats)
+    state = create_state(params, stats, dynamic_loss_scaling(optax.adamw(0.1)))
+    same(packing.unpack(packing.pack(state)), state)
 
 
 def test_matrices_that_are_large_or_of_a_stack_stay():
@@ -70,7 +77,7 @@ def test_no_packed_array_has_more_than_65536_elements():
     packed = packing.pack(params)
     assert {name: array.size for name, array in packed.items()} == {
         VECTORS: 60_000,
-        "(float32 vectors 2)": 60_000,
+        "(parameters: float32 vectors 2)": 60_000,
         "6": 20_000,
         "wide": 65_537,
     }
@@ -151,82 +158,22 @@ def test_a_packed_step_is_the_step_by_path(trainer, batch):
     """Four steps, the second with gradients that are not finite."""
     decay = optax.add_decayed_weights(0.1, mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params))
     made = trainer(optax.chain(decay, optax.sgd(0.1, momentum=0.9)))
-    structure = packed(made.structure, made.state.params, made.state.stats, made.tx)
-    state = structure.packing.pack(jax.tree.map(jnp.copy, made.state))
-    step = make_train_step(structure, made.tx, made.loss)
-    assert len(state.params) == 3  # two kernels; two biases, a scale and the norm's bias
+    packing = Packing.of(made.state.params, made.state.stats)
+    packed = packing.pack(jax.tree.map(jnp.copy, made.state))
+    step = make_train_step(Packed(made.structure, packing), made.tx, made.loss)
+    assert len(packed.params) == 3  # two kernels; two biases, a scale and the norm's bias
     for seed in range(4):
         given = batch(seed, poisoned=(5,) if seed == 1 else ())
-        before = jax.device_get(state)
-        state, metrics = step(state, given)
+        before = jax.device_get(packed)
+        packed, metrics = step(packed, given)
         made.state, expected = made.step(made.state, given)
         if seed == 1:
-            same(jax.device_get(state).params, before.params)
-            same(jax.device_get(state).stats, before.stats)
+            same(jax.device_get(packed).params, before.params)
+            same(jax.device_get(packed).stats, before.stats)
         assert int(metrics["skipped"]) == int(expected["skipped"]) == (seed > 0)
         np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-6)
-    apart = structure.packing.unpack(state)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), apart, made.state)
-
-
-TWO = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Linear(3, 2, rngs=nnx.Rngs(1)))
-
-
-def biases(params):
-    return {name: name.endswith("bias") for name in params}
-
-
-WHOLE = {
-    "lamb": optax.lamb(0.1),
-    "lamb, accumulated": optax.MultiSteps(optax.lamb(0.1), 3),
-    "lamb, warmed up": optax.lamb(optax.linear_schedule(0.0, 0.1, 100)),
-    "adafactor": optax.adafactor(0.1),
-    "clipped by array": optax.chain(optax.clip_by_block_rms(0.1), optax.sgd(0.1)),
-    "decay by name": optax.adamw(0.1, weight_decay=1e-5, mask=biases),
-    "masked by paths": optax.masked(optax.sgd(0.1), dict.fromkeys(take_apart(TWO)[1], True)),
-}
-
-
-@pytest.mark.parametrize("name", WHOLE)
-def test_an_optimizer_of_whole_arrays_or_of_paths_is_refused(name):
-    structure, params, stats = take_apart(TWO)
-    tx = dynamic_loss_scaling(WHOLE[name])
-    with pytest.raises(UsageError, match="^packed: the optimizer depends on whole arrays or on their paths"):
-        packed(structure, params, stats, tx)
-
-
-def test_moments_that_would_be_in_float8_once_they_are_packed_are_refused():
-    """Moments of fewer than 4,096 values are in float32."""
-    wide = nnx.Sequential(nnx.Linear(1, 3000, rngs=nnx.Rngs(0)), nnx.LayerNorm(3000, rngs=nnx.Rngs(0)))
-    structure, params, stats = take_apart(wide)
-    tx = dynamic_loss_scaling(float8_moments(optax.adamw(0.1)))
-    with pytest.raises(UsageError, match="^packed: .*: its state of packed arrays has other shapes or dtypes"):
-        packed(structure, params, stats, tx)
-
-
-def test_an_optimizer_without_an_update_in_64_steps_is_refused():
-    structure, params, stats = take_apart(TWO)
-    tx = dynamic_loss_scaling(optax.MultiSteps(optax.sgd(0.1), 65))
-    with pytest.raises(UsageError, match="^packed: 64 updates of the optimizer are zero"):
-        packed(structure, params, stats, tx)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_elementwise_optimizer_is_packed(name):
-    structure, params, stats = take_apart(TWO)
-    tx = dynamic_loss_scaling(optax.chain(optax.clip_by_global_norm(0.1), OPTIMIZERS[name]))
-    packing = packed(structure, params, stats, tx).packing
-    assert set(packing.pack(params)) == {VECTORS, "layers/0/kernel", "layers/1/kernel"}
-
-
-def test_frozen_paths_that_a_packed_state_lacks_are_refused():
-    structure, params, stats = take_apart(TWO)
-    tx = dynamic_loss_scaling(optax.sgd(0.1))
-    structure = packed(structure, params, stats, tx)
-    state = structure.packing.pack(create_state(params, stats, tx))
-    step = make_train_step(structure, tx, lambda model, batch, key: (model(batch).sum(), {}), frozen={"layers/0/bias"})
-    with pytest.raises(UsageError, match="^frozen: the state has no parameter and no statistic 'layers/0/bias'"):
-        step.lower(state, jnp.ones((1, 2)))
+    found = packing.unpack(packed)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, made.state)
 
 
 def test_the_gradient_of_a_packed_array_is_one_concatenation():

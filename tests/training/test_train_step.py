@@ -11,6 +11,7 @@ import pytest
 
 from mpjax.errors import UsageError
 from mpjax.precision import autocast, check_dtypes, dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
+from mpjax.training import make_train_step
 from mpjax.training.losses import cross_entropy
 from mpjax.training.objective import Mean
 from mpjax.training.train_step import step_key
@@ -398,3 +399,10 @@ def test_options_of_xla_hold_for_a_step_and_not_inside_of_a_callers_program(trai
 def test_on_a_cpu_a_step_has_no_options(trainer, batch):
     made = trainer()
     assert isinstance(made.step, type(jax.jit(lambda x: x)))
+
+
+def test_a_frozen_path_that_the_state_lacks_is_an_error(trainer, batch):
+    made = trainer(optax.sgd(0.1))
+    step = make_train_step(made.structure, made.tx, made.loss, frozen={"nowhere/bias"})
+    with pytest.raises(UsageError, match="^frozen: the state has no parameter and no statistic 'nowhere/bias'"):
+        step.lower(made.state, batch(0))
