@@ -64,6 +64,9 @@ TITLES = {
     "unet": "U-Net",
 }
 
+PATCH, EPSILON = 16, 1e-6
+"""Pixels of a Vision Transformer's patch, and what the layer norms of the JAX peers add to variances."""
+
 LEARNING_RATE = {"sgd": 0.01, "adamw": 1e-4}
 MOMENTUM = 0.9
 WEIGHT_DECAY = {"sgd": 5e-5, "adamw": 0.05}

@@ -11,13 +11,12 @@ os.environ["KERAS_BACKEND"] = "jax"
 
 import keras  # pyright: ignore[reportMissingImports]
 
-from gpu.cases import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, Case, Row
+from gpu.cases import EPSILON, LEARNING_RATE, MOMENTUM, PATCH, WEIGHT_DECAY, Case, Row
 from gpu.stepping import Written
 from gpu.with_mpjax import batch
 
 
 layers = keras.layers
-PATCH, EPSILON = 16, 1e-6
 
 
 def written(case: Case, row: Row) -> Written:

@@ -15,7 +15,7 @@ import optax
 from flax.training.dynamic_scale import DynamicScale
 from flax.training.train_state import TrainState
 
-from gpu.cases import Case, Row
+from gpu.cases import EPSILON, PATCH, Case, Row
 from gpu.stepping import Written
 from gpu.with_mpjax import batch, optimizer
 from mpjax.models.attention import implementation_for
@@ -117,9 +117,6 @@ class LinenTransformer(nn.Module):
         x = nn.Conv(case.width, (PATCH, PATCH), strides=PATCH, padding="VALID", dtype=self.dtype)(x)
         x = through_blocks(x.reshape(x.shape[0], -1, case.width))
         return nn.Dense(case.classes, dtype=self.dtype)(jnp.mean(x, axis=1)).astype(jnp.float32)
-
-
-PATCH, EPSILON = 16, 1e-6
 
 
 class LinenState(TrainState):

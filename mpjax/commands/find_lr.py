@@ -43,7 +43,7 @@ def find_rate(settings: RateSearch, config: Config) -> dict[str, Any]:
 
     Raises:
       UsageError: the settings are invalid, the data is missing, or the folder is not empty. The message also names the
-        errors that would follow (`named_together`).
+        errors that would follow (`raise_together`).
       OSError: a file cannot be written; the message names the file.
     """
     check_new_folder(config)  # before any slow work
@@ -56,9 +56,9 @@ def find_rate(settings: RateSearch, config: Config) -> dict[str, Any]:
             say(fit)
         run = build_run(with_growing_rates(config, settings))
     except UsageError as error:
-        from mpjax.commands.lacking import named_together  # local, because few runs need it
+        from mpjax.commands.lacking import raise_together  # local, because few runs need it
 
-        raise named_together(error, config) from None
+        raise_together(error, config)
     folder = new_folder(config, prefix="find_lr-")
     points, skipped, ended = _trained(settings, run)
     suggestion = suggest(points)

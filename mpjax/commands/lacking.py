@@ -3,7 +3,7 @@
 import shlex
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from mpjax import data
 from mpjax.commands.learner import make_task
@@ -18,15 +18,15 @@ _MOST = 8  # errors in a row: two repairs might contradict each other
 _THEN = "then: "
 
 
-def named_together(error: UsageError, config: Config) -> UsageError:
-    """Extends an error by the errors that would follow once its `repair` is written, and by all flags to write.
+def raise_together(error: UsageError, config: Config) -> NoReturn:
+    """Raises an error that also names the errors that would follow once its `repair` is written, and all their flags.
 
-    An error without a repair, or that no error follows, is returned as it is.
+    An error without a repair, or that no error follows, is raised as it is.
     """
     messages, settings = _followed(error, config)
     if len(messages) == 1:
-        return error
-    return UsageError("\n".join([*messages, *_to_write(settings)]), repair=settings)
+        raise error
+    raise UsageError("\n".join([*messages, *_to_write(settings)]), repair=settings) from error
 
 
 def _to_write(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -255,9 +255,9 @@ def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
             config, fit = fitted(config, company.gather, print if company.first else lambda line: None)
         run = build_run(config)
     except UsageError as error:
-        from mpjax.commands.lacking import named_together
+        from mpjax.commands.lacking import raise_together
 
-        raise named_together(error, config) from None
+        raise_together(error, config)
     if config.loop.best:
         from mpjax.commands.own_parts import require_metric
 

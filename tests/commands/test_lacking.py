@@ -1,7 +1,6 @@
 """A new user's first commands: what is missing is named together, and the second command runs."""
 
 import functools
-import re
 import shlex
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mpjax.commands.find_lr import find_rate
-from mpjax.commands.lacking import flags, named_together
+from mpjax.commands.lacking import flags, raise_together
 from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.config.commands import RateSearch
@@ -109,9 +108,11 @@ def test_a_single_fault_is_told_as_it_is(tmp_path):
 def test_faults_end_with_one_that_has_no_repair(small):
     error = UsageError("too few", repair={"data.batch_size": 4, "model.heads": 2})
     says = "(?s)^too few\nthen: --model.heads 2: .*\nwrite all of these: "
-    assert re.search(says, str(named_together(error, small)))
-    alone = UsageError("no way")
-    assert named_together(alone, small) is alone
+    with pytest.raises(UsageError, match=says) as refused:
+        raise_together(error, small)
+    assert refused.value.__cause__ is error
+    with pytest.raises(UsageError, match="^no way$"):
+        raise_together(UsageError("no way"), small)
 
 
 def test_a_repair_that_changes_nothing_is_not_repeated(small, monkeypatch):
@@ -122,19 +123,20 @@ def test_a_repair_that_changes_nothing_is_not_repeated(small, monkeypatch):
         raise next(said)
 
     monkeypatch.setattr("mpjax.commands.lacking._attempt", attempt)
-    together = named_together(first, small)
-    assert str(together) == "one\nthen: other"
-    assert together.repair == {}
-    same = UsageError("same", repair={"seed": 2})
-    said = iter([same] * 9)
-    assert named_together(same, small) is same
+    with pytest.raises(UsageError, match="^one\nthen: other$") as refused:
+        raise_together(first, small)
+    assert refused.value.repair == {}
+    said = iter([UsageError("same", repair={"seed": 2})] * 9)
+    with pytest.raises(UsageError, match="^same$"):
+        raise_together(next(said), small)
 
 
 def test_a_setting_to_leave_out_is_no_flag_to_write(small, monkeypatch):
     monkeypatch.setattr("mpjax.commands.lacking._attempt", lambda config: named_as_batch(config.data.header))
     says = "^has names\nthen: batch of \\(\\)\nleave out --data.header\nwrite all of these: --data.batch_size 4$"
     error = UsageError("has names", repair={"data.header": (), "data.batch_size": 4})
-    assert re.match(says, str(named_together(error, small)))
+    with pytest.raises(UsageError, match=says):
+        raise_together(error, small)
 
 
 def named_as_batch(header):

@@ -238,7 +238,7 @@ def test_gpt2_small_in_chunks_of_4096_tokens_takes_8_gb_less(plugin):
     more = "--optimizer.name adamw --precision.policy mixed_bfloat16 --training.chunked_loss 4096"
     program = compiled(f"{flags} {more}", vocabulary=50257)
     assert moved(program).bytes <= 115.6e9
-    assert program.memory.temporary <= 11.7e9
+    assert program.memory.temporary <= (11.6e9 if jax.__version_info__ >= (0, 11) else 11.7e9)
 
 
 @pytest.mark.slow
