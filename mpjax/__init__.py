@@ -7,6 +7,8 @@ the names in `__init__.pyi`.
 import importlib
 from typing import Any
 
+from mpjax.xla_cpu import keep_sums_right
+
 
 _HOME = {
     # What a user starts with.
@@ -67,6 +69,9 @@ __all__ = list(_HOME)
 
 
 _PARTS = ("config", "data", "diagnosis", "loop", "models", "plan", "precision", "report", "training")
+
+
+keep_sums_right()  # before JAX first computes
 
 
 def __getattr__(name: str) -> Any:

@@ -55,6 +55,15 @@ def cudnn_checks() -> ModuleType:
     return importlib.import_module(module)
 
 
+def has_computed_on_cpu() -> bool:
+    """True if JAX has started its devices, of which the default is a CPU; False if this version does not tell."""
+    try:
+        started = _private("jax._src.xla_bridge", "_backends", "")
+    except UsageError:
+        return False
+    return bool(started) and jax.default_backend() == "cpu"
+
+
 def _private(module: str, name: str, purpose: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jaxlib
 import numpy as np
 
 from mpjax.commands.build import Run
@@ -35,7 +36,8 @@ def diagnosed_evaluation(
 ) -> Diagnosis:
     """Diagnoses the first batch of the test set whose loss is not finite; if all are finite, the first batch.
 
-    The verdict is "not_precision" if the test loss of the same parameters is not finite in float32 either.
+    The verdict is "not_precision" if the test loss of the same parameters is not finite in float32 either, or if only
+    the compiled program gives a loss that is not finite.
 
     Args:
       run: the run.
@@ -54,9 +56,11 @@ def diagnosed_evaluation(
     diagnosis = diagnose_evaluation(
         run.task_under, policy, state, batch, tolerance=tolerance, search=search, progress=progress
     )
-    loss = evaluate(_eval_step(full), state.params, state.stats, run.tests, full.objective.conclude)["loss"]
     examined = f"Examined: the evaluation of batch {(bad or 0) + 1} of {len(run.tests)} of the test set."
     diagnosis = dataclasses.replace(diagnosis, evidence=f"{examined} {diagnosis.evidence}")
+    if bad is not None and diagnosis.verdict == "healthy":
+        return diagnosis.beyond_dtypes(*_of_the_compiler(diagnosis.loss[0]))
+    loss = evaluate(_eval_step(full), state.params, state.stats, run.tests, full.objective.conclude)["loss"]
     lagging = _advice_on_statistics(task, state, batch) if bad is not None else ()
     if not math.isfinite(loss):
         reason = "The loss of the whole test set is not finite in float32 either"
@@ -64,6 +68,22 @@ def diagnosed_evaluation(
     whole = f"With these parameters, the loss of the whole test set is {loss:.3g} in float32."
     return dataclasses.replace(
         diagnosis, evidence=f"{diagnosis.evidence} {whole}", advice=(*diagnosis.advice, *lagging)
+    )
+
+
+def _of_the_compiler(loss: float) -> tuple[str, str, list[str]]:
+    """The reason, the numbers and the advice for a compiled evaluation that is not finite, although each operation is.
+
+    Args:
+      loss: the loss that a diagnosis computes, which runs one operation at a time.
+    """
+    return (
+        "The compiled program gives a loss that is not finite, and its operations one at a time give a finite one",
+        f"{loss:.3g}",
+        [
+            f"jaxlib {jaxlib.__version__}, or a library that it calls, computes this program wrongly on this device: "
+            "try another version of jaxlib."
+        ],
     )
 
 
