@@ -204,9 +204,10 @@ def check_new_folder(config: Config, *, prefix: str = "") -> pathlib.Path:
 
 
 def new_folder(config: Config, *, prefix: str = "") -> pathlib.Path:
-    """Creates the folder that `check_new_folder` chooses.
+    """Creates the folder that `check_new_folder` chooses, and returns its path.
 
-    If the settings have no name, and another run has started in the same second, the name ends in `-2`, `-3` and so on.
+    If the settings have no `output_dir`, and a folder of the generated name exists, as of a run that started in the
+    same second, the name ends in `-2`, `-3` and so on.
 
     Raises:
       UsageError: as `check_new_folder`, or it cannot be created.

@@ -171,5 +171,8 @@ def _resized(field: Any, size: int) -> Any:
 
 
 def batch_fields(source: Source, config: Data) -> Fields:
-    """The fields of a batch: those of `source`, images and masks in `config.image_size` if set. Raises as `reader`."""
+    """The fields of a batch: those of `source`. If it has images, they and masks have `config.image_size`, if set.
+
+    Raises as `reader`.
+    """
     return reader(source, config, training=True).fields

@@ -103,9 +103,10 @@ def read_all(split: Split, workers: int) -> Arrays:
 
 
 def fits_in_memory(source: Source, config: Data, read: Reader) -> bool:
-    """True if all decoded splits fit into `config.in_memory_mb`, by the size of the first example.
+    """True if all examples fit decoded into `config.in_memory_mb`, by the size of the first training example.
 
-    False if image sizes vary, because each epoch then crops images anew.
+    All are the training examples, with those of `mix`, and the test examples. False if image sizes vary in any of the
+    sets, because each epoch then crops images anew.
     """
     if any(member.varies for member in source.trained_on):
         return False

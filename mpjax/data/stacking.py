@@ -48,16 +48,17 @@ class Numbered:
 def conform_all(columns: Mapping[str, Sequence | np.ndarray], fields: Fields, examples: Numbered) -> Arrays:
     """Checks the examples of a batch, as `conform` checks one, and stacks each field as [N, ...].
 
-    All examples are checked at once, which is several times as fast. If a check fails, they are checked one at a time.
+    All examples are checked at once, which is several times as fast. If a check fails, or their stored dtypes or shapes
+    differ, they are checked one at a time.
 
     Args:
       columns: for each field, a list of the examples' values, or one array [N, ...] of them.
       fields: the expected fields.
-      examples: calls functions for the examples.
+      examples: the name and numbers of the examples, for messages.
 
     Raises:
-      UsageError: an example does not match its fields, or differs in dtype from the first example; the message names
-        it.
+      UsageError: an example does not match its fields, or differs in dtype from the first example. The message names
+        it, if the examples have numbers.
     """
     arrays = _conform_at_once(columns, fields)
     if arrays is not None:

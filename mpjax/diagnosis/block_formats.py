@@ -72,7 +72,7 @@ def sqnr_in_blocks(values: np.ndarray, format: BlockFormat) -> float:
     """The signal-to-quantisation-noise ratio of values in a block format, in decibels, at most 200, as without noise.
 
     It is ten times the decimal logarithm of the sum of squares over the sum of squares of the rounding errors. NaN if a
-    value is not finite.
+    value is not finite; -inf if a finite value is rounded to inf.
 
     Args:
       values: float32 [..., K].
@@ -82,7 +82,10 @@ def sqnr_in_blocks(values: np.ndarray, format: BlockFormat) -> float:
         return math.nan
     exact = np.asarray(values, np.float64)
     noise = float(np.sum(np.square(exact - round_in_blocks(values, format))))
-    return min(200.0, 10 * math.log10(float(np.sum(np.square(exact))) / noise)) if noise else 200.0
+    if not noise:
+        return 200.0
+    ratio = float(np.sum(np.square(exact))) / noise
+    return min(200.0, 10 * math.log10(ratio)) if ratio else -math.inf
 
 
 def _rounded(blocks: np.ndarray, format: BlockFormat) -> np.ndarray:

@@ -63,7 +63,10 @@ class Instruction:
         return bytes_of(self.type)
 
     def called(self, *kinds: str) -> list[str]:
-        """Lists the names of the computations that it calls as one of `kinds`, such as `calls`, `to_apply`, `body`."""
+        """Lists the names of the computations that the instruction calls as one of `kinds`.
+
+        The kinds are `calls`, `to_apply`, `body`, `condition` and `branch_computations`.
+        """
         return [
             name.strip().lstrip("%")
             for kind, names in _CALLED.findall(self.attributes)

@@ -98,7 +98,11 @@ def is_default(pattern: str) -> bool:
 
 
 def covers(pattern: str, lineage: Lineage) -> bool:
-    """True if `pattern` matches the module at the end of `lineage`, or a module that contains it."""
+    """True if `pattern` matches the module at the end of `lineage`, or a module that contains it.
+
+    A pattern matches paths, or after `type:` the names of classes, base classes and tags. `type:norm` matches only the
+    module itself, so it does not cover what a normalisation layer contains.
+    """
     if pattern.lower() == NORM:
         return is_norm(lineage[-1][1])
     if pattern.startswith("type:"):

@@ -145,7 +145,10 @@ def plot_comparison(
 
 
 def _note(comparisons: Sequence[Sequence[Comparison]], band: str) -> str:
-    """Explains the bands. A group of one run has no band."""
+    """Writes the note of the figure: what a band shows, or that there is none because each group is one run.
+
+    If only some groups are one run, the note adds that these have no band. `band` is as in `compare_groups`.
+    """
     alone = [seeds.std is None for of_group in comparisons for seeds in of_group[0].final.seeds]
     if all(alone):
         return "One run of each: how far seeds alone take them apart is not known, so there is no band."

@@ -79,15 +79,15 @@ _WIDTH = 0.03
 
 
 def suggest(points: Sequence[Point]) -> Suggestion:
-    """Suggests a learning rate.
+    """Suggests the learning rate at which the smoothed loss falls fastest; none if it falls by no more than noise.
 
     The losses are smoothed over the logarithm of the rate by a Gaussian of 3 % of the points. Training becomes unstable
-    where the smoothed loss is above the first one by as much as it was below, and by more than noise. The steepest
-    slope is taken between two points: the smallest stable smoothed loss, and the largest one before it.
+    where the smoothed loss is above the first one by more than it had fallen below it, and by more than noise. The
+    steepest slope is searched between two points: the smallest stable smoothed loss, and the largest one before it.
 
     Noise is the fall of smoothed losses by chance: 7 of their standard deviations, which 1 in 100 series of pure noise
     exceeds (simulated, for 20 to 400 points). The standard deviation is estimated from the median difference of
-    neighbours.
+    neighbours. Noise is at least the rounding of a float32 loss.
 
     Args:
       points: finite losses in the order of their rates; without at least 3, no rate is suggested.
@@ -98,6 +98,7 @@ def suggest(points: Sequence[Point]) -> Suggestion:
     smoothed = _smoothed(losses)
     deviation = 1.4826 * float(np.median(np.abs(np.diff(losses)))) / np.sqrt(2)  # 1.4826: for a normal distribution
     noise = 7 * deviation / np.sqrt(2 * np.sqrt(np.pi) * _width(len(losses)))  # after the Gaussian average
+    noise = max(noise, float(np.finfo(np.float32).eps) * float(np.abs(losses).max()))
     fallen = smoothed[0] - np.minimum.accumulate(smoothed)
     unstable = np.flatnonzero(smoothed - smoothed[0] > np.maximum(fallen, noise))
     stable = smoothed[: unstable[0] if len(unstable) else len(points)]

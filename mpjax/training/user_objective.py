@@ -113,7 +113,7 @@ def require_per_example(value: Any, size: int, name: str) -> None:
 
 
 def is_array(value: Any) -> bool:
-    """True for an array and for a number, which is an array of no dimensions."""
+    """True for a value with a shape and a dtype, and for a bool, int or float, which is an array of no dimensions."""
     return (hasattr(value, "shape") and hasattr(value, "dtype")) or isinstance(value, bool | int | float)
 
 

@@ -107,3 +107,8 @@ def test_noise_in_decibels():
     assert sqnr_in_blocks(normal, MXFP8) == pytest.approx(31.5, abs=0.5)
     assert sqnr_in_blocks(normal, NVFP4) == pytest.approx(20.5, abs=1.0)
     assert np.isnan(sqnr_in_blocks(np.array([[np.inf]], np.float32), MXFP8))
+
+
+def test_a_value_that_is_rounded_to_inf_has_infinite_noise():
+    """The next number of MXFP8 above 3.298e38 is 2^128, which float32 does not hold."""
+    assert sqnr_in_blocks(np.full((1, 32), 3.298e38, np.float32), MXFP8) == -np.inf

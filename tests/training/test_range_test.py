@@ -50,6 +50,12 @@ def test_a_loss_that_never_falls_gives_no_suggestion(loss_at, noise):
     assert found.reason.startswith("the loss never falls: from ")
 
 
+@pytest.mark.parametrize("count", [20, 100, 301])
+def test_the_rounding_of_averages_is_no_fall(count):
+    """The average of equal losses differs from them by 4e-16."""
+    assert suggest([Point(float(rate), 2.0) for rate in np.geomspace(1e-5, 1, count)]).rate is None
+
+
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_too_few_points_give_no_suggestion(count):
     found = suggest(points(falling)[:count])

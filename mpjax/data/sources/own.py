@@ -212,12 +212,14 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _column(name: str, values: Sequence[Any], where: str) -> Column:
-    """Infers the type of a column from some of its values.
+    """Infers the type of a column from the first of some values: text, an image, or another type.
 
-    An image is an encoded image, or an array of three axes of unsigned integers or floats.
+    An image is an encoded image, or an array of three axes of unsigned integers or floats. Its height and width are
+    None if they vary among the values.
 
     Raises:
-      UsageError: an image has 1 to 4 places in its first axis and not in its last: its channels are first.
+      UsageError: the first value is an array with 1 to 4 places in its first axis and not in its last: its channels are
+        first. Or it is an encoded image, and another value cannot be decoded or has another depth.
     """
     first = values[0]
     if isinstance(first, str):

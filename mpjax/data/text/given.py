@@ -37,17 +37,18 @@ class StoredText(NamedTuple):
 
 
 def given_texts(inputs: Sequence[str], source: Source, config: Data, *, column: str) -> Inputs:
-    """Reads texts, and tokenizes them as the texts of the set.
+    """Reads texts, and tokenizes each as the texts of the set, when its rows are read.
 
     Args:
       inputs: tables (.csv, .tsv), other files, in which each line is a text, or `-` for lines of stdin.
-      source: the set that the model was trained on. With a field `length`, the model is a classifier.
+      source: the set that the model was trained on. If it has a field `length`, the model is a classifier: a text is
+        one row, cut to `config.length` tokens. Else a text is cut into rows of that length, and no token is lost.
       config: the tokenizer, the length, and the column names of tables without a line of names.
       column: the column of tables that holds the texts.
 
     Raises:
-      UsageError: a file does not exist or holds no lines, or `column_of_table` raises. When a text is read: it is not
-        UTF-8, or its row has another length.
+      UsageError: a file does not exist or holds no lines, or `column_of_table` or `load_tokenizer` raises. When a text
+        is tokenized: it is not UTF-8, or its row has another length.
     """
     lines = [line for path in inputs for line in _lines_of(path, column, config.header)]
     tokenizer = load_tokenizer(config.tokenizer)

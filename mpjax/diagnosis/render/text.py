@@ -97,7 +97,7 @@ def columns_of(found: Facts) -> tuple[str, ...]:
 
 
 def percent(share: float) -> str:
-    """Formats a share in percent, without a sign; only exact shares of 0 and 1 become "0" and "100"."""
+    """Formats a share in percent, without a sign: "0" for 0, "100" for 1, and "<0.01" to ">99.9" for all between."""
     if share in (0.0, 1.0):
         return f"{share:.0%}"[:-1]
     if share < 1e-4:

@@ -1,9 +1,11 @@
 """The layers of a Flax NNX model that multiply in float8, and the tags by which rules exclude layers."""
 
+import dis
 import inspect
+import itertools
 import math
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -41,20 +43,34 @@ def is_linear(module: Any) -> bool:
 
 
 def _leaves_the_product_to_flax(cls: type) -> bool:
-    """True if a layer's call is Flax's, calls another `__call__`, as by `super()`, or uses `dot_general`."""
+    """True if a layer's `__call__` is Flax's, calls another `__call__`, as by `super()`, or reads `self.dot_general`.
+
+    Methods that it calls are not searched.
+    """
     owner: Any = owner_of_call(cls)
     if owner is None or owner.__module__.startswith("flax."):
         return owner is not None
-    names = set(_names_in(getattr(inspect.unwrap(owner.__call__), "__code__", None)))
-    return not names.isdisjoint(("dot_general", "__call__"))
+    code = getattr(inspect.unwrap(owner.__call__), "__code__", None)
+    return isinstance(code, types.CodeType) and _reads_product(code, code.co_varnames[0])
 
 
-def _names_in(code: Any) -> Iterator[str]:
-    """Yields the names of globals and attributes that a function's code uses, and the functions inside it."""
-    if isinstance(code, types.CodeType):
-        yield from code.co_names
-        for constant in code.co_consts:
-            yield from _names_in(constant)
+def _reads_product(code: types.CodeType, layer: str) -> bool:
+    """True if a function, or one inside it, reads the `dot_general` of the variable `layer` or any `__call__`."""
+    if "__call__" in code.co_names:
+        return True
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    if any(_reads_product(function, layer) for function in inner):
+        return True
+    # `jax.lax.dot_general` is an attribute too, but of a module.
+    return any(
+        attribute.argval == "dot_general" and layer == _last_loaded(holder)
+        for holder, attribute in itertools.pairwise(dis.get_instructions(code))
+    )
+
+
+def _last_loaded(instruction: dis.Instruction) -> Any:
+    """The variable that an instruction loads, or the last one of two."""
+    return instruction.argval[-1] if isinstance(instruction.argval, tuple) else instruction.argval
 
 
 def sides(module: Any) -> tuple[int, int]:
@@ -149,7 +165,10 @@ def default_product(module: Any) -> Any:
 
 
 def why_wide(module: Any, recipe: Recipe | None) -> str | None:
-    """Explains why a linear layer cannot use a recipe; None if it can, or if the module is no linear layer."""
+    """Explains that a side of a linear layer is no multiple of the number that a recipe needs; None if both are.
+
+    Also None without a recipe, and for a module that `is_linear` rejects, such as an `nnx.Linear` with a `precision`.
+    """
     if recipe is None or not is_linear(module):
         return None
     inputs, outputs = sides(module)

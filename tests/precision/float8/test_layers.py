@@ -9,7 +9,7 @@ from flax import nnx
 import mpjax
 from mpjax.errors import UsageError
 from mpjax.precision.casting.walk import equations
-from mpjax.precision.float8.layers import is_quantised, tags_of
+from mpjax.precision.float8.layers import is_linear, is_quantised, tags_of
 
 
 class Block(nnx.Module):
@@ -95,6 +95,34 @@ def test_a_layer_with_the_users_own_product_is_left_alone():
     own = model.blocks[0].up.dot_general = functools.partial(jax.lax.dot_general)
     mpjax.apply_policy(model, "mixed_float8")
     assert model.blocks[0].up.dot_general is own
+
+
+class JaxProduct(nnx.Linear):
+    def __call__(self, x):
+        return jax.lax.dot_general(x, self.kernel[...], (((x.ndim - 1,), (0,)), ((), ())))
+
+
+class LayersProduct(nnx.Linear):
+    def __call__(self, x):
+        return self.dot_general(x, self.kernel[...], (((x.ndim - 1,), (0,)), ((), ())))
+
+
+class ProductInside(nnx.Linear):
+    def __call__(self, x):
+        return jax.vmap(lambda row: self.dot_general(row, self.kernel[...], (((0,), (0,)), ((), ()))))(x)
+
+
+class FlaxsCall(nnx.Linear):
+    def __call__(self, x):
+        return super().__call__(2 * x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "takes_float8"), [(JaxProduct, False), (LayersProduct, True), (ProductInside, True), (FlaxsCall, True)]
+)
+def test_a_subclass_takes_float8_if_its_call_uses_the_product_of_the_layer(layer, takes_float8):
+    model = nnx.eval_shape(lambda: layer(128, 64, rngs=nnx.Rngs(0)))
+    assert is_linear(model) is takes_float8
 
 
 def test_rules_that_take_all_layers_out_are_no_error():
