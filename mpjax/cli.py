@@ -7,6 +7,7 @@ flags appear before JAX is imported.
 import functools
 import importlib
 import logging
+import select
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ _CONFIG = "mpjax.config.schema:Config"
 COMMANDS = {
     "train": Command(
         "train a model in mixed precision, or resume a run",
-        "mpjax.commands.seeds:train",
+        "mpjax.commands.train:train_all",
         (_CONFIG,),
     ),
     "evaluate": Command(
@@ -180,32 +181,53 @@ def imported(place: str) -> Any:
 
 
 def exit_code(command: Callable[[], None]) -> int:
-    """Runs a command, prints errors that are no bugs in a line without a traceback, and returns its exit code.
+    """Runs a command and returns its exit code. Errors that are no bugs are printed in one line, without a traceback.
 
-    These are UsageError, Diverged, Interrupted, CallbackError, KeyboardInterrupt and OSError; a closed stdout prints
-    nothing. Other exceptions pass. Warnings are shown by `show_warning`, also afterwards.
+    These are UsageError, Diverged, Interrupted, CallbackError, KeyboardInterrupt and OSError. If the reader of stdout
+    has closed it, nothing is printed, and `sys.stdout` becomes None. Other exceptions pass. Warnings are shown by
+    `show_warning`, and absl logs errors only, also afterwards.
 
     Returns:
-      0: done; 1: system or callback error; 2: usage error; 3: diverged; 128 + signal number: interrupted. After a
-        SystemExit, its own code.
+      0: done; 1: system or callback error, or a closed stdout; 2: usage error; 3: diverged; 128 + signal number:
+        interrupted. After a SystemExit, its own code if that is a number, else 2.
     """
     logging.getLogger("absl").setLevel(logging.ERROR)
     warnings.showwarning = show_warning
     try:
         with ended_by_interrupts():
-            command()
+            _run(command)
     except SystemExit as error:  # after --help
         return error.code if isinstance(error.code, int) else 2
     except (UsageError, Diverged, Interrupted, CallbackError) as error:
         return _fail(error, exit_code_of(error))
     except KeyboardInterrupt as error:
         return _fail("interrupted", exit_code_of(error))
-    except BrokenPipeError:  # the reader of stdout closed the pipe
-        sys.stdout = None
-        return 1
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _has_no_reader(sys.stdout):
+            sys.stdout = None
+            return 1
         return _fail(error, 1)
     return 0
+
+
+def _run(command: Callable[[], None]) -> None:
+    """Runs a command and writes what it printed, also after --help: Python's own flush at exit reports no error."""
+    try:
+        command()
+    except SystemExit:
+        print(end="", flush=True)
+        raise
+    print(end="", flush=True)
+
+
+def _has_no_reader(stream: Any) -> bool:
+    """True if the other end of a pipe is closed; False if the stream is no pipe."""
+    poll = select.poll()
+    try:
+        poll.register(stream, select.POLLOUT)
+    except (AttributeError, OSError, TypeError, ValueError):  # a stream without a descriptor, as in a notebook
+        return False
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def _fail(error: object, code: int) -> int:

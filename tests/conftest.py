@@ -8,7 +8,9 @@ from importlib.metadata import version
 
 
 os.environ.setdefault("JAX_PLATFORMS", os.environ.get("MPJAX_TEST_PLATFORM", "cpu"))
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+# The filters of warnings have imported mpjax, which may have set an option.
+if "device_count" not in os.environ.setdefault("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
 if platform.machine() == "x86_64":
     # Processors with float16 arithmetic of their own fuse a product and a sum: their last bits are not those of others.
     os.environ["XLA_FLAGS"] += " --xla_cpu_max_isa=AVX2"

@@ -217,6 +217,7 @@ def test_evaluating_a_run_that_is_not_there(tmp_path, capsys):
         (OSError(28, "No space left on device", "a/metrics.jsonl"), 1, None),
         (SystemExit(0), 0, ""),
         (SystemExit("why"), 2, ""),
+        (BrokenPipeError(32, "Broken pipe"), 1, "error: [Errno 32] Broken pipe\n"),  # of a socket, not of stdout
     ],
 )
 def test_exit_codes(error, code, message, capsys):
@@ -226,6 +227,17 @@ def test_exit_codes(error, code, message, capsys):
     assert cli.exit_code(fails) == code
     err = capsys.readouterr().err
     assert err == message if message is not None else "No space left on device: 'a/metrics.jsonl'" in err
+
+
+@pytest.mark.parametrize(
+    ("sink", "err"), [("| true", ""), ("> /dev/full", "error: [Errno 28] No space left on device\n")]
+)
+def test_a_stdout_that_takes_nothing_ends_a_command_with_code_1(sink, err):
+    """With Python's usual buffer, which is written at exit."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    line = f"{sys.executable} {ROOT}/scripts/train.py --help {sink}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, err)
 
 
 @pytest.mark.parametrize("code", [0, 7])

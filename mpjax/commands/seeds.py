@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mpjax import report
-from mpjax.commands.train import run
 from mpjax.config import Config, from_toml, to_toml
 from mpjax.config.folders import check_run_folder, resume_command, run_folder, run_settings, seed_folder, seeds_in
 from mpjax.config.limits import check, is_auto, require_types
@@ -20,22 +19,15 @@ from mpjax.files import write_atomically
 from mpjax.report.wording import number
 
 
-def train(config: Config) -> dict:
-    """Trains the run that `config` describes, or one for each of its `seeds`; returns the contents of `summary.json`.
-
-    Raises:
-      UsageError: as `run` and `sweep`.
-      Diverged: as `run` and `sweep`.
-      CallbackError, Interrupted: as `run`.
-    """
-    return sweep(config) if config.seeds else run(config)
-
-
-def sweep(config: Config) -> dict:
+def sweep(config: Config, run: Callable[[Config], Mapping[str, Any]]) -> dict:
     """Trains a run for each of `config.seeds`, in `seed_N` of its folder, one after the other.
 
     The plot `seeds.png` shows the curves of all runs. With `resume`, started runs continue, and the others start; seeds
     of the folder or its config.toml are kept. A run that diverges does not stop the others.
+
+    Args:
+      config: the settings that all runs share.
+      run: `mpjax.run`, which trains one of them and returns its summary.
 
     Returns:
       The contents of `summary.json`: `seeds`, and of each metric `mean`, `std` (of a sample; None for one run),
@@ -59,7 +51,7 @@ def sweep(config: Config) -> dict:
     check(config)
     folder = run_folder(config)
     with _config_written(config, folder) as begin:
-        summaries, diverged = _trained(config, folder, begin)
+        summaries, diverged = _trained(config, folder, run, begin)
     result = summarised(summaries)
     metrics = {seed: folder / seed_folder(seed) / "metrics.jsonl" for seed in config.seeds}
     records = {seed: report.read_metrics(file) for seed, file in metrics.items() if file.exists()}
@@ -126,7 +118,7 @@ def _config_written(config: Config, folder: pathlib.Path) -> Iterator[Callable[[
 
 
 def _trained(
-    config: Config, folder: pathlib.Path, begin: Callable[[], None]
+    config: Config, folder: pathlib.Path, run: Callable[[Config], Mapping[str, Any]], begin: Callable[[], None]
 ) -> tuple[dict[int, Mapping[str, Any]], dict[int, str]]:
     """Trains all runs; returns, by seed, the summaries of those that did not diverge, and the errors of the others."""
     summaries: dict[int, Mapping[str, Any]] = {}

@@ -44,6 +44,20 @@ Stopping = Callable[[Stop], contextlib.AbstractContextManager[None]]
 """A context that passes on requests to stop a run."""
 
 
+def train_all(config: Config) -> dict:
+    """Trains the run that `config` describes, or one for each of its `seeds`; returns the contents of `summary.json`.
+
+    Raises:
+      UsageError, Diverged: as `run` and `mpjax.commands.seeds.sweep`.
+      CallbackError, Interrupted: as `run`.
+    """
+    if config.seeds:
+        from mpjax.commands.seeds import sweep  # local, because few runs have several seeds
+
+        return sweep(config, run)
+    return run(config)
+
+
 def run(
     config: Config,
     *,
@@ -120,7 +134,7 @@ def run(
     require_types(config)  # before any slow work
     if config.seeds:
         raise UsageError(
-            f"seeds {config.seeds}: mpjax.run trains one seed; call mpjax.commands.seeds.sweep for several"
+            f"seeds {config.seeds}: mpjax.run trains one seed; call mpjax.commands.train.train_all for several"
         )
     with joined(config) as company:
         return _train(dataclasses.replace(config, distributed=Distributed()), company, tuple(writers), stopping)

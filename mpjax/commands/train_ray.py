@@ -225,9 +225,9 @@ def _explained(error: Exception, restarts: int) -> Exception:
 
 
 def _clear(folder: pathlib.Path) -> None:
-    """Removes the folder of a run that has logged no step, so that the corrected command can use it.
+    """Removes the folder of a run, so that the corrected command can use it; does nothing if it has metrics.jsonl.
 
-    Files that are not of mpjax or Ray stay, and so does the folder then.
+    Only config.toml and Ray's files are removed. If other files are there, they stay, and so does the folder.
     """
     if (folder / "metrics.jsonl").exists():
         return

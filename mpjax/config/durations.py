@@ -91,7 +91,10 @@ def parse_duration(text: str) -> Duration:
 def settle_durations(section: Any, *names: str) -> None:
     """Replaces, in place, the values of these fields of a frozen dataclass by `Duration`s.
 
-    Python code may have set them to a number of steps or to text.
+    Python code may have set them to a number of steps or to text. A `Duration` stays.
+
+    Raises:
+      UsageError: as `parse_duration`.
     """
     for name in names:
         object.__setattr__(section, name, as_duration(getattr(section, name)))

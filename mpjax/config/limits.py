@@ -91,7 +91,8 @@ def _mix(data: Data) -> Iterator[str]:
             yield f"--data.mix {name} {share}: wanted a share of the training examples, from {_SMALLEST_SHARE} up to 1"
         if name == data.name:
             yield f"--data.mix {name} {share}: that is --data.name, which has the rest of the examples; leave it out"
-    if data.mix and not (rest := 1 - sum(data.mix.values())) > _SMALLEST_SHARE / 2:
+    # Shares that sum to 0.999 leave a little less than 0.001.
+    if data.mix and not (rest := 1 - sum(data.mix.values())) > _SMALLEST_SHARE * (1 - 1e-9):
         yield (
             f"--data.mix leaves a share of {rest:.3g} to --data.name {data.name}: wanted shares of the others that sum "
             f"to at most {1 - _SMALLEST_SHARE}"

@@ -114,12 +114,13 @@ def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatc
     for padding of the last batch. Each batch holds only the rows of `share`, the part of this process.
 
     Raises:
-      UsageError: the split is empty, `config` is invalid for the set, `conform` raises for an example, or the first
+      UsageError: one of the splits is empty, `config` is invalid for the set, `conform` raises for an example, or the first
         examples of the two splits differ in dtype. A streamed example is checked only when it is read.
     """
     size, batch_size = len(source.test), config.eval_batch_size
     check_data(config)
     require_examples(config.test_split, size)
+    require_examples(config.train_split, len(source.train))  # whose dtypes the test split has to have
     read = reader(source, config, training=False)
     split, trained = SplitOfOne(source.test, read), SplitOfOne(source.train, reader(source, config, training=True))
     require_dtypes(split.first, trained.first, 0, read.name)

@@ -43,12 +43,27 @@ def seat_of(settings: Distributed, environment: Mapping[str, str] = os.environ) 
 
 
 def _may_be_one_of_several(environment: Mapping[str, str]) -> bool:
-    """True if a cluster that JAX knows may have started this process; reads the environment only."""
-    if int(environment.get("SLURM_NTASKS", "1")) > 1 or int(environment.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:
+    """True if a cluster may have started this process as one of several; reads the environment only.
+
+    That is a SLURM or Open MPI job of more than one task, any TPU, or a pod of an indexed Kubernetes job. A TPU or pod
+    may still be alone.
+
+    Raises:
+      UsageError: a number of tasks is no number.
+    """
+    if any(_count(environment, name) > 1 for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")):
         return True
     # A single pod has no index. JAX's detection of TPUs queries the machine's metadata, so it runs only on a TPU.
     on_tpu = any(name in environment for name in ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "TPU_NAME"))
     return on_tpu or ("KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment)
+
+
+def _count(environment: Mapping[str, str], name: str) -> int:
+    """A number of tasks; 1 if the variable is not set, or empty, as a user sets it to train alone."""
+    text = environment.get(name) or "1"
+    if not text.isdecimal():
+        raise UsageError(f"{name} is {text!r} in the environment: wanted a number of tasks, {_ALONE}")
+    return int(text)
 
 
 _ALONE = "or --distributed.processes 1 if it is to train alone"
@@ -84,12 +99,12 @@ def _detected(timeout: float, environment: Mapping[str, str]) -> Seat | None:
         )
     if coordinator is None or process is None or processes in (None, 1):
         return None
-    gpus = own_gpus(environment) if "SLURM_NTASKS" in environment else local
+    gpus = own_gpus(environment) if environment.get("SLURM_NTASKS") else local
     return Seat(coordinator, processes, int(process), None if gpus is None else tuple(gpus))
 
 
 def _check_slurm(environment: Mapping[str, str]) -> None:
-    tasks = environment.get("SLURM_NTASKS", "1")
+    tasks = environment.get("SLURM_NTASKS") or "1"
     if tasks == "1" or "OMPI_COMM_WORLD_SIZE" in environment:
         return
     in_step = environment.get("SLURM_STEP_NUM_TASKS", tasks if "SLURM_STEP_NODELIST" in environment else "1")

@@ -117,7 +117,10 @@ def _half_kernel(layer: Any) -> jax.Array:
 
 
 def _is_plain(layer: Any) -> bool:
-    """True for a layer with a bias and without user code, under a half-precision policy."""
+    """True for a `nnx.LinearGeneral`, no subclass, with a bias, as a half-precision policy leaves it.
+
+    False if the user set how it multiplies or promotes, or if the policy also casts its input or output or uses float8.
+    """
     return (
         type(layer) is nnx.LinearGeneral
         and layer.bias is not None

@@ -133,7 +133,11 @@ def in_series(make: Callable[..., nnx.Module], depth: int, *, rngs: nnx.Rngs, sc
 
 
 def through(blocks: Blocks, x: jax.Array, *args: Any) -> jax.Array:
-    """Applies `x = block(x, *args)` for each block in turn and returns the last x."""
+    """Applies `x = block(x, *args)` for each block in turn and returns the last x; without blocks, x itself.
+
+    Raises:
+      UsageError: in a `Stack`, a block's output has another shape or dtype than its input.
+    """
     if isinstance(blocks, Stack):
         return blocks(x, *args)
     for block in blocks:

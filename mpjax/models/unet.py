@@ -76,7 +76,7 @@ class UNet(nnx.Module):
         self.head = nnx.Conv(width, num_classes, (1, 1), rngs=rngs)
 
     def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B H W K"]:
-        """Computes the logits of each pixel from images."""
+        """Computes the logits of each pixel. H and W may be any; in training, batch norms update their statistics."""
         fine = []
         for convs in list(self.down)[:-1]:
             fine.append(convs(x))

@@ -142,14 +142,17 @@ def load_compiler() -> None:
 
 
 def absent_devices(topology: str, target: str) -> list[Any]:
-    """Lists CUDA devices that need not be present, and that programs can be compiled for.
+    """Loads the compiler, as `load_compiler`, and lists CUDA devices that programs can be compiled for.
+
+    The devices need not be present. A missing compiler is downloaded.
 
     Args:
-      topology: hosts, devices per host and so on, such as "1x1x8".
+      topology: partitions, hosts per partition and devices per host, such as "1x1x8".
       target: the device, as `mpjax.plan.target.target_text` formats it.
 
     Raises:
-      UsageError: as `load_compiler`. If XLA does not support the device, JAX's own error passes.
+      UsageError: as `load_compiler`. If the topology is malformed or XLA does not support the device, JAX's own error
+        passes.
     """
     load_compiler()
     with _without_cuda(), without_noise():

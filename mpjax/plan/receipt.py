@@ -85,10 +85,10 @@ class Receipt:
 
     @property
     def faults(self) -> list[str]:
-        """One line for each row that is not as asked.
+        """One line for each row that is not as asked; empty if all are.
 
-        Rows of blocks that differ only by index share a line. So do rows that no program for the device could run as
-        asked, if they have the same verdict and reason; their line has no path.
+        Equal rows of blocks share a line, with `*` for the index. Products that no program for the device could run as
+        asked are counted in one line for each verdict and reason, without a path.
         """
         limits: dict[str, int] = collections.defaultdict(int)
         for row in self.rows:
@@ -226,16 +226,12 @@ def _merged(rows: tuple[ReceiptRow, ...]) -> list[ReceiptRow]:
         path = "*" if row.kind == "update" and row.verdict == AS_ASKED else _INDEX.sub("*", row.path)
         return dataclasses.replace(row, path=path, note=_INDEX.sub("*", row.note))
 
+    def alike(row: ReceiptRow) -> ReceiptRow:
+        return dataclasses.replace(row, count=1)
+
     starred = [star(row) for row in rows]
-    counts: dict[tuple, int] = collections.Counter(
-        (row.path, row.direction, row.kind, row.verdict, row.operands) for row in starred
-    )
-    return counted(
-        [
-            short if counts[short.path, short.direction, short.kind, short.verdict, short.operands] > 1 else row
-            for short, row in zip(starred, rows, strict=True)
-        ]
-    )
+    counts = collections.Counter(map(alike, starred))
+    return counted([short if counts[alike(short)] > 1 else row for short, row in zip(starred, rows, strict=True)])
 
 
 def _cells(row: ReceiptRow) -> tuple[str, ...]:

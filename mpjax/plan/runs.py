@@ -227,7 +227,7 @@ def _rounded_to(each: Instruction, target: Target) -> str:
     precisions = words[1].split(",") if words else []
     if not precisions and (library := _LIBRARY_PRECISION.search(each.attributes)):
         precisions = [library[1].lower(), library[2].lower()]
-    exact = bool(precisions) and all(word in ("high", "highest") for word in precisions)
+    exact = bool(precisions) and all(word == "highest" for word in precisions)
     return TENSORFLOAT32 if target.tensorfloat32 and not exact else ""
 
 

@@ -97,7 +97,10 @@ class SumsInFloat32:
     depth: ClassVar[int] = 4
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls a layer; casts its bias after the broadcast, or its embeddings after the lookup."""
+        """Calls a layer. Its bias is broadcast in float32, then cast, and added in the dtype of the product.
+
+        Embeddings are looked up in float32, then cast. A layer without a bias is called as it is.
+        """
         if hasattr(module, "embedding"):
             return _with_cast_after(call, module, *args, **kwargs)
         return call(module, *args, **kwargs) if module.bias is None else _with_bias_after(call, module, *args, **kwargs)

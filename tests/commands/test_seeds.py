@@ -11,8 +11,8 @@ from mpjax.commands.diagnose import diagnose_run
 from mpjax.commands.evaluate import evaluate_run
 from mpjax.commands.export import export_run
 from mpjax.commands.predict import predict_run
-from mpjax.commands.seeds import summarised, table, train
-from mpjax.commands.train import run
+from mpjax.commands.seeds import summarised, sweep, table
+from mpjax.commands.train import run, train_all
 from mpjax.config import from_toml, load_config, save_config
 from mpjax.config.commands import Compare, Diagnose, Evaluation, Export, Prediction
 from mpjax.errors import Diverged, Interrupted, UsageError
@@ -35,7 +35,7 @@ def config_of(folder, *flags):
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "sweep"
-    return folder, train(config_of(folder, "--seeds", "3", "5"))
+    return folder, train_all(config_of(folder, "--seeds", "3", "5"))
 
 
 def test_each_run_is_that_of_its_seed(swept, tmp_path):
@@ -68,7 +68,7 @@ def test_all_seeds_are_in_one_plot(swept):
 def test_a_sweep_is_a_group_for_a_comparison(swept, tmp_path, capsys):
     folder, _ = swept
     other = tmp_path / "other"
-    train(config_of(other, "--seeds", "3", "5", "--optimizer.learning_rate", "0.01"))
+    train_all(config_of(other, "--seeds", "3", "5", "--optimizer.learning_rate", "0.01"))
     found = compare_runs(Compare(runs=(str(folder), str(other)), plot="", json=True))
     assert [group["seeds"] for group in found["groups"]] == [[3, 5], [3, 5]]
     assert found["groups"][0]["runs"] == [str(folder / "seed_3"), str(folder / "seed_5")]
@@ -93,21 +93,21 @@ def test_a_command_on_one_run_names_the_folders_of_the_seeds(swept, command, set
 @pytest.mark.slow
 def test_a_sweep_resumes_what_has_begun_and_begins_the_rest(tmp_path):
     folder = tmp_path / "sweep"
-    train(config_of(folder, "--seeds", "3"))
+    train_all(config_of(folder, "--seeds", "3"))
     again = load_config(["--resume", "--output_dir", str(folder), "--seeds", "3", "5", "--steps", "8"])
-    assert train(again)["seeds"] == [3, 5]
+    assert train_all(again)["seeds"] == [3, 5]
     assert [read_checkpoint(folder / f"seed_{n}" / "checkpoints", "latest")[0] for n in (3, 5)] == [8, 8]
 
 
 @pytest.mark.slow
 def test_a_resumed_sweep_remembers_what_it_was_resumed_with(tmp_path):
     folder = tmp_path / "sweep"
-    train(config_of(folder, "--seeds", "3"))
+    train_all(config_of(folder, "--seeds", "3"))
     plain = ["--resume", "--output_dir", str(folder)]
-    assert train(load_config([*plain, "--steps", "8", "--seeds", "5"]))["seeds"] == [3, 5]
+    assert train_all(load_config([*plain, "--steps", "8", "--seeds", "5"]))["seeds"] == [3, 5]
     assert (load_config(plain).steps.amount, load_config(plain).seeds) == (8, (3, 5))
     before = (folder / "summary.json").read_bytes()
-    assert train(load_config(plain))["seeds"] == [3, 5]
+    assert train_all(load_config(plain))["seeds"] == [3, 5]
     assert (folder / "summary.json").read_bytes() == before
     assert from_toml(folder / "seed_3" / "config.toml").steps.amount == 8
 
@@ -115,17 +115,17 @@ def test_a_resumed_sweep_remembers_what_it_was_resumed_with(tmp_path):
 @pytest.mark.slow
 def test_seeds_that_have_begun_are_kept_though_the_config_lacks_them(tmp_path):
     folder = tmp_path / "sweep"
-    train(config_of(folder, "--seeds", "3", "5"))
+    train_all(config_of(folder, "--seeds", "3", "5"))
     save_config(config_of(folder, "--seeds", "3"), folder / "config.toml")
-    assert train(load_config(["--resume", "--output_dir", str(folder)]))["seeds"] == [3, 5]
+    assert train_all(load_config(["--resume", "--output_dir", str(folder)]))["seeds"] == [3, 5]
 
 
 @pytest.mark.slow
 def test_a_mean_over_runs_of_other_lengths_says_so(tmp_path, capsys):
     folder = tmp_path / "sweep"
-    assert "warning" not in train(config_of(folder, "--seeds", "3", "5"))
+    assert "warning" not in train_all(config_of(folder, "--seeds", "3", "5"))
     run(load_config(["--resume", "--output_dir", str(folder / "seed_3"), "--steps", "8"]))
-    result = train(load_config(["--resume", "--output_dir", str(folder)]))
+    result = train_all(load_config(["--resume", "--output_dir", str(folder)]))
     said = "the runs differ in their steps: seed 3 has 8, seed 5 has 6"
     assert result["warning"] == json.loads((folder / "summary.json").read_text())["warning"] == said
     assert f"warning             {said}" in capsys.readouterr().out
@@ -145,7 +145,7 @@ def test_a_run_that_has_begun_is_not_resumed_with_other_settings_for_a_mean(swep
     other = ["--resume", "--output_dir", str(folder), "--seeds", "7", "--optimizer.learning_rate", "0.01"]
     said = "seed_3 has not: optimizer.learning_rate 0.01, before 0.1; .*; write another --output_dir for a new sweep"
     with pytest.raises(UsageError, match=said):
-        train(load_config(other))
+        train_all(load_config(other))
     assert (folder / "config.toml").read_bytes() == before
 
 
@@ -154,17 +154,17 @@ def test_a_sweep_and_a_run_are_not_resumed_as_each_other(swept):
     with pytest.raises(UsageError, match=r"holds runs of several seeds; write --seeds 3 5 .* --output_dir .*/seed_3"):
         run(dataclasses.replace(load_config(["--resume", "--output_dir", str(folder)]), seeds=()))
     with pytest.raises(UsageError, match="seed_3 holds one run; leave out --seeds"):
-        train(load_config(["--resume", "--output_dir", str(folder / "seed_3"), "--seeds", "3", "5"]))
+        train_all(load_config(["--resume", "--output_dir", str(folder / "seed_3"), "--seeds", "3", "5"]))
 
 
 def test_a_sweep_whose_first_run_is_refused_leaves_no_folder_or_its_settings_of_before(swept, tmp_path):
     with pytest.raises(UsageError, match="nothing.py"):
-        train(config_of(tmp_path / "new", "--seeds", "3", "--loop.callbacks", "nothing.py:f"))
+        train_all(config_of(tmp_path / "new", "--seeds", "3", "--loop.callbacks", "nothing.py:f"))
     assert not (tmp_path / "new").exists()
     folder, _ = swept
     before = (folder / "config.toml").read_bytes()
     with pytest.raises(UsageError, match="nothing.py"):
-        train(load_config(["--resume", "--output_dir", str(folder), "--loop.callbacks", "nothing.py:f"]))
+        train_all(load_config(["--resume", "--output_dir", str(folder), "--loop.callbacks", "nothing.py:f"]))
     assert (folder / "config.toml").read_bytes() == before
 
 
@@ -172,7 +172,7 @@ def test_a_sweep_whose_first_run_is_refused_leaves_no_folder_or_its_settings_of_
 def test_a_seed_that_diverges_is_named_and_stops_no_other(tmp_path, capsys):
     flags = "--optimizer.learning_rate 1e30 --optimizer.warmup 0 --diagnosis.no_search"
     with pytest.raises(Diverged, match="2 of 2 runs diverged: seed 3: training diverged .*; seed 5: training diverged"):
-        train(config_of(tmp_path / "sweep", "--seeds", "3", "5", *shlex.split(flags)))
+        train_all(config_of(tmp_path / "sweep", "--seeds", "3", "5", *shlex.split(flags)))
     assert json.loads((tmp_path / "sweep" / "summary.json").read_text()) == {"seeds": []}
     assert "not finite" in (tmp_path / "sweep" / "seeds.svg").read_text()
     assert "seeds   none" in capsys.readouterr().out
@@ -188,7 +188,7 @@ def test_one_seed_has_no_spread():
 @pytest.mark.slow
 def test_a_comparison_shows_the_mean_and_standard_deviation_of_the_sweep(swept, tmp_path, capsys):
     folder, result = swept
-    train(config_of(tmp_path / "other", "--seeds", "3", "5", "--optimizer.learning_rate", "0.01"))
+    train_all(config_of(tmp_path / "other", "--seeds", "3", "5", "--optimizer.learning_rate", "0.01"))
     capsys.readouterr()
     compare_runs(Compare(runs=(str(folder), str(tmp_path / "other")), plot="", metrics=("test/loss",)))
     shown = f"{result['test/loss']['mean']:.4f}±{result['test/loss']['std']:.4f}"
@@ -216,16 +216,15 @@ def test_the_runs_of_one_sweep_are_one_group(swept):
 )
 def test_what_cannot_be_is_an_error(tmp_path, flags, said):
     with pytest.raises(UsageError, match=said):
-        train(config_of(tmp_path / "sweep", *shlex.split(flags)))
+        train_all(config_of(tmp_path / "sweep", *shlex.split(flags)))
 
 
-def test_a_sweep_that_is_stopped_is_resumed_as_a_whole(tmp_path, monkeypatch):
+def test_a_sweep_that_is_stopped_is_resumed_as_a_whole(tmp_path):
     def stopped(config):
         raise Interrupted("stopped at step 3; the checkpoint is saved; to resume:\nthe line of this seed", 15)
 
-    monkeypatch.setattr("mpjax.commands.seeds.run", stopped)
     with pytest.raises(Interrupted) as raised:
-        train(load_config(["--seeds", "4", "5", "--output_dir", str(tmp_path / "all")]))
+        sweep(load_config(["--seeds", "4", "5", "--output_dir", str(tmp_path / "all")]), stopped)
     said = "seed 4: stopped at step 3; the checkpoint is saved; to resume:"
     line = f"python scripts/train.py --resume --output_dir {tmp_path}/all --seeds 4 5"
     assert (str(raised.value), raised.value.signal_number) == (f"{said}\n{line}", 15)

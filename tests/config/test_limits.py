@@ -60,6 +60,7 @@ def test_a_number_out_of_range_is_named(flag, value, says):
         ("b nan", "--data.mix b nan: wanted a share"),
         ("b 0.7 c 0.3", "--data.mix leaves a share of .* to --data.name digits: wanted .* that sum to at most 0.999"),
         ("b 0.9 c 0.9", "--data.mix leaves a share of -0.8 to --data.name digits"),
+        ("b 0.3337 c 0.6657", "--data.mix leaves a share of 0.0006 to --data.name digits"),
         ("digits 0.5", "--data.mix digits 0.5: that is --data.name, which has the rest of the examples; leave it out"),
     ],
 )

@@ -36,9 +36,16 @@ def test_flags_are_taken_as_they_are():
     assert found == Seat("a:1234", 2, 1)
 
 
-@pytest.mark.parametrize("environment", [{}, {"SLURM_NTASKS": "1"}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}])
+@pytest.mark.parametrize(
+    "environment", [{}, {"SLURM_NTASKS": "1"}, {"SLURM_NTASKS": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}]
+)
 def test_without_a_cluster_a_process_is_alone(environment):
     assert seat_of(Distributed(), environment) is None
+
+
+def test_a_number_of_tasks_that_is_none_is_an_error():
+    with pytest.raises(UsageError, match=r"SLURM_NTASKS is 'two' .*: wanted a number of tasks, or --distributed"):
+        seat_of(Distributed(), {"SLURM_NTASKS": "two"})
 
 
 def test_one_process_is_alone_whatever_the_cluster_says():

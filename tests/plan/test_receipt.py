@@ -87,6 +87,13 @@ def test_require_names_each_offender_and_what_it_lost():
     ]
 
 
+def test_products_of_blocks_share_a_line_only_if_they_are_alike():
+    first, second = (row(f"blocks/{i}/up", "float32", "wider") for i in (0, 1))
+    other = dataclasses.replace(second, asked="bfloat16")
+    assert [line.partition(",")[0] for line in receipt(first, second).faults] == ["blocks/*/up"]
+    assert [line.partition(",")[0] for line in receipt(first, other).faults] == ["blocks/0/up", "blocks/1/up"]
+
+
 def test_what_a_device_cannot_do_otherwise_is_one_line_and_may_be_left_out():
     cpu = receipt(CPU, device="this CPU")
     assert cpu.faults == ["62 products wider (lost speed): a CPU computes in float32"]

@@ -50,6 +50,7 @@ DOT = "ROOT %d = f32[64,16]{1,0} dot(%x, %w), lhs_contracting_dims={1}, rhs_cont
     [
         ("", "tensorfloat32"),
         (", operand_precision={highest,highest}", "float32"),
+        (", operand_precision={high,high}", "tensorfloat32"),
         (", operand_precision={highest,default}", "tensorfloat32"),
         (", algorithm=dot_tf32_tf32_f32", "tensorfloat32"),
         (", algorithm=dot_bf16_bf16_f32", "bfloat16"),

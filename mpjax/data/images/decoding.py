@@ -147,9 +147,11 @@ def _tell(said: str) -> None:
 
 
 def read_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT) -> Picture:
-    """Reads the header of an encoded image without decoding its pixels, or wraps an array.
+    """Reads the header of an encoded image without decoding its pixels, or wraps an array, which is of 8 bits.
 
-    Decoding later converts any mode of Pillow, such as palette, grayscale or CMYK, to `channels` channels.
+    Decoding later converts palette, CMYK and other modes to `channels` channels; it raises UsageError for a colour
+    image if `channels` is 1, and for an image whose depth is not `depth`. A DataWarning tells of a rotation in EXIF
+    data, and of frames after the first, which are left out.
 
     Raises:
       UsageError: the header is damaged, `channels` is not 1, 3 or 4, or an array is not uint8 [height, width,

@@ -269,7 +269,10 @@ def compression_noise(counts: Mapping[int, int], stored: Examples | None, looked
 
 
 def _levels(counts: Mapping[int, int]) -> list[int]:
-    """The values of at least `_LEVEL` of the pixels, reduced to the most frequent among values at most 2 apart."""
+    """The values of at least `_LEVEL` of the pixels, ascending. Of two that are at most 2 apart, the rarer is dropped.
+
+    In a chain, each value is compared with the last one kept.
+    """
     levels: list[int] = []
     for value in sorted(value for value, count in counts.items() if count >= _LEVEL * sum(counts.values())):
         if levels and value - levels[-1] <= 2:

@@ -202,10 +202,10 @@ def _by_stem(folder: pathlib.Path) -> dict[str, str]:
 
 
 def _images(folder: pathlib.Path) -> list[str]:
-    """Lists the paths of the images in a folder, without its subfolders.
+    """Lists the paths of the images in a folder, in no order. Skips subfolders, hidden files, and `_LITTER`.
 
     Raises:
-      UsageError: a file has no image extension.
+      UsageError: another file has no image extension. The content is not read.
     """
     with os.scandir(folder) as entries:
         listing = list(entries)

@@ -28,7 +28,8 @@ def flops_of(jaxpr: Any) -> Mapping[str, int]:
     """Counts the operations of a jaxpr by the dtype of the first operand.
 
     The body of a scan counts once per iteration. The body of a while loop and each branch of a `cond` count once.
-    float32 operands count as "tensorfloat32" unless the operation requests `HIGH` or `HIGHEST` precision.
+    float32 operands count as "tensorfloat32" unless the operation asks for `HIGHEST` precision: on a GPU, `HIGH` is
+    TensorFloat-32 too (documentation of `jax.lax.Precision`).
 
     >>> import jax.numpy as jnp
     >>> flops_of(jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3), jnp.bfloat16), jnp.ones((3, 4), jnp.bfloat16)))
@@ -47,7 +48,10 @@ def flops_of(jaxpr: Any) -> Mapping[str, int]:
 
 
 def dtype_in(eqn: Any, body: Body) -> str:
-    """The dtype, as named in `flops_of`, of a product in `body`; "float8_e4m3fn" if `body` stands in for float8."""
+    """The dtype of the first operand of a product in `body`, as in `flops_of`.
+
+    If `body` stands in for float8, it is "float8_e4m3fn".
+    """
     return "float8_e4m3fn" if stands_in(body) else _dtype(eqn)
 
 
@@ -97,6 +101,11 @@ def _convolution(eqn, image: tuple[int, ...], kernel: tuple[int, ...]) -> int:
 def _dtype(eqn) -> str:
     dtype = str(eqn.invars[0].aval.dtype)
     precision = eqn.params.get("precision")
-    exact = {jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGH}
-    requested = exact & set(precision if isinstance(precision, tuple) else (precision,))
-    return TENSORFLOAT32 if dtype == "float32" and not requested else dtype
+    if isinstance(precision, jax.lax.DotAlgorithmPreset):
+        return _ALGORITHMS.get(precision.name, dtype)
+    requested = precision if isinstance(precision, tuple) else (precision,)
+    return TENSORFLOAT32 if dtype == "float32" and jax.lax.Precision.HIGHEST not in requested else dtype
+
+
+_ALGORITHMS = {"TF32_TF32_F32": TENSORFLOAT32, "BF16_BF16_F32": "bfloat16"}
+"""The dtype that an algorithm rounds its operands to, unless it keeps theirs."""

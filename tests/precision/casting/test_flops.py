@@ -1,5 +1,7 @@
 """Operations counted by hand."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -18,11 +20,19 @@ def test_a_product_is_two_operations_for_each_pair_of_numbers(dtype, name):
     assert counted(lambda x, w: jnp.maximum(x @ w, 0), (8, 3), (3, 5), dtype=dtype) == {name: 2 * 8 * 3 * 5}
 
 
-def test_float32_asked_for_in_full_is_not_rounded_to_tensorfloat32():
-    exact = jax.lax.Precision.HIGHEST
-    assert counted(lambda x, w: jnp.matmul(x, w, precision=exact), (8, 3), (3, 5), dtype=jnp.float32) == {
-        "float32": 240
-    }
+@pytest.mark.parametrize(
+    ("precision", "name"),
+    [
+        (jax.lax.Precision.HIGHEST, "float32"),
+        (jax.lax.Precision.HIGH, "tensorfloat32"),
+        (jax.lax.DotAlgorithmPreset.F32_F32_F32, "float32"),
+        (jax.lax.DotAlgorithmPreset.TF32_TF32_F32, "tensorfloat32"),
+        (jax.lax.DotAlgorithmPreset.BF16_BF16_F32, "bfloat16"),
+    ],
+)
+def test_the_precision_of_a_float32_product_says_what_its_operands_are_rounded_to(precision, name):
+    product = functools.partial(jnp.matmul, precision=precision)
+    assert counted(product, (8, 3), (3, 5), dtype=jnp.float32) == {name: 240}
 
 
 def test_integers_and_flags_are_left_out():
