@@ -214,11 +214,11 @@ ENTRIES = {
     "wrn28_10": NamedModel("classification", wide_resnet.wrn28_10, _images, ("width", "dropout")),
     "xception": NamedModel("classification", xception.xception, _for_xception, ("width", "depth", "stem")),
     "convnext_t": NamedModel("classification", convnext.convnext_t, _images, ("width", "patch")),
-    "vit_ti16": NamedModel("classification", vit.vit_ti16, _sized_images, ("patch", "pool", *_TRANSFORMER)),
-    "vit_s16": NamedModel("classification", vit.vit_s16, _sized_images, ("patch", "pool", *_TRANSFORMER)),
-    "vit_b16": NamedModel("classification", vit.vit_b16, _sized_images, ("patch", "pool", *_TRANSFORMER)),
+    "vit_ti16": NamedModel("classification", vit.vit_ti16, _sized_images, ("patch", "pool", "norm_kernel", *_TRANSFORMER)),
+    "vit_s16": NamedModel("classification", vit.vit_s16, _sized_images, ("patch", "pool", "norm_kernel", *_TRANSFORMER)),
+    "vit_b16": NamedModel("classification", vit.vit_b16, _sized_images, ("patch", "pool", "norm_kernel", *_TRANSFORMER)),
     "unet": NamedModel("segmentation", unet.unet, _pixels, ("width", "depth")),
     "bert": NamedModel("text_classification", bert.bert_base, _texts, _TRANSFORMER),
-    "gpt2": NamedModel("language_modeling", gpt2.gpt2, _next_tokens, _TRANSFORMER),
+    "gpt2": NamedModel("language_modeling", gpt2.gpt2, _next_tokens, ("norm_kernel", *_TRANSFORMER)),
 }
 """The models of `mpjax.config.choices.MODELS`."""
