@@ -59,13 +59,12 @@ def _by_kernel(*arrays, jaxpr, kernel):
 
 def _derivative(primals, tangents, *, jaxpr, kernel):
     del kernel
-    return jax.jvp(core.jaxpr_as_fun(jaxpr), primals, [*map(ad.instantiate_zeros, tangents)])
+    return jax.jvp(core.jaxpr_as_fun(jaxpr), [*primals], [*map(ad.instantiate_zeros, tangents)])
 
 
 def _batched(arrays, axes, *, jaxpr, kernel):
     del kernel
-    in_axes = [None if axis is batching.not_mapped else axis for axis in axes]
-    results = jax.vmap(core.jaxpr_as_fun(jaxpr), in_axes)(*arrays)
+    results = jax.vmap(core.jaxpr_as_fun(jaxpr), axes)(*arrays)
     return results, [0] * len(results)
 
 

@@ -18,6 +18,7 @@ from mpjax.models.kernel_call import kernel_call
 from mpjax.precision.calls import Scope, scope_of, wrappers_of
 from mpjax.precision.dtypes import FLOAT32, HALF, widest
 from mpjax.precision.layers import Casts, changed
+from mpjax.precision.reduction import varying
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -27,9 +28,9 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 def pre_norm(x: jax.Array, norm: nnx.LayerNorm, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """Computes x + change(norm(x)), like `mpjax.models.transformer.pre_norm` bit for bit.
 
-    On NVIDIA GPUs, one kernel computes the gradient of x and those of the norm's scale and bias. The gradient of x is the
-    sum of two terms, of which one comes over the residual connection: they are added in float32 and rounded once.
-    A norm that does not compute in float32 has Flax's derivative.
+    On NVIDIA GPUs, one kernel computes the gradient of x and those of the norm's scale and bias. The gradient of x has
+    a term of norm(x), and one of the residual connection: they are added in float32 and rounded once. A norm that does
+    not compute in float32 has Flax's derivative.
     """
     y, x = _normalized(norm, x) if computes_in_float32(norm, x.dtype) else (norm(x), x)
     return x + change(y)
@@ -51,26 +52,30 @@ def computes_in_float32(norm: nnx.LayerNorm, dtype: jax.typing.DTypeLike) -> boo
 def _normalized(norm: nnx.LayerNorm, x: Float[Array, "*S D"]) -> tuple[jax.Array, jax.Array]:
     """Computes norm(x) and x, so that the backward pass is given both terms of the gradient of x."""
 
-    @jax.custom_vjp
-    def normalized(x, scale, bias):
+    def plain(x, scale, bias):
         return changed(norm, scale=nnx.Param(scale), bias=nnx.Param(bias))(x), x
 
     def forward(x, scale, bias):
         with scope_of(norm):
-            return normalized(x, scale, bias), (x, scale, *_statistics(x))
+            statistics = _statistics(x)
+        return plain(x, scale, bias), (x, scale, *statistics)
 
     def pulled_back(residuals, cotangents):
         (x, scale, mean, variance), (dy, dskip) = residuals, cotangents
         rows = (array.reshape(-1, x.shape[-1]) for array in (x, dy, dskip))
         with scope_of(norm):
-            plain, kernel = (
-                functools.partial(function, norm.epsilon) for function in (backward, layer_norm_kernel.backward)
+            dx, dscale, dbias = kernel_call(
+                functools.partial(backward, norm.epsilon),
+                functools.partial(layer_norm_kernel.backward, norm.epsilon),
+                *(*rows, scale, mean.reshape(-1), variance.reshape(-1)),
             )
-            dx, dscale, dbias = kernel_call(plain, kernel, *rows, scale, mean.reshape(-1), variance.reshape(-1))
         return dx.reshape(x.shape), dscale, dbias
 
+    normalized = jax.custom_vjp(plain)
     normalized.defvjp(forward, pulled_back)
-    return normalized(x, norm.scale[...], norm.bias[...])
+    # A derivative of one's own has the type of its argument: JAX adds up what devices have if it differs between them.
+    vectors = (norm.scale[...], norm.bias[...])
+    return normalized(x, *(jax.lax.pcast(v, tuple(varying(x) - varying(v)), to="varying") for v in vectors))
 
 
 def _statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -104,7 +104,5 @@ def _program(
         return sums[0] + dy * normalized, sums[1] + dy
 
     zeros = jnp.zeros((rows, padded), jnp.float32)
-    for ref, sums in zip(
-        (dscale_ref, dbias_ref), jax.lax.fori_loop(0, tiles, add_tile, (zeros, zeros)), strict=True
-    ):
+    for ref, sums in zip((dscale_ref, dbias_ref), jax.lax.fori_loop(0, tiles, add_tile, (zeros, zeros)), strict=True):
         triton.store(ref.at[program, columns], jnp.sum(sums, axis=0), mask=columns < width)
