@@ -40,7 +40,7 @@ def computes_in_float32(norm: nnx.LayerNorm, dtype: jax.typing.DTypeLike) -> boo
     """True if a norm takes values of `dtype`, float32 or half precision, and computes and stores in float32 alone."""
     wrappers = [wrapper for wrapper in wrappers_of(norm) if type(wrapper) is not Scope]
     inside = [wrapper.inside for wrapper in wrappers if isinstance(wrapper, Casts)]
-    stored = {norm.scale[...].dtype, norm.bias[...].dtype}
+    stored = {norm.scale.get_value().dtype, norm.bias.get_value().dtype}  # they may be abstract
     return (
         len(wrappers) == len(inside)
         and jnp.dtype(dtype) in (FLOAT32, *HALF)
