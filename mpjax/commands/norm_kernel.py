@@ -1,8 +1,10 @@
 """Whether a run can have the kernel of `--model.norm_kernel pallas`: its device, mesh, casts and norms."""
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -33,6 +35,8 @@ def require_norm_kernel(model: nnx.Module, plan: PrecisionPlan, mesh: Mesh) -> N
 def _why_not(model: nnx.Module, plan: PrecisionPlan, mesh: Mesh) -> str | None:
     if reason := why_not_on(mesh.devices.flat[0]):
         return reason
+    if importlib.util.find_spec("jax.experimental.pallas.triton") is None:
+        return f"needs Pallas for Triton, which JAX {jax.__version__} does not have"
     if mesh.shape[TENSOR] > 1:
         return f"cannot be divided over --mesh.tensor {mesh.shape[TENSOR]}, which the compiler divides"
     if plan.mode == "autocast":

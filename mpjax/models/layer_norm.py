@@ -5,7 +5,6 @@ Shapes: ... stands for the axes of examples and positions; D width, N rows.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mpjax.models import layer_norm_kernel
 from mpjax.models.kernel_call import kernel_call
 from mpjax.precision.calls import Scope, scope_of, wrappers_of
 from mpjax.precision.dtypes import FLOAT32, HALF, widest
@@ -64,11 +62,8 @@ def _normalized(norm: nnx.LayerNorm, x: Float[Array, "*S D"]) -> tuple[jax.Array
         (x, scale, mean, variance), (dy, dskip) = residuals, cotangents
         rows = (array.reshape(-1, x.shape[-1]) for array in (x, dy, dskip))
         with scope_of(norm):
-            dx, dscale, dbias = kernel_call(
-                functools.partial(backward, norm.epsilon),
-                functools.partial(layer_norm_kernel.backward, norm.epsilon),
-                *(*rows, scale, mean.reshape(-1), variance.reshape(-1)),
-            )
+            statistics = mean.reshape(-1), variance.reshape(-1)
+            dx, dscale, dbias = kernel_call(backward, _by_kernel, *rows, scale, *statistics, epsilon=norm.epsilon)
         return dx.reshape(x.shape), dscale, dbias
 
     normalized = jax.custom_vjp(plain)
@@ -85,25 +80,32 @@ def _statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return mean, jnp.maximum(0.0, jnp.mean(jnp.square(wide), axis=-1) - jnp.square(mean))
 
 
+def _by_kernel(*arrays: jax.Array, epsilon: float) -> list[jax.Array]:
+    from mpjax.models import layer_norm_kernel  # local, because only programs for a GPU need Pallas
+
+    return layer_norm_kernel.backward(*arrays, epsilon=epsilon)
+
+
 def backward(
-    epsilon: float,
     x: Float[Array, "N D"],
     dy: Float[Array, "N D"],
     dskip: Float[Array, "N D"],
     scale: Float[Array, " D"],
     mean: Float[Array, " N"],
     variance: Float[Array, " N"],
+    *,
+    epsilon: float,
 ) -> list[jax.Array]:
     """Computes the gradients of x, scale and bias from those of norm(x) and of x itself, in float32.
 
     Args:
-      epsilon: epsilon of the norm.
       x: the input of the norm, in float32 or half precision.
       dy: the gradient of norm(x).
       dskip: the gradient of x over the residual connection.
       scale: the norm's factors, float32.
       mean: the mean of each row, float32.
       variance: the variance of each row, float32. Where it is 0, its derivative is 0.
+      epsilon: epsilon of the norm.
 
     Returns:
       The gradient of x [N, D] in the dtype of x, and those of scale and bias [D] in float32.

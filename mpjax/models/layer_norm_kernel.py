@@ -31,7 +31,6 @@ It is the same on all GPUs, so that the sums of the gradients of scale and bias 
 
 
 def backward(
-    epsilon: float,
     x: Float[Array, "N D"],
     dy: Float[Array, "N D"],
     dskip: Float[Array, "N D"],
@@ -39,6 +38,7 @@ def backward(
     mean: Float[Array, " N"],
     variance: Float[Array, " N"],
     *,
+    epsilon: float,
     interpret: bool = False,
 ) -> list[jax.Array]:
     """Computes what `mpjax.models.layer_norm.backward` computes, with the same arguments, in one pass over the rows.
@@ -46,13 +46,13 @@ def backward(
     Each program adds up its part of the gradients of scale and bias; XLA adds the parts, in their order.
 
     Args:
-      epsilon: as there.
       x: as there.
       dy: as there.
       dskip: as there.
       scale: as there.
       mean: as there.
       variance: as there.
+      epsilon: as there.
       interpret: whether to run the kernel's operations one by one, on any device.
     """
     (total, width), padded = x.shape, 1 << (x.shape[1] - 1).bit_length()

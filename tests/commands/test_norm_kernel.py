@@ -20,8 +20,9 @@ from mpjax.models.devices import why_not_on
 
 
 VIT = (
-    "--model.name vit_ti16 --model.width 8 --model.depth 2 --model.heads 2 --model.patch 4 --data.name synthetic:8x8x1:10 "
-    "--data.batch_size 16 --data.eval_batch_size 100 --steps 3 --optimizer.name adamw --optimizer.warmup 0"
+    "--model.name vit_ti16 --model.width 8 --model.depth 2 --model.heads 2 --model.patch 4 "
+    "--data.name synthetic:8x8x1:10 --data.batch_size 16 --data.eval_batch_size 100 --steps 3 --optimizer.name adamw "
+    "--optimizer.warmup 0"
 )
 H100 = types.SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H100")
 T4 = types.SimpleNamespace(platform="gpu", compute_capability="7.5", device_kind="Tesla T4")

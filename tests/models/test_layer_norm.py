@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractDevice, AbstractMesh, Mesh, PartitionSpec, use_abstract_mesh
 
 import mpjax
 from mpjax.models import layer_norm_kernel
@@ -28,8 +28,8 @@ EPSILON = 1e-6
 @functools.cache
 def both():
     """The plain form, and the kernel's operations one by one."""
-    kernel = functools.partial(layer_norm_kernel.backward, EPSILON, interpret=True)
-    return jax.jit(functools.partial(backward, EPSILON)), jax.jit(kernel)
+    kernel = functools.partial(layer_norm_kernel.backward, epsilon=EPSILON, interpret=True)
+    return jax.jit(functools.partial(backward, epsilon=EPSILON)), jax.jit(kernel)
 
 
 def inputs(rows: int, width: int, dtype) -> list[jax.Array]:
@@ -81,9 +81,9 @@ def test_a_program_adds_up_its_tiles_and_leaves_those_behind_the_last_row(monkey
     monkeypatch.setattr(layer_norm_kernel, "PROGRAMS", 3)
     plain, _ = both()
     arrays = inputs(50, 768, jnp.float32)
-    jitted = jax.jit(functools.partial(layer_norm_kernel.backward, EPSILON, interpret=True))
+    jitted = jax.jit(functools.partial(layer_norm_kernel.backward, epsilon=EPSILON, interpret=True))
     assert_same(jitted(*arrays), plain(*arrays))
-    text = str(jax.make_jaxpr(functools.partial(layer_norm_kernel.backward, EPSILON))(*arrays))
+    text = str(jax.make_jaxpr(functools.partial(layer_norm_kernel.backward, epsilon=EPSILON))(*arrays))
     assert text.count("f32[3,768]") >= 2  # a row of sums for each program, added up in their order
 
 
@@ -120,7 +120,7 @@ def test_the_plain_form_is_flaxs_derivative_with_the_term_of_the_residual_connec
     _, pull = jax.vjp(lambda x, state: (nnx.merge(graph, state)(x), x), x, state)
     dx, dstate = pull((dy, dskip))
     expected = [dx, dstate["scale"].get_value(), dstate["bias"].get_value()]
-    assert_same(backward(EPSILON, x, dy, dskip, scale, mean, variance), expected)
+    assert_same(backward(x, dy, dskip, scale, mean, variance, epsilon=EPSILON), expected)
 
 
 IMAGES = jax.random.normal(jax.random.key(1), (4, 8, 8, 3))
@@ -253,6 +253,23 @@ def test_in_a_shard_map_the_gradients_of_scale_and_bias_are_those_of_all_devices
         mapped = jax.shard_map(grad, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=check_vma)
         results.append(jax.jit(mapped)(arrays, IMAGES))
     assert distance(*results) < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(("platform", "kernels"), [("cuda", 4), ("cpu", 0), ("rocm", 0)])
+def test_a_program_runs_the_kernel_on_nvidia_gpus_alone(platform, kernels):
+    """As it is lowered, which needs no compiler. JAX 0.12 asks the device which instructions a kernel may use."""
+    function, arrays = of_arrays("pallas", "mixed_bfloat16")
+    device = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+        lowered = jax.jit(jax.grad(function)).trace(arrays).lower(lowering_platforms=(platform,))
+    assert lowered.as_text().count("@__gpu$xla.gpu.triton(") == kernels
+
+
+def test_evaluation_has_neither_the_kernel_nor_its_call():
+    function, arrays = of_arrays("pallas", "mixed_bfloat16")
+    primitives = {eqn.primitive.name for body in bodies(jax.make_jaxpr(function)(arrays)) for eqn in body.eqns}
+    assert {"kernel_call", "pallas_call"}.isdisjoint(primitives)
 
 
 def test_gpt2_has_the_kernel_in_each_of_its_blocks():
