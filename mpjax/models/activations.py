@@ -1,4 +1,4 @@
-"""Activations that move few bytes on a GPU: ReLU, and GELU in float32 for Transformers and ConvNeXt."""
+"""Activations that move few bytes on a GPU: ReLU, and GELU and SiLU in float32 for Transformers and ConvNeXt."""
 
 from __future__ import annotations
 
@@ -46,6 +46,16 @@ def tanh_gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
     return _in_float32(lambda x: nnx.gelu(x, approximate=True), _tanh_gelu_slope, x)
 
 
+def silu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
+    """Computes x / (1 + exp(-x)) in float32 or wider (Elfwing et al., 2017, arXiv:1702.03118)."""
+    return _in_float32(lambda x: x * jax.nn.sigmoid(x), _silu_slope, x)
+
+
+def _silu_slope(x: jax.Array) -> jax.Array:
+    share = jax.nn.sigmoid(x)
+    return share * (1 + x * (1 - share))
+
+
 def _gelu_slope(x: jax.Array) -> jax.Array:
     share = 0.5 * (1 + jax.lax.erf(x * math.sqrt(0.5)))
     return share + x * jnp.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
@@ -85,6 +95,20 @@ _recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 
 With a barrier, XLA would store the sum of a product and its bias beside the product.
 """
+
+
+def gated(function: Function, gate: Float[Array, "*S"], x: Float[Array, "*S"]) -> Float[Array, "*S"]:
+    """Computes function(gate) * x in float32 or wider, and casts to the dtype of x; keeps only the two inputs.
+
+    Source: Shazeer, "GLU Variants Improve Transformer", 2020 (arXiv:2002.05202).
+    """
+
+    @_recomputed
+    def product(gate: jax.Array, x: jax.Array) -> jax.Array:
+        dtype = widest(x.dtype, FLOAT32)
+        return (function(gate.astype(dtype)) * x.astype(dtype)).astype(x.dtype)
+
+    return product(gate, x)
 
 
 def activated(layer: nnx.Linear, function: Function, x: Float[Array, "*S D"]) -> Float[Array, "*S H"]:
