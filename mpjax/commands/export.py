@@ -57,7 +57,13 @@ def export_run(settings: Export) -> PretrainedReport | None:
         return None
 
     model = task.structure.assemble(state.ema if settings.ema else state.params, state.stats)
-    report = export_safetensors(model, settings.output, dtype=settings.dtype or None, layout=settings.layout)
+    dtype, source = settings.dtype or None, config.model.folder
+    if source and settings.layout == "huggingface" and not settings.output.endswith(".safetensors"):
+        from mpjax.models.decoder.folder import export_decoder  # local, like all imports that few runs need
+
+        report = export_decoder(model, settings.output, source=source, dtype=dtype)
+    else:
+        report = export_safetensors(model, settings.output, dtype=dtype, layout=settings.layout)
     print(printable(f"checkpoint {position} of {folder}: {report.totals}"))
     return report
 
