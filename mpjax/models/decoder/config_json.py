@@ -156,14 +156,20 @@ class _Keys:
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "an object"}
 
 
-def _sizes(keys: _Keys, *, head_dim: int | None = None, key_heads: Any = None, activation: str = "hidden_act") -> dict:
+def _sizes(
+    keys: _Keys,
+    *,
+    head_dim: int | None = None,
+    key_heads: int | None = None,
+    activation: tuple[str, str] = ("hidden_act", "silu"),
+) -> dict[str, Any]:
     """Reads the settings that all families have.
 
     Args:
       keys: the keys.
       head_dim: the default of `head_dim`; None: the width of a head's share.
       key_heads: the default of `num_key_value_heads`; None: as many as heads.
-      activation: the key of the activation.
+      activation: the key of the activation, and its default.
     """
     width, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     features = keys.size("head_dim", head_dim)
@@ -181,7 +187,7 @@ def _sizes(keys: _Keys, *, head_dim: int | None = None, key_heads: Any = None, a
         "key_heads": keys.size("num_key_value_heads", key_heads) or heads,
         "head_features": features,
         "hidden": keys.size("intermediate_size"),
-        "activation": _ACTIVATIONS[keys.one_of(activation, _ACTIVATIONS)],
+        "activation": _ACTIVATIONS[keys.one_of(activation[0], _ACTIVATIONS, activation[1])],
         "epsilon": keys.take("rms_norm_eps", float, 1e-6),
     }
 
@@ -297,7 +303,7 @@ def _gemma3(keys: _Keys) -> DecoderSettings:
 
 
 def _gemma_sizes(keys: _Keys) -> dict[str, Any]:
-    sizes = _sizes(keys, head_dim=256, key_heads=4, activation="hidden_activation")
+    sizes = _sizes(keys, head_dim=256, key_heads=4, activation=("hidden_activation", "gelu_pytorch_tanh"))
     keys.only("hidden_act", "gelu_pytorch_tanh")
     keys.only("use_bidirectional_attention", False, None)
     bias = keys.take("attention_bias", bool, False)
