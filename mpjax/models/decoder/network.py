@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mpjax.models.activations import gated, silu, tanh_gelu
+from mpjax.models.activations import silu_gate, tanh_gelu_gate
 from mpjax.models.attention import Implementation, attend
 from mpjax.models.decoder.rotary import Rotation, rotate, rotation
 from mpjax.models.decoder.settings import DecoderSettings
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Array, Float, Int
 
 
-ACTIVATIONS = {"silu": silu, "tanh_gelu": tanh_gelu}
+GATES = {"silu": silu_gate, "tanh_gelu": tanh_gelu_gate}
 
 
 class Decoder(nnx.Module):
@@ -173,10 +173,10 @@ class GatedMLP(nnx.Module):
         self.gate = linear(settings.width, settings.hidden, kernel_init=normal(0.02))
         self.up = linear(settings.width, settings.hidden, kernel_init=normal(0.02))
         self.down = linear(settings.hidden, settings.width, kernel_init=normal(_of_branch(settings)))
-        self.activation = ACTIVATIONS[settings.activation]
+        self.gated = GATES[settings.activation]
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return self.down(gated(self.activation, self.gate(x), self.up(x)))
+        return self.down(self.gated(self.gate(x), self.up(x)))
 
 
 class RMSNorm(nnx.Module):
