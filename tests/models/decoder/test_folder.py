@@ -71,7 +71,7 @@ def test_an_export_overwrites_nothing_and_takes_no_settings_of_another_model(fol
         export_decoder(other, tmp_path / "out", source=folder)
 
 
-FIELDS = {"tokens": Tokens(9, 257)}
+FIELDS = {"tokens": Tokens(9, 260)}
 
 
 def built(fields=FIELDS, **settings):
@@ -94,8 +94,8 @@ def test_the_settings_of_a_run_build_it():
         ({"name": f"hf:{TINY / 'config.json'}"}, "is a file: wanted the folder that it is in"),
         ({"width": 32}, "--model.width 32: hf:.* has no such setting; leave it out"),
         ({"dropout": 0.1}, "--model.dropout 0.1: hf:.* has no such setting"),
-        ({"fields": {"tokens": Tokens(9, 300)}}, "has 257 tokens, and the data 300: write --data.tokenizer"),
-        ({"fields": {"tokens": Tokens(66, 257)}}, "at most 64 tokens, .* texts of 65: write --data.length 64"),
+        ({"fields": {"tokens": Tokens(9, 300)}}, "has 260 tokens, and the data 300: write --data.tokenizer"),
+        ({"fields": {"tokens": Tokens(66, 260)}}, "at most 64 tokens, .* texts of 65: write --data.length 64"),
     ],
 )
 def test_what_does_not_fit_is_an_error(settings, says):
