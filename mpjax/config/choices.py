@@ -42,7 +42,7 @@ def parse_model_name(text: str) -> str:
     """
     if text == HF:
         raise UsageError(f"no model {text!r}: wanted a folder of Hugging Face files, as in {HF}FOLDER")
-    return _known_or_own("model", text, MODELS)
+    return _known_or_own("model", text, [*MODELS, f"{HF}FOLDER"])
 
 
 def _known_or_own(kind: str, text: str, known: Collection[str]) -> str:

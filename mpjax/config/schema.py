@@ -480,7 +480,8 @@ class Config:
 
     def __post_init__(self):
         settle_durations(self, "steps")
-        if self.data.tokenizer == "auto":
+        known = isinstance(self.data, Data) and isinstance(self.model, Model)  # else `check` says what is wrong
+        if known and self.data.tokenizer == "auto":
             data = dataclasses.replace(self.data, tokenizer=self.model.folder or "bytes")
             object.__setattr__(self, "data", data)
 

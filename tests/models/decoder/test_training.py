@@ -1,6 +1,5 @@
 """A decoder in training: as one loop, with recomputed activations, under every policy, and in a diagnosis."""
 
-import json
 import math
 import pathlib
 import shutil
@@ -129,13 +128,11 @@ def train(folder, output, flags):
 def test_eight_steps_of_a_run_are_finite_and_its_folder_serves_every_command(folder, tmp_path, policy, flags):
     run = tmp_path / "run"
     summary = train(folder, run, f"--precision.policy {policy} {flags}")
-    assert (summary["steps"], summary["skipped_steps"]) == (8, 0)
-    assert math.isfinite(summary["final"]["test/loss"])
-    assert summary["final"]["test/loss"] < math.log(260)
-    receipt = json.loads((run / "receipt.json").read_text())
-    assert receipt
+    assert (summary["steps"], summary["skipped"]) == (8, 0)
+    assert summary["test/loss"] < math.log(260)
+    assert (run / "receipt.json").exists()
     metrics = evaluate_run(Evaluation(run=str(run)))
-    assert metrics["test/loss"] == pytest.approx(summary["final"]["test/loss"], rel=1e-5)
+    assert metrics["test/loss"] == pytest.approx(summary["test/loss"], rel=1e-5)
     export_run(Export(run=str(run), output=str(tmp_path / "out"), layout="huggingface", dtype="float32"))
     trained, before = load_decoder(tmp_path / "out"), load_decoder(folder)
     assert trained.settings == before.settings
