@@ -44,6 +44,7 @@ TEXTS = (4, 6)
 TRANSFORMER = {"width": 16, "depth": 1, "heads": 2, "dropout": 0.1}
 PATCHES = {"image_shape": (8, 8, 1), "num_classes": 3, "patch": 4}
 
+
 def decoder(width, **settings):
     sizes = {"vocabulary": 20, "length": 8, "heads": 4, "key_heads": 2, "head_features": width // 4}
     return DecoderSettings(**sizes, width=width, hidden=2 * width, **settings)

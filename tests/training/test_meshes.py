@@ -29,7 +29,10 @@ def trained_on_meshes(model: str, processes: int, folder: pathlib.Path) -> dict:
     environment = dict(os.environ)
     kept = [word for word in environment["XLA_FLAGS"].split() if "device_count" not in word]
     environment["XLA_FLAGS"] = " ".join([*kept, f"--xla_force_host_platform_device_count={8 // processes}"])
-    if model in ("gpt2", "decoder"):  # without XLA's optimizations, CPU devices that divide a layer wait for each other for ever
+    if model in (
+        "gpt2",
+        "decoder",
+    ):  # without XLA's optimizations, CPU devices that divide a layer wait for each other for ever
         environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
     environment["NPROC"] = "32"  # with as many threads as devices, they do so when one thread is busy otherwise
     with socket.create_server(("", 0)) as server:

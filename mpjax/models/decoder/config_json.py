@@ -175,7 +175,9 @@ def _sizes(
     features = keys.size("head_dim", head_dim)
     if features is None:
         if width % heads:
-            raise UsageError(f"hidden_size is {width}: wanted a multiple of num_attention_heads, {heads}, or a head_dim")
+            raise UsageError(
+                f"hidden_size is {width}: wanted a multiple of num_attention_heads, {heads}, or a head_dim"
+            )
         features = width // heads
     keys.only("attention_dropout", 0.0, 0, None)
     keys.only("chunk_size_feed_forward", 0)
@@ -331,9 +333,7 @@ _FAMILIES: Mapping[str, tuple[str, Callable[[_Keys], DecoderSettings]]] = {
 """For each `model_type`: the class of transformers, and the function that reads its keys."""
 
 
-def _windows(
-    keys: _Keys, slides: Sequence[bool], window: int | None, rope: Rope, local: Rope
-) -> tuple[LayerKind, ...]:
+def _windows(keys: _Keys, slides: Sequence[bool], window: int | None, rope: Rope, local: Rope) -> tuple[LayerKind, ...]:
     """The kinds of the layers, by `layer_types` if that is there.
 
     Args:

@@ -95,7 +95,9 @@ def export_decoder(
     """
     origin, folder = find_folder(source), expanded(path)
     if read_settings(origin) != model.settings:
-        raise UsageError(f"{origin / CONFIG} has other settings than the model: name the folder that it was loaded from")
+        raise UsageError(
+            f"{origin / CONFIG} has other settings than the model: name the folder that it was loaded from"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not an empty folder: write another one")
     folder.mkdir(parents=True, exist_ok=True)

@@ -80,9 +80,7 @@ class Decoder(nnx.Module):
             wide = x.astype(widest(x.dtype, FLOAT32))
             x = (wide * np.asarray(settings.embedding_scale, wide.dtype)).astype(x.dtype)
         kinds = list(dict.fromkeys(settings.layers))
-        seen = [
-            (rotation(kind.rope, length, settings.head_features, x.dtype), kind.window or length) for kind in kinds
-        ]
+        seen = [(rotation(kind.rope, length, settings.head_features, x.dtype), kind.window or length) for kind in kinds]
         x = through(self.blocks, x, lengths, options=seen, chosen=[kinds.index(kind) for kind in settings.layers])
         return self.norm(x)
 
