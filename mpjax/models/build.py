@@ -77,7 +77,8 @@ def _from_folder(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Mo
 
     _require_fields(config, fields, "language_modeling")
     _refuse_others(config, FROM_FOLDER)
-    settings, tokens = read_settings(find_folder(config.folder)), fields["tokens"]
+    settings = read_settings(find_folder(config.folder))
+    tokens: Any = fields["tokens"]
     if tokens.vocabulary > settings.vocabulary:
         raise UsageError(
             f"--model.name {config.name} has {settings.vocabulary} tokens, and the data {tokens.vocabulary}: write "

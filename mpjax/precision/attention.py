@@ -78,7 +78,7 @@ def soft_cap(x: Float[Array, "*S"], cap: float) -> Float[Array, "*S"]:
     Source: "Gemma 2: Improving Open Language Models at a Practical Size", 2024 (arXiv:2408.00118), section 2.
     """
     x = x.astype(widest(x.dtype, FLOAT32))
-    limit = np.asarray(cap, x.dtype)
+    limit = jnp.asarray(cap, x.dtype)
     return limit * jnp.tanh(x / limit)
 
 

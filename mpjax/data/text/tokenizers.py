@@ -83,8 +83,8 @@ def load_tokenizer(name: str) -> Tokenizer:
     """Loads the tokenizer `name`.
 
     Args:
-      name: `bytes`, `words`, `auto` (bytes, where no `Config` says what the model is), a tokenizer.json, a folder with that file or the files of a `transformers` tokenizer, or a
-        name on the Hugging Face hub.
+      name: `bytes`, `words`, `auto` (bytes, where no `Config` says what the model is), a tokenizer.json, a folder with
+        that file or the files of a `transformers` tokenizer, or a name on the Hugging Face hub.
 
     Raises:
       UsageError: the tokenizer does not exist or is damaged, or the package that reads it is missing.

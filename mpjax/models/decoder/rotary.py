@@ -145,7 +145,8 @@ def rotation(rope: Rope | None, length: int, features: int, dtype: np.dtype) -> 
         return Rotation(jnp.ones(shape, dtype), jnp.zeros(shape, dtype))
     frequencies, factor = rope.frequencies(features)
     angles = jnp.arange(length, dtype=dtype)[:, None] * jnp.asarray(frequencies, dtype)[None, :]
-    return Rotation(*(np.asarray(factor, dtype) * turn(angles) for turn in (jnp.cos, jnp.sin)))
+    factor = jnp.asarray(factor, dtype)
+    return Rotation(factor * jnp.cos(angles), factor * jnp.sin(angles))
 
 
 def rotate(x: Float[Array, "B T N H"], by: Rotation) -> Float[Array, "B T N H"]:

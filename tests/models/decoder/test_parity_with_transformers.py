@@ -1,4 +1,4 @@
-"""The decoder gives the logits and gradients of Hugging Face transformers on its weights, and gives the weights back."""
+"""The decoder gives the logits and gradients of Hugging Face transformers on its weights, and gives these back."""
 
 import copy
 import pathlib

@@ -164,7 +164,7 @@ def attention_entries(
     The keys of the result are our paths. Projections without a bias have no entry for it.
 
     Args:
-      attention: our module, with layers `query`, `key`, `value` and `out`, each an `nnx.LinearGeneral`; may be abstract.
+      attention: our module, with an `nnx.LinearGeneral` each as `query`, `key`, `value` and `out`; may be abstract.
       path: the path of the module in the model.
       query: the name of the query projection in the file.
       key: the name of the key projection in the file.
