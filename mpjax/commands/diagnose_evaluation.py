@@ -8,10 +8,10 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Any
 
 import jax
-import jaxlib
 import numpy as np
 
 from mpjax.commands.build import Run
@@ -81,7 +81,7 @@ def _of_the_compiler(loss: float) -> tuple[str, str, list[str]]:
         "The compiled program gives a loss that is not finite, and its operations one at a time give a finite one",
         f"{loss:.3g}",
         [
-            f"jaxlib {jaxlib.__version__}, or a library that it calls, computes this program wrongly on this device: "
+            f"jaxlib {version('jaxlib')}, or a library that it calls, computes this program wrongly on this device: "
             "try another version of jaxlib."
         ],
     )
