@@ -128,12 +128,13 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
         {
             "mpjax.training.packing.SMALL": -1,
             "mpjax.training.packing.MOST": 2**62,
-            "mpjax.models.transformer._with_cast_bias": _same,
+            "mpjax.models.transformer.with_cast_bias": _same,
+            "mpjax.models.attention.with_cast_bias": _same,
         },
     ),
     "the bias behind an MLP cast apart": (
         ("ViT-B/16", "GPT-2 small"),
-        {"mpjax.models.transformer._with_cast_bias": _same},
+        {"mpjax.models.transformer.with_cast_bias": _same},
     ),
     "layout after positions": (
         ("ViT-B/16", "GPT-2 small"),
