@@ -96,6 +96,9 @@ def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) 
     @products.defjvp
     def products_jvp(primals, tangents):
         (x, kernels, bias), (of_x, of_kernels, of_bias) = primals, tangents
+        # The derivative by the kernels is written once, in half precision. Without a barrier, what reads each of the
+        # three may each finish the sums of the product again.
+        of_kernels = jax.lax.optimization_barrier(of_kernels)
         last_by_first = ((x.ndim - 1,), (0,)), ((), ())
         dot = jax.lax.dot_general
         slopes = dot(of_x, kernels, last_by_first) + dot(x, of_kernels, last_by_first)
