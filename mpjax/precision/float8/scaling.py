@@ -93,8 +93,18 @@ def quantise_by(x: Float[Array, "*S"], largest: Float[Array, "*T"], dtype: np.dt
     Use it for a part of a larger array: `largest` is the largest finite absolute value of the whole. It must be at
     least as large as all finite values of `x`, because larger values do not saturate.
     """
-    scale = scale_of(largest, dtype)
-    return Quantised((x * scale.astype(x.dtype)).astype(dtype), 1 / scale)
+    scale, inverse = _with_inverse(scale_of(largest, dtype))
+    return Quantised((x * scale.astype(x.dtype)).astype(dtype), inverse)
+
+
+def _with_inverse(scale: Float[Array, "*S"]) -> tuple[Float[Array, "*S"], Float[Array, "*S"]]:
+    """Computes 1 / scale. A single scale and its inverse are computed once, apart from all that read them.
+
+    Otherwise XLA for GPUs computes both again in the kernel of each product. Their inputs then are too many for it to
+    multiply the result there too: it would write an array of copies of a scale, as large as the result.
+    """
+    both = scale, 1 / scale
+    return both if scale.ndim else jax.lax.optimization_barrier(both)
 
 
 def quantise_to(x: Float[Array, "*S"], largest: Float[Array, ""], dtype: np.dtype) -> Quantised:
@@ -103,13 +113,14 @@ def quantise_to(x: Float[Array, "*S"], largest: Float[Array, ""], dtype: np.dtyp
     inf and NaN stay NaN, or inf where the dtype has it. The same holds for values that overflow to inf when scaled,
     which are at least 2^100 times as large as expected.
     """
-    scale, limit = scale_of(largest, dtype), float(jnp.finfo(dtype).max)
+    limit = float(jnp.finfo(dtype).max)
+    scale, inverse = _with_inverse(scale_of(largest, dtype))
 
     def saturate(x: jax.Array) -> jax.Array:
         return jnp.where(jnp.isfinite(x), jnp.clip(x, -limit, limit), x)
 
     saturate.__name__ = f"{SATURATE}{dtype}"  # a diagnosis finds the call by this name
-    return Quantised(jax.jit(saturate)(x * scale.astype(x.dtype)).astype(dtype), 1 / scale)
+    return Quantised(jax.jit(saturate)(x * scale.astype(x.dtype)).astype(dtype), inverse)
 
 
 def quantise_blocks(x: Float[Array, "M K"], dtype: np.dtype) -> Quantised:
