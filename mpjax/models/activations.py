@@ -13,7 +13,7 @@ from flax import nnx
 
 from mpjax.precision.calls import scope_of
 from mpjax.precision.dtypes import FLOAT32, widest
-from mpjax.precision.layers import changed, only_sums
+from mpjax.precision.layers import only_sums, without_bias
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -104,7 +104,7 @@ def activated(layer: nnx.Linear, function: Function, x: Float[Array, "*S D"]) ->
             added = added.astype(product.dtype)
         return function(added)
 
-    return biased(changed(layer, bias=None, use_bias=False)(x), layer.bias[...])
+    return biased(without_bias(layer)(x), layer.bias[...])
 
 
 def _once(function: Function, x: jax.Array) -> jax.Array:

@@ -17,7 +17,8 @@ from flax import nnx
 
 from mpjax.precision.calls import scope_of
 from mpjax.precision.dtypes import FLOAT32, HALF, widest
-from mpjax.precision.layers import changed, only_sums
+from mpjax.precision.float8.layers import is_quantised
+from mpjax.precision.layers import changed, only_sums, without_bias
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -52,7 +53,8 @@ def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any
     weights of a query sum to one, so the bias of the values passes through attention. The output projection turns it
     into a constant, which is added to the bias of the returned layer.
 
-    Layers that differ, or are not as `apply_policy` leaves them in half precision, are called unchanged.
+    Layers that differ, or are not as `apply_policy` leaves them in half precision, are called unchanged. Layers in
+    float8 are called one by one, without these two biases: each has scales of its own.
 
     Args:
       x: the features.
@@ -74,6 +76,8 @@ def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any
     with scope_of(value):
         constant = jnp.sum(bias.astype(wide)[..., None] * kernel.astype(wide), axis=(0, 1))
     out = changed(out, kernel=nnx.Param(kernel), bias=nnx.Param(out.bias[...].astype(wide) + constant))
+    if is_quantised(query):
+        return Projected(query(x), *(without_bias(layer)(x) for layer in layers[1:]), out)
     kernels = jnp.stack([_half_kernel(layer) for layer in layers], axis=1)
     of_query, of_key, of_value = _products(layers, x.astype(query.dtype), kernels, query.bias[...])
     return Projected(of_query, of_key, of_value, out)
@@ -84,7 +88,7 @@ def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) 
 
     The other two have no bias. The derivative with respect to x is one product, not three.
     """
-    without = [changed(layer, bias=None, use_bias=False) for layer in layers[1:]]
+    without = [without_bias(layer) for layer in layers[1:]]
 
     def forward(x, kernels, bias):
         # Calls the layers themselves, so that named scopes, audits and diagnoses find them.
@@ -126,7 +130,8 @@ def _is_plain(layer: Any) -> bool:
         and layer.bias is not None
         and layer.dtype in HALF
         and layer.promote_dtype is _PROMOTION
-        and layer.dot_general is layer.dot_general_cls is layer.precision is layer.preferred_element_type is None
+        and (layer.dot_general is None or is_quantised(layer))
+        and layer.dot_general_cls is layer.precision is layer.preferred_element_type is None
         and only_sums(layer)
     )
 
@@ -134,4 +139,4 @@ def _is_plain(layer: Any) -> bool:
 def _kind(layer: Any) -> tuple:
     """The properties in which layers must agree to form one product."""
     kernel, bias = layer.kernel[...], layer.bias[...]
-    return layer.dtype, layer.axis, kernel.shape, kernel.dtype, bias.dtype
+    return layer.dtype, layer.axis, kernel.shape, kernel.dtype, bias.dtype, layer.dot_general
