@@ -145,7 +145,7 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
     "query, key and value as one": (("ViT-B/16", "GPT-2 small"), {"mpjax.models.attention.project": called}),
     "the product kept before GELU": (
         ("ViT-B/16", "GPT-2 small"),
-        {"mpjax.models.transformer.activated": lambda layer, function, x: function(layer(x))},
+        {"mpjax.models.activations.only_sums": lambda layer: False},
     ),
     "no barrier in GELU's gradient": (
         ("ViT-B/16", "GPT-2 small"),

@@ -18,6 +18,7 @@ from mpjax.models.activations import activated, gelu
 from mpjax.models.attention import Attention, Implementation
 from mpjax.models.residual import with_cast_bias
 from mpjax.precision.dtypes import FLOAT32, widest
+from mpjax.precision.float8.layers import scaled_by_largest_of
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -48,7 +49,8 @@ class MLP(nnx.Module):
         self.activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return with_cast_bias(self.down)(activated(self.up, self.activation, x))
+        hidden = activated(self.up, self.activation, x)
+        return scaled_by_largest_of(with_cast_bias(self.down), activations=hidden.again)(hidden.value)
 
 
 def dropping(rate: float, rngs: nnx.Rngs) -> nnx.Dropout:
