@@ -21,7 +21,7 @@ from mpjax.precision.dtypes import FLOAT32, HALF, widest
 from mpjax.precision.float8.layers import is_quantised, scaled_by_largest_of, scales_whole_operands
 from mpjax.precision.float8.matrices import Largest
 from mpjax.precision.float8.products import gradients, reverse_mode
-from mpjax.precision.float8.scaling import largest_of_all
+from mpjax.precision.float8.scaling import largest_of_parts
 from mpjax.precision.layers import changed, only_sums, without_bias
 
 
@@ -134,7 +134,7 @@ def _products_in_float8(layers: tuple, x: jax.Array, kernels: jax.Array, bias: j
         x, kernels, bias = residuals
         g = jnp.stack(given, axis=-3).reshape(-1, kernels[0].size)
         # Not of `g`: XLA would write the three gradients next to each other in half precision, for both readings.
-        largest = Largest(gradient=largest_of_all([each.reshape(g.shape[0], -1) for each in given]))
+        largest = Largest(gradient=largest_of_parts(*(each.reshape(g.shape[0], -1) for each in given)))
         dx, dw = gradients(x.reshape(g.shape[0], -1), kernels.reshape(kernels.shape[0], -1), g, recipe, largest)
         dw = jax.lax.optimization_barrier(dw)  # as in `_products`
         wide = given[0].astype(widest(bias.dtype, FLOAT32)).reshape(-1, *bias.shape)

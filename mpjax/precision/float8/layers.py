@@ -14,7 +14,7 @@ from mpjax.precision.float8.history import keep_history
 from mpjax.precision.float8.matrices import Largest
 from mpjax.precision.float8.products import Float8Dot
 from mpjax.precision.float8.recipes import Recipe
-from mpjax.precision.float8.scaling import largest_of
+from mpjax.precision.float8.scaling import largest_of_parts
 from mpjax.precision.layers import DOT_GENERAL, changed
 from mpjax.precision.module_tree import is_item, with_lists
 from mpjax.precision.rules import FIRST_OR_LAST, LINEAR, SMALL_PRODUCT
@@ -136,8 +136,8 @@ def scaled_by_largest_of(
     if not scales_whole_operands(layer):
         return layer
     largest = Largest(
-        None if activations is None else largest_of(jax.lax.stop_gradient(activations())),
-        None if weight is None else largest_of(jax.lax.stop_gradient(weight)),
+        None if activations is None else largest_of_parts(jax.lax.stop_gradient(activations())),
+        None if weight is None else largest_of_parts(jax.lax.stop_gradient(weight)),
     )
     return changed(layer, dot_general=dataclasses.replace(layer.dot_general, largest=largest))
 

@@ -22,7 +22,7 @@ ACTIVATIONS, WEIGHT, GRADIENT = range(3)
 
 
 class Largest(NamedTuple):
-    """The largest finite absolute values of operands, float32 scalars; None where a product finds it in the operand."""
+    """The largest finite absolute values of operands or of their parts, float32; None where a product finds them."""
 
     activations: jax.Array | None = None
     weight: jax.Array | None = None
