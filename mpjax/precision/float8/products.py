@@ -179,9 +179,7 @@ def _once_forward(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: ja
     return _once(recipe, way, dtype, a, b, largest), (a, b, largest)
 
 
-def _once_backward(
-    recipe: Recipe, way: Way, dtype: np.dtype, kept: tuple[jax.Array, jax.Array, Largest], u: jax.Array
-):
+def _once_backward(recipe: Recipe, way: Way, dtype: np.dtype, kept: tuple[jax.Array, jax.Array, Largest], u: jax.Array):
     del recipe
     a, b, largest = kept
     return *derivatives(way, dtype, a, b, u), _zeros(largest)
