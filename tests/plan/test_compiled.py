@@ -226,8 +226,8 @@ def test_scaling_the_loss_of_transformers_takes_8_kernels_and_one_reading_of_eac
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "more"), [("vit", 0.02), ("gpt2", 0.01)])
 def test_float8_by_present_scales_moves_little_more_than_bfloat16(plugin, model, more):
-    """13.1 and 3.1 % more, with 1.98 and 1.93 times the kernels, when scales were multiplied as arrays, GELU was written
-    in bfloat16 before it was quantised, and query, key and value had gradients of their own."""
+    """13.1 and 3.1 % more, with 1.98 and 1.93 times the kernels, when scales were multiplied as arrays, GELU was
+    written in bfloat16 before it was quantised, and query, key and value had gradients of their own."""
     float8, bfloat16 = blocks(model, "mixed_float8"), blocks(model, "mixed_bfloat16")
     assert float8.bytes <= (1 + more) * bfloat16.bytes
     assert float8.kernels <= 1.5 * bfloat16.kernels

@@ -84,7 +84,7 @@ def largest_of(x: Float[Array, "*S"], axes: Sequence[int] | None = None) -> Floa
     return jax.lax.reduce(jnp.abs(x), np.zeros((), x.dtype), larger, axes).astype(FLOAT32)
 
 
-def largest_of_parts(*arrays: Float[Array, "M *S"]) -> Float[Array, "P"]:
+def largest_of_parts(*arrays: Float[Array, "M ..."]) -> Float[Array, " P"]:
     """Finds the largest finite absolute value, as float32, of each of P parts of arrays that differ in M alone.
 
     The largest of these is that of the arrays. On a GPU, one kernel reads all arrays, and may compute them too.
