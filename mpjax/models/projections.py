@@ -81,7 +81,7 @@ def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any
         constant = jnp.sum(bias.astype(wide)[..., None] * kernel.astype(wide), axis=(0, 1))
     out = changed(out, kernel=nnx.Param(kernel), bias=nnx.Param(out.bias[...].astype(wide) + constant))
     if is_quantised(query) and not scales_whole_operands(query):
-        return Projected(query(x), *(without_bias(layer)(x) for layer in layers[1:]), out)
+        return Projected(query(x), without_bias(key)(x), without_bias(value)(x), out)
     kernels = jnp.stack([_half_kernel(layer) for layer in layers], axis=1)
     products = _products_in_float8 if is_quantised(query) else _products
     of_query, of_key, of_value = products(layers, x.astype(query.dtype), kernels, query.bias[...])
