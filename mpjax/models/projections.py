@@ -130,16 +130,16 @@ def _products_in_float8(layers: tuple, x: jax.Array, kernels: jax.Array, bias: j
     def kept(x, kernels, bias):
         return forward(x, kernels, bias), (x, kernels, bias)
 
-    def backward(residuals, given):
+    def backward(residuals, cotangents):
         x, kernels, bias = residuals
-        g = jnp.stack(given, axis=-3).reshape(-1, kernels[0].size)
+        g = jnp.stack(cotangents, axis=-3).reshape(-1, kernels[0].size)
         of_x, of_kernels = x.reshape(g.shape[0], -1), kernels.reshape(kernels.shape[0], -1)
         with scope_of(layers[0]):  # a receipt knows by its path that the product is to be in float8
             # Not of `g`: XLA would write the three gradients next to each other in half precision, for both readings.
-            parts = (jax.lax.stop_gradient(each).reshape(g.shape[0], -1) for each in given)
+            parts = (jax.lax.stop_gradient(part).reshape(g.shape[0], -1) for part in cotangents)
             dx, dw = gradients(of_x, of_kernels, g, recipe, Largest(gradient=largest_of_parts(*parts)))
         dw = jax.lax.optimization_barrier(dw)  # as in `_products`
-        wide = given[0].astype(widest(bias.dtype, FLOAT32)).reshape(-1, *bias.shape)
+        wide = cotangents[0].astype(widest(bias.dtype, FLOAT32)).reshape(-1, *bias.shape)
         return dx.reshape(x.shape), dw.reshape(kernels.shape), jnp.sum(wide, axis=0).astype(bias.dtype)
 
     products = jax.custom_vjp(forward)
