@@ -29,6 +29,7 @@ from mpjax.precision.float8.recipes import E4M3, FLOAT8
 from mpjax.precision.modules import apply_policy, has_products_in_float8, scope_policy
 from mpjax.precision.policy_report import PolicyReport
 from mpjax.training import freezing, make_train_step
+from mpjax.training.kernels import kernels_of
 from mpjax.training.layout import Layout, divide
 from mpjax.training.optimizer import treats_numbers_one_by_one, update_rule, with_precision
 from mpjax.training.packing import UNPACKED, Packed, Packing
@@ -187,7 +188,7 @@ def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, st
     rule = update_rule(
         config.optimizer,
         schedule,
-        stacks_of(task.abstract),
+        kernels_of(task.abstract),
         factors=factors,
         params={name: param for name, param in params.items() if name not in task.frozen},
         steps=steps,
@@ -207,7 +208,7 @@ def _packing(config: Config, task: Task, layout: Layout) -> Packing:
     if not treats_numbers_one_by_one(config.optimizer) or task.frozen or layout.mesh.size > 1:
         return UNPACKED
     _, params, stats = take_apart(task.abstract)
-    return Packing.of(params, stats, stacks_of(task.abstract))
+    return Packing.of(params, stats, kernels_of(task.abstract))
 
 
 def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields, mesh: Mesh) -> Layout:

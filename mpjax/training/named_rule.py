@@ -25,6 +25,7 @@ from mpjax.errors import UsageError, first_line
 from mpjax.precision.dtypes import FLOAT32, widest
 from mpjax.precision.moments import MOMENTS, has_moments
 from mpjax.precision.skip_step import optax_promotion
+from mpjax.training.kernels import Kernels
 
 
 OWN = tuple(SETTINGS_OF_RULES)
@@ -45,9 +46,11 @@ _MOVED: Mapping[str, str] = {
 }
 """The states of refused optimizers, which train other parameters than are evaluated, and the reason in the error."""
 
+_MATRICES = "muon_weight_dimension_numbers"
 _MUON = (
-    "muon orthogonalizes the updates of parameters of two axes; AdamW updates all others, such as filters of "
-    f"convolutions, and decays none of them unless you write {_FLAG} adam_weight_decay VALUE"
+    "muon orthogonalizes the updates of the kernels of linear layers, except the head; AdamW updates all other "
+    "parameters, such as embeddings and filters of convolutions, and decays none of them unless you write "
+    f"{_FLAG} adam_weight_decay VALUE"
 )
 
 
@@ -83,11 +86,21 @@ class NamedRule:
     arguments: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
+    @property
+    def takes_matrices(self) -> bool:
+        """True if the function takes the axes of matrices, as `optax.contrib.muon` does, and no argument sets them."""
+        return _MATRICES in parameters_of(self.function, self.name) and _MATRICES not in self.arguments
+
+    @property
+    def updates_rows_apart(self) -> bool:
+        """True for Muon, whose update of a block in a stack depends on no other block."""
+        return self.function is contrib.muon and self.takes_matrices and not self.arguments.get("adaptive")
+
     def build(
         self,
         config: schema.Optimizer,
         learning_rate: optax.Schedule,
-        mask: Callable[[Any], Any],
+        kernels: Kernels,
         *,
         params: Mapping[str, Any] | None = None,
         steps: int = 1,
@@ -98,7 +111,7 @@ class NamedRule:
         Args:
           config: the `optimizer` section.
           learning_rate: the learning rate of each step.
-          mask: maps all parameters to the flags of those that decay.
+          kernels: the kernels of the model.
           params: the shapes of the parameters; by default of two small ones.
           steps: the length of training, for a function of the user that takes it.
           warmup: the length of the warm-up, likewise.
@@ -109,7 +122,16 @@ class NamedRule:
             first steps are not finite, because the schedule begins at 0.
         """
         names = parameters_of(self.function, self.name)
-        known: dict[str, Any] = {"mask": mask, "weight_decay_mask": mask} if "weight_decay" in names else {}
+        known: dict[str, Any] = {}
+        if "weight_decay" in names:
+            known |= {"mask": kernels.mask, "weight_decay_mask": kernels.mask}
+        if self.takes_matrices and kernels.matrices is not None:
+            if not kernels.matrices:
+                raise UsageError(
+                    f"{self.name} orthogonalizes the updates of linear layers, and the model has none besides a head: "
+                    "write --optimizer.name adamw"
+                )
+            known |= {_MATRICES: kernels.dimension_numbers}
         known |= {"peak": config.learning_rate, "steps": steps, "warmup": warmup} if self.is_users else {}
         arguments = {**{key: value for key, value in known.items() if key in names}, **self.arguments}
         missing = [
@@ -233,7 +255,7 @@ def find_rule(config: schema.Optimizer) -> NamedRule | None:
             raise UsageError(f"--optimizer.{field} {value} is for {', '.join(OWN)}; for {config.name} write {others}")
     arguments = read_arguments(_FLAG, config.arguments, function, code)
     decay, notes = _decay(config, names, arguments)
-    notes += [_MUON] if function is contrib.muon else []
+    notes += [_MUON] if function is contrib.muon and _MATRICES not in arguments else []
     return NamedRule(name, function, is_users, decay | arguments, tuple(notes))
 
 

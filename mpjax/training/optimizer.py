@@ -1,7 +1,6 @@
 """Builds the optax optimizer from the settings: clipping, update rule, master weights, loss scaling."""
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +17,7 @@ from mpjax.precision.half_weights import compensated_weights, stochastic_weights
 from mpjax.precision.loss_scale import dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
 from mpjax.precision.master import master_weights
 from mpjax.precision.moments import half_moments
+from mpjax.training.kernels import BY_AXES, Kernels
 from mpjax.training.named_rule import find_rule
 from mpjax.training.rates import scale_by_path
 
@@ -37,7 +37,7 @@ Their state may be packed, and blocks may be stacked. All other optimizers are a
 def update_rule(
     config: schema.Optimizer,
     learning_rate: optax.Schedule,
-    stacks: Stacks = MappingProxyType({}),
+    kernels: Kernels = BY_AXES,
     *,
     factors: Mapping[str, float] = MappingProxyType({}),
     params: Mapping[str, Any] | None = None,
@@ -46,14 +46,14 @@ def update_rule(
 ) -> optax.GradientTransformation:
     """Chains clipping of the unscaled gradient and the update rule, for parameters by path.
 
-    Weight decay applies to kernels only (two axes or more), but to all parameters if an optimizer of optax or of the
-    user takes `weight_decay` and no mask. `config.moments` sets the dtype of the moments. A `config.clip_norm` of 0
+    Weight decay applies to kernels only, but to all parameters if an optimizer of optax or of the user takes
+    `weight_decay` and no mask. `config.moments` sets the dtype of the moments. A `config.clip_norm` of 0
     does not clip.
 
     Args:
       config: the `optimizer` section.
       learning_rate: the learning rate of each step.
-      stacks: the stacks of blocks in the model; a rule for an array applies to each of their rows.
+      kernels: the kernels of the model. A rule for an array applies to each row of a stack of blocks.
       factors: factors on the learning rate by path; see `scale_by_path`.
       params: the shapes of the parameters, to trace an optimizer of optax or of the user; None: small ones of its own.
       steps: the length of training, for an optimizer of the user that takes it.
@@ -71,15 +71,15 @@ def update_rule(
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
     named_rule = find_rule(config)
     if named_rule is None:
-        rule = {"sgd": _sgd, "adamw": _adamw, "lamb": _lamb}[str(config.name)](config, learning_rate, stacks)
+        rule = {"sgd": _sgd, "adamw": _adamw, "lamb": _lamb}[str(config.name)](config, learning_rate, kernels)
     else:
-        if stacks and config.name not in ELEMENTWISE:
+        if kernels.stacks and config.name not in ELEMENTWISE and not named_rule.updates_rows_apart:
             raise UsageError(
                 f"--optimizer.name {config.name} with --model.scan_blocks: the blocks are rows of one array, which it "
                 f"may treat as a whole; write --model.no_scan_blocks, or lamb, {', '.join(sorted(ELEMENTWISE))}"
             )
-        rule = named_rule.build(config, learning_rate, _kernels(stacks), params=params, steps=steps, warmup=warmup)
-    transforms = [clip, rule, scale_by_path(factors, stacks)] if factors else [clip, rule]
+        rule = named_rule.build(config, learning_rate, kernels, params=params, steps=steps, warmup=warmup)
+    transforms = [clip, rule, scale_by_path(factors, kernels.stacks)] if factors else [clip, rule]
     rule = optax.chain(*transforms)
     return {"float32": lambda rule: rule, "bfloat16": half_moments, "float8": float8_moments}[config.moments](rule)
 
@@ -125,36 +125,27 @@ def with_precision(
     )
 
 
-def _sgd(config: schema.Optimizer, learning_rate: optax.Schedule, stacks: Stacks) -> optax.GradientTransformation:
+def _sgd(config: schema.Optimizer, learning_rate: optax.Schedule, kernels: Kernels) -> optax.GradientTransformation:
     return optax.chain(
-        optax.add_decayed_weights(config.weight_decay, mask=_kernels(stacks)),
+        optax.add_decayed_weights(config.weight_decay, mask=kernels.mask),
         optax.sgd(learning_rate, momentum=config.momentum, nesterov=config.nesterov),
     )
 
 
-def _adamw(config: schema.Optimizer, learning_rate: optax.Schedule, stacks: Stacks) -> optax.GradientTransformation:
-    mask = _kernels(stacks)
-    return optax.adamw(learning_rate, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=mask)
-
-
-def _lamb(config: schema.Optimizer, learning_rate: optax.Schedule, stacks: Stacks) -> optax.GradientTransformation:
-    # As optax.lamb, except that each block has its own ratio of norms.
-    return optax.chain(
-        optax.scale_by_adam(config.b1, config.b2, config.eps),
-        optax.add_decayed_weights(config.weight_decay, mask=_kernels(stacks)),
-        _row_by_row(optax.scale_by_trust_ratio(), stacks),
-        optax.scale_by_learning_rate(learning_rate),
+def _adamw(config: schema.Optimizer, learning_rate: optax.Schedule, kernels: Kernels) -> optax.GradientTransformation:
+    return optax.adamw(
+        learning_rate, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=kernels.mask
     )
 
 
-def _kernels(stacks: Stacks) -> Callable[[Any], Any]:
-    """Makes the function that maps parameters to True if they decay: kernels have several axes, others have one."""
-
-    def is_kernel(path: tuple, param: Any) -> bool:
-        lead = 0 if stack_of(path_name(path), stacks) is None else 1
-        return param.ndim - lead > 1
-
-    return functools.partial(jax.tree_util.tree_map_with_path, is_kernel)
+def _lamb(config: schema.Optimizer, learning_rate: optax.Schedule, kernels: Kernels) -> optax.GradientTransformation:
+    # As optax.lamb, except that each block has its own ratio of norms.
+    return optax.chain(
+        optax.scale_by_adam(config.b1, config.b2, config.eps),
+        optax.add_decayed_weights(config.weight_decay, mask=kernels.mask),
+        _row_by_row(optax.scale_by_trust_ratio(), kernels.stacks),
+        optax.scale_by_learning_rate(learning_rate),
+    )
 
 
 def _row_by_row(rule: optax.GradientTransformation, stacks: Stacks) -> optax.GradientTransformation:

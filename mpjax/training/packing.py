@@ -18,11 +18,44 @@ from flax import nnx
 from mpjax.models.scan import stack_of
 from mpjax.precision.dtypes import is_floating
 from mpjax.precision.float8.history import is_history
+from mpjax.training.kernels import BY_AXES, Kernels
 from mpjax.training.state import Arrays, Structure
 
 
-Group = dict[str, tuple[int, ...]]
-"""The shapes of the arrays in a packed array, by path and in order: vectors, packed as [N], or matrices, [1, N]."""
+@dataclasses.dataclass(frozen=True)
+class PackedGroup:
+    """The arrays in a packed array.
+
+    Attributes:
+      shapes: their shapes, by path and in order.
+      decays: whether weight decay applies to them. They are then packed as [1, N], else as [N]: an optimizer tells
+        packed kernels by their number of axes.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    decays: bool
+
+    def join(self, values: list[Any]) -> Any:
+        """Concatenates the arrays of the group; None if they are None, as master weights of float32 parameters are."""
+        return None if all(value is None for value in values) else _concatenated(values, self.decays)
+
+    def part(self, array: Any) -> dict[str, Any]:
+        """Inverts `join`: splits a packed array into arrays by path."""
+        arrays = [None] * len(self.shapes) if array is None else _split(array, tuple(self.shapes.values()))
+        return dict(zip(self.shapes, arrays, strict=True))
+
+
+@functools.partial(jax.jit, inline=True, static_argnums=1)
+def _concatenated(values: list[jax.Array], decays: bool) -> jax.Array:
+    flat = jnp.concatenate([value.reshape(-1) for value in values])
+    return flat[None] if decays else flat
+
+
+@functools.partial(jax.jit, inline=True, static_argnums=1)
+def _split(array: jax.Array, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
+    # The derivative of a split is a concatenation; the derivative of slices is a sum of padded arrays.
+    parts = jax.lax.split(array.reshape(-1), [math.prod(shape) for shape in shapes])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,18 +68,18 @@ class Kind:
     """
 
     names: frozenset[str]
-    groups: Mapping[str, Group]
+    groups: Mapping[str, PackedGroup]
 
     @property
     def stored(self) -> frozenset[str]:
         """The names after packing: the paths of the arrays that stay apart, and the names of the packed ones."""
-        packed = {name for group in self.groups.values() for name in group}
+        packed = {name for group in self.groups.values() for name in group.shapes}
         return (self.names - packed) | set(self.groups)
 
     def pack(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Concatenates each group to one array, [N], or [1, N] for matrices; a group of None becomes None."""
+        """Concatenates each group to one array."""
         rest = dict(arrays)
-        packed = {name: _joined([rest.pop(path) for path in group]) for name, group in self.groups.items()}
+        packed = {name: group.join([rest.pop(path) for path in group.shapes]) for name, group in self.groups.items()}
         return packed | rest
 
     def unpack(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,32 +87,8 @@ class Kind:
         rest = dict(arrays)
         apart: dict[str, Any] = {}
         for name, group in self.groups.items():
-            apart |= _parted(rest.pop(name), group)
+            apart |= group.part(rest.pop(name))
         return apart | rest
-
-
-def _joined(values: list[Any]) -> Any:
-    # Master weights of float32 parameters are None.
-    return None if all(value is None for value in values) else _concatenated(values)
-
-
-def _parted(array: Any, group: Group) -> dict[str, Any]:
-    arrays = [None] * len(group) if array is None else _split(array, tuple(group.values()))
-    return dict(zip(group, arrays, strict=True))
-
-
-@functools.partial(jax.jit, inline=True)
-def _concatenated(values: list[jax.Array]) -> jax.Array:
-    flat = jnp.concatenate([value.reshape(-1) for value in values])
-    # Optimizers choose the parameters that decay by the number of axes.
-    return flat if values[0].ndim < 2 else flat[None]
-
-
-@functools.partial(jax.jit, inline=True, static_argnums=1)
-def _split(array: jax.Array, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
-    # The derivative of a split is a concatenation; the derivative of slices is a sum of padded arrays.
-    parts = jax.lax.split(array.reshape(-1), [math.prod(shape) for shape in shapes])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,17 +108,18 @@ class Packing:
     stats: Kind
 
     @classmethod
-    def of(cls, params: Mapping[str, Any], stats: Mapping[str, Any], stacks: Iterable[str] = ()) -> "Packing":
-        """Plans to pack vectors, and small matrices that are not kernels, in groups of one dtype; packs nothing yet.
+    def of(cls, params: Mapping[str, Any], stats: Mapping[str, Any], kernels: Kernels = BY_AXES) -> "Packing":
+        """Plans to pack small arrays in groups of one dtype, decayed ones apart from others; packs nothing yet.
 
-        Vectors have up to `MOST` numbers, matrices up to `SMALL`; a group has two arrays or more. Histories stay apart.
+        Vectors have up to `MOST` numbers, arrays of more axes up to `SMALL`; a group has two arrays or more. Arrays
+        named `kernel`, arrays of more axes in stacks, and histories stay apart.
 
         Args:
           params: parameters by path, or their shapes.
           stats: statistics by path, or their shapes.
-          stacks: the paths of stacks of blocks, whose matrices stay unpacked.
+          kernels: tells which parameters decay.
         """
-        return cls(_kind(params, "parameters", tuple(stacks)), _kind(stats, "statistics", tuple(stacks)))
+        return cls(_kind(params, "parameters", kernels), _kind(stats, "statistics", kernels))
 
     def pack(self, state: Any) -> Any:
         """Packs the arrays of a training state, or of any tree with mappings from the same paths.
@@ -140,19 +150,20 @@ cache.
 """
 
 
-def _kind(arrays: Mapping[str, Any], title: str, stacks: Iterable[str] = ()) -> Kind:
+def _kind(arrays: Mapping[str, Any], title: str, kernels: Kernels) -> Kind:
     # The title keeps parameters and statistics apart where all of both are packed: a tree is told by its names.
-    apart: dict[str, Group] = {}
-    for name, array in arrays.items():
-        if is_floating(array) and _is_packed(name, tuple(array.shape), stacks):
-            axes = "vectors" if len(array.shape) < 2 else "matrices"
-            apart.setdefault(f"{title}: {np.dtype(array.dtype).name} {axes}", {})[name] = tuple(array.shape)
+    apart: dict[tuple[str, bool], dict[str, tuple[int, ...]]] = {}
+    for name, decays in kernels.mask(dict(arrays)).items():
+        array = arrays[name]
+        if is_floating(array) and _is_packed(name, tuple(array.shape), kernels.stacks):
+            kind = f"{title}: {np.dtype(array.dtype).name} {'matrices' if decays else 'vectors'}"
+            apart.setdefault((kind, decays), {})[name] = tuple(array.shape)
     groups = {
-        f"({kind})" if number == 1 else f"({kind} {number})": group
-        for kind, shapes in apart.items()
-        for number, group in enumerate(_groups(shapes), start=1)
+        f"({kind})" if number == 1 else f"({kind} {number})": PackedGroup(shapes, decays)
+        for (kind, decays), every in apart.items()
+        for number, shapes in enumerate(_parts(every), start=1)
     }
-    return Kind(frozenset(arrays), {name: group for name, group in groups.items() if len(group) > 1})
+    return Kind(frozenset(arrays), {name: group for name, group in groups.items() if len(group.shapes) > 1})
 
 
 def _is_packed(name: str, shape: tuple[int, ...], stacks: Iterable[str]) -> bool:
@@ -164,16 +175,17 @@ def _is_packed(name: str, shape: tuple[int, ...], stacks: Iterable[str]) -> bool
     return math.prod(shape) <= SMALL and name.split("/")[-1] != "kernel" and stack_of(name, stacks) is None
 
 
-def _groups(shapes: Group) -> list[Group]:
-    groups: list[Group] = [{}]
+def _parts(shapes: Mapping[str, tuple[int, ...]]) -> list[dict[str, tuple[int, ...]]]:
+    """Splits a group, in order, where it would have more than `MOST` elements."""
+    parts: list[dict[str, tuple[int, ...]]] = [{}]
     size = 0
     for name, shape in shapes.items():
         size += math.prod(shape)
         if size > MOST:
-            groups.append({})
+            parts.append({})
             size = math.prod(shape)
-        groups[-1][name] = shape
-    return groups
+        parts[-1][name] = shape
+    return parts
 
 
 def _on_mappings(tree: Any, changes: Mapping[frozenset[str], Any]) -> Any:

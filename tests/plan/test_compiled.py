@@ -24,6 +24,7 @@ from mpjax.plan.kernels import only_copies
 from mpjax.plan.order import counted, order_of
 from mpjax.plan.target import mesh_of, traced_for
 from mpjax.plan.traffic import Traffic, traffic_of
+from mpjax.training.kernels import kernels_of
 from mpjax.training.layout import Layout
 from mpjax.training.packing import UNPACKED, Packed, Packing
 
@@ -356,7 +357,7 @@ def of_own_loop(flags: str, *, packs: bool = False, as_written: bool = True) -> 
     step = planned_step(config, fields_of(config))
     mesh = mesh_of("h200", 1)
     layout, objective = Layout(mesh), step.task.objective
-    packing = Packing.of(step.state.params, step.state.stats) if packs else UNPACKED
+    packing = Packing.of(step.state.params, step.state.stats, kernels_of(step.task.abstract)) if packs else UNPACKED
     state = jax.eval_shape(packing.pack, step.state)
     shardings = layout.state(state), dict.fromkeys(step.batch, layout.batch(size=step.batch_size, accumulate=1))
     state, batch = jax.tree.map(

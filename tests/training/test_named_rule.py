@@ -16,6 +16,7 @@ from mpjax.loop.checkpoint import to_arrays
 from mpjax.loop.resume import adopt
 from mpjax.precision.scale_state import loss_scale_state
 from mpjax.training import TrainState
+from mpjax.training.kernels import Kernels
 from mpjax.training.named_rule import OWN, find_rule, optax_rules
 from mpjax.training.optimizer import ELEMENTWISE, advice_on, update_rule, with_precision
 from mpjax.training.schedule import learning_rate_schedule
@@ -264,7 +265,7 @@ def test_muon_is_optaxs_and_says_which_parameters_it_leaves_to_adamw(name):
     assert np.all((turned > 0.07) & (turned < 0.12))  # the rate is 0.1; five iterations give 0.7 to 1.2 of it
     np.testing.assert_allclose(updates["conv"], -0.147367 * np.sign(grads["conv"]), rtol=1e-3)  # NAdam's first step
     (note,) = advice_on(Optimizer(name=name))
-    assert "AdamW updates all others, such as filters of convolutions, and decays none of them" in note
+    assert "AdamW updates all other parameters, such as embeddings and filters of convolutions, and decays none" in note
 
 
 @pytest.mark.parametrize("name", ["lion", "lars"])
@@ -438,4 +439,4 @@ def _decays(name):
 @pytest.mark.parametrize("name", ["novograd", "adafactor", "prodigy", "optax:adam"])
 def test_a_rule_that_may_look_at_whole_arrays_refuses_stacks(name):
     with pytest.raises(UsageError, match=rf"name {name} with --model.scan_blocks: .*write --model.no_scan_blocks"):
-        update_rule(Optimizer(name=name, **STEADY), optax.constant_schedule(0.1), {"blocks": 2})
+        update_rule(Optimizer(name=name, **STEADY), optax.constant_schedule(0.1), Kernels({"blocks": 2}))

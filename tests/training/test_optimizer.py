@@ -12,6 +12,7 @@ from mpjax.models.scan import apart, apart_in
 from mpjax.precision import LossScaleState, loss_scale_state
 from mpjax.precision.master import MasterWeightsState
 from mpjax.precision.moments import HalfMomentsState
+from mpjax.training.kernels import Kernels
 from mpjax.training.optimizer import update_rule, with_precision
 
 
@@ -202,7 +203,7 @@ def test_an_update_of_a_stack_is_that_of_each_block(name):
     found = []
     for tx, params, grads in (
         (update_rule(config, lambda count: 0.1), apart(STACKED, stacks), apart(SLOPES, stacks)),
-        (update_rule(config, lambda count: 0.1, stacks), STACKED, SLOPES),
+        (update_rule(config, lambda count: 0.1, Kernels(stacks)), STACKED, SLOPES),
     ):
         state = tx.init(params)
         for _ in range(2):
@@ -218,7 +219,7 @@ def test_the_optimizer_of_stacks_is_that_of_single_blocks_too():
     """A diagnosis looks at the blocks of a stack one by one, with the run's own optimizer."""
     stacks = {"blocks": 2}
     config = Optimizer(name="lamb", weight_decay=0.5)
-    tx, usual = update_rule(config, lambda count: 0.1, stacks), update_rule(config, lambda count: 0.1)
+    tx, usual = update_rule(config, lambda count: 0.1, Kernels(stacks)), update_rule(config, lambda count: 0.1)
     params, grads = apart(STACKED, stacks), apart(SLOPES, stacks)
     for one, other in zip(
         jax.tree.leaves(tx.update(grads, apart_in(tx.init(STACKED), stacks), params)),
@@ -237,9 +238,3 @@ def test_lamb_is_optaxs():
     assert len(state) == len(own[1])
     for name, update in updates.items():
         np.testing.assert_allclose(ours[name], update, rtol=1e-6)
-
-
-def test_muon_refuses_stacks_of_blocks():
-    """A stack of vectors has two axes, as a matrix has."""
-    with pytest.raises(UsageError, match=r"--model\.no_scan_blocks"):
-        update_rule(Optimizer(name="muon"), lambda count: 0.1, {"blocks": 2})

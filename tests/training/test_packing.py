@@ -14,6 +14,7 @@ from mpjax.precision.master import master_weights
 from mpjax.precision.moments import half_moments
 from mpjax.precision.skip_step import optax_promotion
 from mpjax.training import create_state, make_train_step
+from mpjax.training.kernels import Kernels
 from mpjax.training.optimizer import update_rule
 from mpjax.training.packing import UNPACKED, Packed, Packing
 
@@ -67,7 +68,7 @@ def test_matrices_that_are_large_or_of_a_stack_stay():
     """Of a stack, optimizers take a matrix for the vectors of its blocks."""
     matrices = {"a": jnp.ones((2, 3)), "b": jnp.ones((64, 64)), "blocks/all/scale": jnp.ones((2, 3))}
     shapes = {**matrices, "table": jnp.ones((4097, 1))}
-    assert set(Packing.of(shapes, {}, ["blocks"]).pack(shapes)) == {MATRICES, "blocks/all/scale", "table"}
+    assert set(Packing.of(shapes, {}, Kernels({"blocks": 2})).pack(shapes)) == {MATRICES, "blocks/all/scale", "table"}
 
 
 def test_no_packed_array_has_more_than_65536_elements():
