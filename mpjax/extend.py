@@ -195,11 +195,12 @@ class Callback:
     """Receives the events of a run. Override the methods you need; each may return an `Ask`, or None.
 
     Callbacks get numbers, never the state, because the next step overwrites it. With several processes, each has its
-    own callbacks, and the requests of process 0 hold for all.
+    own callbacks, and the requests of process 0 hold for all. An exception in a method, or another result, ends the run
+    with a CallbackError; once training has begun, a checkpoint is saved before.
     """
 
     def started(self, run: RunInfo) -> Ask:
-        """Called before the first step. Here "stop" ends the run with a UsageError, and "save" does nothing."""
+        """Called before the first step, also of a resumed run; "stop" ends it with UsageError, "save" does nothing."""
 
     def logged(self, step: int, metrics: Mapping[str, float]) -> Ask:
         """Called with the `train/…` metrics of the interval that ends at `step`, while the device may run later steps.

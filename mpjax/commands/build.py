@@ -96,7 +96,7 @@ class Run:
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """XLA's options for the compiled calls."""
+        """The XLA options, by name, with which the training calls are compiled."""
         return compiler_options(self.layout.mesh, overlap=self.config.mesh.overlap)
 
     def task_under(self, policy: Policy) -> Task:

@@ -50,7 +50,7 @@ def choose_objective(
 
 
 def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -> RunObjective:
-    """Builds the objective of the task.
+    """Builds the objective of the task, with the label smoothing, class weights and ignored labels of the settings.
 
     Raises:
       UsageError: the number of class weights is not the number of classes.

@@ -99,7 +99,7 @@ AUTO = -1
 
 
 def parse_or_auto(text: str) -> int:
-    """Parses a number of at least 1, or `AUTO` for `auto`.
+    """Parses a whole number of at least 1; the text `auto` becomes `AUTO`, -1.
 
     Raises:
       UsageError: the text is neither.

@@ -140,7 +140,7 @@ class Diagnose(CommandSettings):
     """Print one JSON object instead of text."""
 
     def faults(self, run: Config) -> Iterator[str]:
-        """Yields a message for each setting of a step that comes with `evaluation`."""
+        """Yields a message for a set `loss_scale`, and for `search` "fastest", if `evaluation` is set too."""
         of_a_step = {"loss_scale": self.loss_scale, "search fastest": self.search == "fastest"}
         for name in (name for name, given in of_a_step.items() if self.evaluation and given):
             yield f"--{name} is about a step, and an evaluation has no backward pass: leave out --evaluation"
@@ -174,7 +174,7 @@ class Export(CommandSettings):
     """Programs: the platforms that can run the file, of `cpu`, `cuda`, `rocm` and `tpu`."""
 
     def faults(self, run: Config) -> Iterator[str]:
-        """Yields a message for each setting without a meaning for `what`, and for a wrong ending or platform."""
+        """Yields a message for each set flag that `what` does not use, and for a wrong ending or platform."""
         others = ("policy", "platforms") if self.what == "weights" else ("layout", "dtype")
         for name in others:
             if getattr(self, name) != getattr(Export(run="", output=""), name):

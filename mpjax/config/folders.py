@@ -268,6 +268,8 @@ def _default_name(config: Config, prefix: str) -> pathlib.Path:
 def made(folder: pathlib.Path, *, mode: int = 0o777) -> pathlib.Path:
     """Creates a folder and its parents where absent, with the permissions `mode` less the umask, and returns it.
 
+    Folders that exist keep their permissions.
+
     Raises:
       UsageError: it cannot be created.
     """
