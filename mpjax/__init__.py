@@ -1,7 +1,8 @@
 """mpjax: mixed-precision training for JAX and Flax.
 
-Public names are imported on first use. `import mpjax` alone imports neither Flax nor a data library. Type checkers read
-the names in `__init__.pyi`.
+Public names are imported on first use. `import mpjax` alone imports neither Flax nor a data library, but it may add an
+option to `XLA_FLAGS` (`mpjax/xla_cpu.py`), so import it before JAX computes. Type checkers read the names in
+`__init__.pyi`.
 """
 
 import importlib

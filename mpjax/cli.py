@@ -94,7 +94,16 @@ COMMANDS = {
 
 
 def settings_of(name: str, argv: Sequence[str]) -> tuple[Any, ...]:
-    """Parses a command line of one of `COMMANDS`; raises as `mpjax.config.load.load_settings`."""
+    """Parses the arguments of the command `name` into an instance of each dataclass in its `settings`, in their order.
+
+    Args:
+      name: a key of `COMMANDS`.
+      argv: the arguments after the name of the command.
+
+    Raises:
+      UsageError: a flag or a value is wrong; see `mpjax.config.load.load_settings`.
+      SystemExit: code 0 after `--help`; the help is printed.
+    """
     from mpjax.config.load import load_settings
     from mpjax.config.program import typed
 
@@ -102,7 +111,11 @@ def settings_of(name: str, argv: Sequence[str]) -> tuple[Any, ...]:
 
 
 def call(name: str, argv: Sequence[str]) -> int:
-    """Runs one of `COMMANDS` and returns its exit code; see `exit_code`."""
+    """Runs the command `name`, a key of `COMMANDS`, with the arguments `argv`, and returns its exit code.
+
+    Errors become messages on stderr and exit codes, as in `exit_code`. If the user's code or a library calls `sys.exit`
+    while the command works, that is a CallbackError, with exit code 1. The return value of the command is dropped.
+    """
 
     def read_and_run() -> None:
         settings = settings_of(name, argv)
@@ -125,7 +138,7 @@ train, evaluate, predict, diagnose, plan, find_lr, compare, export, train_ray = 
 
 
 def main() -> int:
-    """Runs the program `mpjax` on the arguments of this process and returns its exit code."""
+    """Runs the program `mpjax` on `sys.argv[1:]` and returns its exit code; without arguments, it prints the help."""
     name, *argv = sys.argv[1:] or ["--help"]
     if name in COMMANDS:
         return call(name, argv)
@@ -133,10 +146,10 @@ def main() -> int:
 
 
 def _answer(option: str, argv: Sequence[str]) -> None:
-    """Runs an option of the program itself, such as --version, with the arguments after it.
+    """Runs an option of the program itself: prints the help, the version, or the completion script for `argv[0]`.
 
     Raises:
-      UsageError: the option or command does not exist.
+      UsageError: there is no such option or command (the message suggests a similar one), or no such shell.
     """
     match option:
         case "-h" | "--help":
@@ -175,17 +188,18 @@ def _help() -> str:
 
 
 def imported(place: str) -> Any:
-    """Imports what `module:name` names."""
+    """Imports the module of `module:name` and returns its attribute `name`."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def exit_code(command: Callable[[], None]) -> int:
-    """Runs a command and returns its exit code. Errors that are no bugs are printed in one line, without a traceback.
+    """Runs a command and returns its exit code. Errors that are no bugs are printed to stderr, without a traceback.
 
-    These are UsageError, Diverged, Interrupted, CallbackError, KeyboardInterrupt and OSError. If the reader of stdout
-    has closed it, nothing is printed, and `sys.stdout` becomes None. Other exceptions pass. Warnings are shown by
-    `show_warning`, and absl logs errors only, also afterwards.
+    These are UsageError, Diverged, Interrupted, CallbackError, KeyboardInterrupt and OSError. Other exceptions pass. If
+    the reader of stdout has closed the pipe, nothing is printed, and `sys.stdout` becomes None. SIGINT ends the command
+    even inside XLA (`ended_by_interrupts`). Two changes remain afterwards: warnings are shown by `show_warning`, and
+    absl logs errors only.
 
     Returns:
       0: done; 1: system or callback error, or a closed stdout; 2: usage error; 3: diverged; 128 + signal number:
@@ -211,7 +225,10 @@ def exit_code(command: Callable[[], None]) -> int:
 
 
 def _run(command: Callable[[], None]) -> None:
-    """Runs a command and writes what it printed, also after --help: Python's own flush at exit reports no error."""
+    """Runs a command, then flushes stdout, also after a SystemExit, so that a failed write raises its OSError here.
+
+    Python's own flush at exit would come too late to change the exit code.
+    """
     try:
         command()
     except SystemExit:
@@ -221,7 +238,7 @@ def _run(command: Callable[[], None]) -> None:
 
 
 def _has_no_reader(stream: Any) -> bool:
-    """True if the other end of a pipe is closed; False if the stream is no pipe."""
+    """True if a stream is a pipe whose reader has closed it; False for anything else, such as a file or None."""
     poll = select.poll()
     try:
         poll.register(stream, select.POLLOUT)

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 
 PATIENCE = 0.5
-"""The seconds that the main thread has to handle an interrupt itself."""
+"""The seconds in which the main thread has to run a Python handler for a SIGINT."""
 
 _SHOW_CURSOR = "\x1b[?25h"
 
@@ -22,12 +22,12 @@ class _Answers:
 
 
 def answered() -> None:
-    """Records that a handler has handled an interrupt."""
+    """Records that a Python handler has run for one SIGINT; each handler inside `ended_by_interrupts` calls it."""
     _Answers.count += 1
 
 
 def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
-    """Raises KeyboardInterrupt: the handler of SIGINT that ends the program."""
+    """Handles SIGINT: calls `answered` and raises KeyboardInterrupt, which ends the program."""
     answered()
     raise KeyboardInterrupt
 
@@ -36,8 +36,10 @@ def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
 def ended_by_interrupts() -> Iterator[None]:
     """Context in which SIGINT ends the process within a second, even inside XLA, which may compile for minutes.
 
-    SIGINT raises KeyboardInterrupt. If the main thread cannot run a Python handler, the process ends with exit code
-    130. If another handler is installed, which may only set a flag, the second SIGINT ends the process.
+    SIGINT raises KeyboardInterrupt. If the main thread runs no Python handler within `PATIENCE` seconds, a second
+    thread ends the process with exit code 130. If another handler than `interrupt` is installed, such as one that only
+    sets a flag, the first SIGINT that it cannot handle in time prints a line, and the second one ends the process. At
+    the end of the context, the earlier handler of SIGINT is installed again.
 
     Use it in programs only: the process ends without cleaning up, which would also end a notebook. Outside the main
     thread it does nothing.
@@ -59,9 +61,10 @@ def ended_by_interrupts() -> Iterator[None]:
 
 
 def _watch(reading: int, count: int) -> None:
-    """Reads signal numbers from a pipe until it is closed, and ends the process if no handler answers a SIGINT.
+    """Reads signal numbers from a pipe until it is closed, and ends the process if no Python handler runs for a SIGINT.
 
-    `count` is the number of interrupts answered before.
+    If another handler than `interrupt` is installed, only the second SIGINT without a run ends the process; the first
+    prints a line. `count` is the number of calls of `answered` before.
     """
     with open(reading, "rb", buffering=0) as signals:
         while numbers := signals.read(1):

@@ -17,7 +17,8 @@ class UsageError(ValueError):
     """The input is wrong. The message names the value, the expected value and what to write instead. Exit code 2.
 
     Attributes:
-      repair: the settings to write, such as `{"data.image_size": 224}`, if the message names them; else empty.
+      repair: the settings to write, such as `{"data.image_size": 224}`, if the message names them; else empty. An empty
+        tuple as a value means that the setting has to be left out.
     """
 
     def __init__(self, *message: object, repair: Mapping[str, Any] | None = None):
@@ -32,20 +33,25 @@ class DtypeError(UsageError, TypeError):
 class Diverged(RuntimeError):
     """Training diverged. Exit code 3.
 
-    Gradients stay non-finite at the smallest loss scale; or, without loss scaling, a loss or gradient norm is not
-    finite; or the last test loss is not.
+    Gradients were not finite in too many consecutive steps, the last at the smallest loss scale; or, without loss
+    scaling, a loss or gradient norm is not finite; or the last test loss is not finite. Of a run for several seeds: at
+    least one of them diverged.
     """
 
 
 class CallbackError(RuntimeError):
-    """A user's callback or writer failed, or called `sys.exit`. Exit code 1.
+    """A user's callback or writer failed, or the user's code or a library called `sys.exit`. Exit code 1.
 
-    The message names the callback or writer, and the checkpoint if one was saved.
+    The message names the failed callback or writer, and the checkpoint if one was saved.
     """
 
 
 class Interrupted(RuntimeError):
-    """A signal ended the run after its checkpoint was saved. Exit code 128 + signal."""
+    """A signal ended the run after its checkpoint was saved. Exit code 128 + signal.
+
+    Attributes:
+      signal_number: the signal that arrived; 2 (SIGINT) if it is unknown.
+    """
 
     def __init__(self, message: str, signal_number: int | None):
         super().__init__(message)
@@ -56,7 +62,11 @@ class Interrupted(RuntimeError):
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of a program that ends with `error`. 1 is a system error or a bug."""
+    """The exit code of a program that ends with `error`.
+
+    2 for a UsageError, 3 for Diverged, 128 + signal for Interrupted, 130 for KeyboardInterrupt, and 1 for any other
+    error, such as a system error or a bug.
+    """
     match error:
         case UsageError():
             return 2
@@ -70,16 +80,20 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """True if memory, of the host or of a device, or file descriptors ran out, which is no fault of what was read."""
+    """True if an error means that memory of the host or of a device, or file descriptors ran out.
+
+    A file whose read failed with such an error may be undamaged.
+    """
     exhausted = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
     return exhausted or getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
 
 
 def failure(error: BaseException, file: str = "") -> str:
-    """Formats an error of the user's code: its class, its message, and the file and line that raised it.
+    """Formats an error of the user's code: its class, its message's first line, and the file and line that raised it.
 
-    The line is the last frame in `file`, or the last frame of the traceback if no frame is in `file`. The first frame
-    belongs to the caller and is skipped. `SystemExit` is shown as a call of `sys.exit`.
+    The line is that of the last frame in `file`, or of the last frame of the traceback if none is in `file`. The first
+    frame belongs to the caller and is skipped; without other frames, no line is shown. `SystemExit` is shown as a call
+    of `sys.exit`.
     """
     message = first_line(error) if str(error) else type(error).__name__
     if isinstance(error, SystemExit):
@@ -110,11 +124,12 @@ WARNINGS = PrecisionWarning, DataWarning, CheckpointWarning, LoggerWarning
 
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Characters that a terminal obeys, or that turn or break a line; but for tab and newline."""
+"""Control characters except tab and newline, and the Unicode characters that reverse the direction of text or end a
+line."""
 
 
 def printable(text: object) -> str:
-    """Escapes control characters, because names of files and arrays may contain terminal commands.
+    """Escapes control characters except tab and newline, because names of files and arrays may hold terminal commands.
 
     >>> printable("a\\x1b[2J")
     'a\\\\x1b[2J'
@@ -123,10 +138,11 @@ def printable(text: object) -> str:
 
 
 def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    """Prints warnings of mpjax on one line and other warnings as Python does; replaces `warnings.showwarning`.
+    """Prints a warning to stderr, those of mpjax after `warning:`, others as Python does; for `warnings.showwarning`.
 
-    JAX's warnings about its cache of compiled programs become one line for each folder and kind of failure. Damaged
-    entries are removed. Warnings about programs for a GPU that is not here are dropped: JAX can never read these.
+    JAX's warnings about its cache of compiled programs become one line per process for each folder and kind of failure.
+    If an entry is damaged, the file is deleted, so that JAX compiles and writes it again. Warnings about programs that
+    were compiled for a GPU that is not here are dropped: JAX can never read these. `file` is ignored.
     """
     if issubclass(category, WARNINGS):
         print(f"warning: {printable(message)}", file=sys.stderr)
@@ -150,7 +166,7 @@ _CACHE = re.compile("Error (reading|writing) persistent compilation cache entry 
 
 
 def _remove_programs(folder: pathlib.Path, module: str) -> None:
-    """Removes the compiled programs named `module` from JAX's cache, because JAX never writes over an entry."""
+    """Deletes the compiled programs named `module` from JAX's cache folder, because JAX never overwrites an entry."""
     for entry in folder.glob(f"{glob.escape(module)}-*-cache"):
         with contextlib.suppress(OSError):
             entry.unlink()
@@ -162,10 +178,10 @@ def _say_of_cache(folder: str, about: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Formats an error that a library or a user's code raised: its class and the first line of its message."""
+    """Formats an error as its class and the first line of its message, without a final period: `ValueError: text`."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of an error's message, of 200 characters at most, or its class if there is no message."""
+    """The first line of an error's message, cut after 200 characters; the name of its class if the message is empty."""
     return str(error).strip().partition("\n")[0][:200].rstrip(".") or type(error).__name__

@@ -44,16 +44,21 @@ class FromImages(Protocol):
     """A module with initial values that depend on the training images, such as a kernel that whitens patches."""
 
     def from_images(self, images: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Computes variables of the module, by attribute, before the first step. The module does not change.
+        """Computes initial values from training images, and returns them by the name of the variable's attribute.
+
+        mpjax calls it on an abstract module (shapes in place of arrays) before the first step of a new run, casts each
+        value to the dtype of its variable, and puts it into the first state. The method must not change the module. A
+        name that is no variable, or a value of another shape, is a UsageError.
 
         Args:
-          images: up to 5,000 training images, normalised and not augmented, float32 [N, H, W, C].
+          images: up to 5,000 training images (fewer if they are large), normalised and not augmented, float32
+            [N, H, W, C].
         """
         ...
 
 
 class Objective(Protocol):
-    """The loss and the metrics of a batch, one value per example. The tasks' own are in mpjax/training/objectives.py.
+    """The loss and the metrics of a batch, one value per example. mpjax/training/objectives.py has those of the tasks.
 
     mpjax sums the values over the micro-batches and devices of a batch, and over the test set, whose last batch is
     padded.
@@ -83,7 +88,7 @@ class Metric(Protocol):
     """A metric of the test set."""
 
     def __call__(self, outputs: Any, batch: Mapping[str, jax.Array]) -> Any:
-        """Computes values per example, as an `Objective` does: one value, or several by name.
+        """Computes one value per example, [B] or a `Mean` as in an `Objective`, or a dict of several by name.
 
         It may also return a metric of `clu` or `metrax` (an object with `merge` and `compute`) whose arrays are sums.
         mpjax then calls it for each example alone, with a batch axis of 1, and adds up the results.
@@ -107,10 +112,13 @@ Split = Any
 
 
 class Source(Protocol):
-    """A data set."""
+    """A function that opens a data set."""
 
     def __call__(self) -> tuple[Split, Split]:
-        """Opens the training and the test examples. Their columns are chosen as for other data sets."""
+        """Opens the data set and returns the training examples and the test examples.
+
+        mpjax finds the fields of the task among their columns as in other data sets: by name, or by `--data.columns`.
+        """
         ...
 
 
@@ -118,7 +126,12 @@ class Augmentation(Protocol):
     """An augmentation of training batches on the device, in the compiled step, after the augmentations of `--data`."""
 
     def __call__(self, batch: dict[str, jax.Array], key: Key[Array, ""]) -> dict[str, jax.Array]:
-        """Augments a batch and keeps its fields; images are float32, scaled to `--data.mean` and `--data.std`."""
+        """Augments a training batch and returns it with the same fields; it is traced, so it must use JAX operations.
+
+        Args:
+          batch: the fields of the examples, [B, ...]; images are float32, normalised by `--data.mean` and `--data.std`.
+          key: the random key of this step.
+        """
         ...
 
 
@@ -126,10 +139,12 @@ class Optimizer(Protocol):
     """An update rule."""
 
     def __call__(self, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-        """Builds the transformation. mpjax clips before it, and adds loss scaling and master weights around it.
+        """Builds the transformation. Further parameters of your function get their values from `--optimizer.arguments`.
+
+        mpjax clips gradients before the transformation, and adds loss scaling and master weights around it.
 
         Args:
-          learning_rate: the learning rate of each applied step. Further parameters come from `--optimizer.arguments`.
+          learning_rate: a schedule from the number of applied steps to the learning rate.
         """
         ...
 
@@ -138,13 +153,20 @@ class Schedule(Protocol):
     """A learning rate as a function of applied steps. mpjax passes only the arguments that your function names."""
 
     def __call__(self, *, peak: float, steps: int, warmup: int) -> optax.Schedule:
-        """Builds a function from the number of applied steps to the learning rate, a non-negative scalar."""
+        """Builds a function from the number of applied steps to the learning rate, a non-negative scalar.
+
+        Args:
+          peak: `--optimizer.learning_rate`.
+          steps: the number of steps of training; without the warm-up if your function has no parameter `warmup`.
+          warmup: the number of steps of the warm-up, at most a fifth of training. If your function has no such
+            parameter, mpjax puts a linear warm-up before its schedule.
+        """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class RunInfo:
-    """A run, for callbacks and writers.
+    """The facts about a run that callbacks and writers receive before its first step.
 
     Attributes:
       folder: the folder of the run.
@@ -152,7 +174,8 @@ class RunInfo:
       start: the number of steps attempted before: 0 unless the run is resumed.
       steps: the number of attempted steps at which the run ends.
       first: True in the one process that prints and writes.
-      records: the metrics that a resumed run logged so far, as dicts with `step`.
+      records: the metrics that a resumed run logged so far, as dicts with `step`; empty for a new run. They may be of
+        steps after `start` if the run was killed after its last checkpoint.
     """
 
     folder: pathlib.Path
@@ -164,25 +187,33 @@ class RunInfo:
 
 
 Ask = Literal["stop", "save"] | None
-"""The requests of a callback: save a checkpoint after this step, or stop after it with an evaluation and a
-checkpoint."""
+"""A request of a callback: "save" writes a checkpoint after the current step, and "stop" ends the run after it, with an
+evaluation and a checkpoint. None requests nothing."""
 
 
 class Callback:
     """Receives the events of a run. Override the methods you need; each may return an `Ask`, or None.
 
     Callbacks get numbers, never the state, because the next step overwrites it. With several processes, each has its
-    own callbacks, and the requests of process 0 hold for all.
+    own callbacks, and the requests of process 0 hold for all. An exception in a method, or another result, ends the run
+    with a CallbackError; once training has begun, a checkpoint is saved before.
     """
 
     def started(self, run: RunInfo) -> Ask:
-        """Called before the first step. Here "stop" ends the run with a UsageError, and "save" does nothing."""
+        """Called before the first step, also of a resumed run; "stop" ends it with UsageError, "save" does nothing."""
 
     def logged(self, step: int, metrics: Mapping[str, float]) -> Ask:
-        """Called with `train/…`, means over the interval that ends at `step`, while the device runs later steps."""
+        """Called with the `train/…` metrics of the interval that ends at `step`, while the device may run later steps.
+
+        Each is the mean over the applied steps of the interval; `train/learning_rate`, `train/loss_scale`,
+        `train/skipped` and `train/consecutive_skips` have their last value.
+        """
 
     def skipped(self, step: int, metrics: Mapping[str, float]) -> Ask:
-        """Called for each skipped step, with the metrics of that step, such as `loss_scale`."""
+        """Called for each skipped step, with its metrics, such as `loss_scale` (without `train/`).
+
+        The call comes at the end of the interval with that step, before `logged`.
+        """
 
     def evaluated(self, step: int, metrics: Mapping[str, float], model: Callable[[], nnx.Module]) -> Ask:
         """Called with `test/…` (and `ema/…`); `model()` returns a copy of the model in evaluation mode.
@@ -194,10 +225,16 @@ class Callback:
         """Called while the checkpoint of a step is being written to `checkpoints/<step>` of the run's folder."""
 
     def diverged(self, step: int, reason: str) -> None:
-        """Called before a diverged run ends, and before its diagnosis."""
+        """Called before a diverged run is diagnosed and ends, with the first bad step and the reason in words.
+
+        If it fails, its error is added to the message of `Diverged`.
+        """
 
     def ended(self, summary: Mapping[str, Any]) -> None:
-        """Called after the last step, with the contents of summary.json; not after an error or a signal."""
+        """Called after the last step, or after a requested stop, with the contents of summary.json.
+
+        It is not called after an error or a signal. Its result is ignored.
+        """
 
 
 EVENTS = tuple(name for name in vars(Callback) if not name.startswith("_"))
@@ -223,7 +260,7 @@ class Writer:
         """
 
     def saved(self, step: int) -> None:
-        """Called when the write of a checkpoint of `step` has started. It is complete by `close` at the latest."""
+        """Called when the write of the checkpoint of `step` has started; it ends in the background, before `close`."""
 
     def message(self, text: str) -> None:
         """Shows a message to the user."""
@@ -241,5 +278,5 @@ class OpenWriter(Protocol):
     """Opens a destination of metrics, such as a logger."""
 
     def __call__(self, run: RunInfo) -> Any:
-        """Opens a `Writer`, or an object with its methods. The first process calls this, and closes it at the end."""
+        """Opens a `Writer`, or an object with its methods. Only the first process calls it, and closes the writer."""
         ...

@@ -1,6 +1,6 @@
-"""Appends records, replaces files atomically, locks folders, and finds links and other users who may write.
+"""Writes files safely: appends records, replaces files atomically, locks folders, finds links and unsafe permissions.
 
-Errors name the file.
+The OSErrors of appended and replaced files name the file.
 """
 
 import contextlib
@@ -19,7 +19,10 @@ from mpjax.errors import UsageError
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Context that adds `path` to an OSError without a file name, as a failed write (full disk) raises it."""
+    """Context that replaces an OSError without a file name, such as that of a full disk, by one that names `path`.
+
+    An OSError that has a file name or no `errno` passes unchanged.
+    """
     try:
         yield
     except OSError as error:
@@ -29,20 +32,24 @@ def naming(path: Path) -> Iterator[None]:
 
 
 class AppendFile:
-    """A file that grows by whole records.
+    """A file to which whole records are appended, without a buffer.
 
-    It is unbuffered: a killed run loses no record, and a full disk raises once, in `append`.
+    So a killed process loses no appended record, and a full disk raises in `append`, not again in `close`.
     """
 
     def __init__(self, path: Path, *, new: bool):
-        """Opens `path`, creating file and folder if absent. OSError if `new` and the file exists, or it is a link."""
+        """Opens `path` for appending, and creates the file and its folders if absent.
+
+        Raises:
+          OSError: `path` is a symbolic link, cannot be opened, or exists although `new` is True.
+        """
         self.path = path
         with naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = io.FileIO(path, "x" if new else "a", opener=_appending)
 
     def append(self, record: bytes) -> None:
-        """Writes the bytes of one record.
+        """Writes the bytes of one record. If the write fails, the part that was written is removed from the file.
 
         Raises:
           OSError: the write failed or the file was deleted; the message names the file.
@@ -73,7 +80,7 @@ def _no_link(path: str, flags: int) -> int:
 
 
 def _sync(folder: Path) -> None:
-    """Writes the names in a folder to disk, so that a new name survives a crash, if the file system supports it."""
+    """Calls fsync on a folder, so that a new name in it survives a crash; errors are ignored."""
     with contextlib.suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -84,12 +91,13 @@ def _sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Context that opens a temporary file and moves it to `path` at the end; after an error, the old file stays.
+    """Context that yields a temporary binary file, and moves it to `path` at the end of the block, synced to disk.
 
-    Only a regular file is ever replaced: a link, a device or a pipe is an error.
+    If the block raises, the temporary file is removed and the old file stays. Missing folders are created.
 
     Raises:
-      OSError: the file cannot be written; the message names the file.
+      OSError: the file cannot be written, or `path` is a link, a folder, a device or a pipe; the message names the
+        file.
     """
     with naming(path):
         _require_regular(path)
@@ -109,7 +117,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces the content of the file at `path` atomically, as `replacing` does."""
+    """Writes `content` to the file at `path`, which is replaced or created atomically, as by `replacing`."""
     with replacing(path) as file:
         file.write(content)
 
@@ -121,7 +129,7 @@ def _require_regular(path: Path) -> None:
 
 
 def irregular_in(folder: Path) -> Iterator[Path]:
-    """Yields all links, pipes and devices at any depth below a folder, without following links."""
+    """Yields the symbolic links, pipes, sockets and devices at any depth below a folder, without following links."""
     for where, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(where, name)
@@ -134,13 +142,14 @@ def irregular_in(folder: Path) -> Iterator[Path]:
 def open_to_others(folder: Path, instead: str) -> str:
     """Describes how another user can change the files in a folder, or owns one of them, and what to write; "" if safe.
 
-    Root, and a group with the user's own name, which usually has no other member, are trusted. In a parent with the
-    sticky bit, such as /tmp, other users can only add names, so it is safe. So is a folder below one that others cannot
-    enter. On systems without owners of files, every folder is safe.
+    The description is of the first danger in the folder, its parents, or the parents of links on the way to it. Root,
+    and a group with the user's own name, which usually has no other member, are trusted. In a parent with the sticky
+    bit, such as /tmp, other users can only add names, so it is safe. So is a folder below one that others cannot enter.
+    On systems without owners of files, every folder is safe.
 
     Args:
-      folder: an existing folder.
-      instead: what the user can write in place of the folder, such as "another --cache_dir".
+      folder: an existing folder; only its direct entries are checked for other owners.
+      instead: the advice that ends the description, such as "another --cache_dir".
     """
     if not hasattr(os, "geteuid"):
         return ""
@@ -153,7 +162,10 @@ def open_to_others(folder: Path, instead: str) -> str:
 
 
 def _ways(path: Path) -> Iterator[Path]:
-    """Yields `path` with 0, 1, 2, ... of its links resolved: a user who can replace a link chooses its target."""
+    """Yields `path` with 0, 1, 2, ... of its symbolic links resolved, the first link in the path first.
+
+    The folders of each are checked, because a user who can replace a link chooses its target.
+    """
     yield path
     link = next((place for place in (*reversed(path.parents), path) if place.is_symlink()), None)
     if link is not None:
@@ -194,7 +206,9 @@ def _is_own_group(number: int) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Path, holder: Callable[[], str]) -> Iterator[None]:
-    """Context that holds the lock of a run's folder. It does nothing on systems without file locks.
+    """Context that holds an exclusive lock on a run's folder; it never waits for the lock.
+
+    Where the system or the file system has no locks, nothing is locked. The lock ends with the process at the latest.
 
     Args:
       folder: the run's folder.
@@ -216,7 +230,7 @@ def locked(folder: Path, holder: Callable[[], str]) -> Iterator[None]:
 
 
 def _lock(opened: int) -> bool:
-    """Takes the lock of a folder, given as a file descriptor; False if another process holds it."""
+    """Locks a folder, given as a file descriptor; False if another process holds the lock, True without locks."""
     try:
         import fcntl
     except ImportError:

@@ -15,7 +15,7 @@ from mpjax.errors import UsageError
 
 
 def cluster_environment() -> Any:
-    """The class of JAX that detects the other processes of a cluster from the environment.
+    """Returns JAX's class `ClusterEnv`, which detects the other processes of a cluster from environment variables.
 
     `jax.distributed.initialize` also calls it, but reports nothing before it connects.
 
@@ -44,7 +44,7 @@ CUDNN_CHECKS = ("check_cudnn_version", "check_compute_capability", "is_cuda_comp
 
 
 def cudnn_checks() -> ModuleType:
-    """The module that holds `CUDNN_CHECKS`.
+    """Imports the module of JAX that holds `CUDNN_CHECKS`, and checks that it has them all.
 
     Raises:
       UsageError: this version of JAX lacks the module or one of the checks.
@@ -56,7 +56,10 @@ def cudnn_checks() -> ModuleType:
 
 
 def has_computed_on_cpu() -> bool:
-    """True if JAX has started its devices, of which the default is a CPU; False if this version does not tell."""
+    """True if JAX has already initialised its devices and the default one is a CPU; it does not initialise them.
+
+    False also if this version of JAX does not tell.
+    """
     try:
         started = _private("jax._src.xla_bridge", "_backends", "")
     except UsageError:

@@ -1,4 +1,4 @@
-"""Helpers for notebooks: the running IPython shell, and HTML of headings, tables and texts."""
+"""Shows results in notebooks: finds the running IPython shell, and formats headings, tables and texts as HTML."""
 
 import html
 import sys
@@ -10,23 +10,23 @@ _CELL = ' style="text-align: left; vertical-align: top; padding: 2px 14px 2px 0"
 
 
 def running_shell() -> Any:
-    """The IPython shell that mpjax runs in, or None. Never imports IPython."""
+    """The IPython shell that mpjax runs in; None outside IPython. It never imports IPython."""
     return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 
 
 def file_or_cell(file: str) -> str:
-    """The path of a source file, or `Cell In[3]` for the temporary file of a cell in this notebook."""
+    """Returns `Cell In[3]` for the temporary source file of a cell in this notebook, and any other path unchanged."""
     name_of = getattr(getattr(running_shell(), "compile", None), "format_code_name", lambda file: None)
     return " ".join(name_of(file) or (file,))
 
 
 def as_text(value: Any, printer: Any, cycle: bool) -> None:
-    """Shows a value as `print` does. Used as `_repr_pretty_`, which IPython calls if it shows no HTML."""
+    """Shows `str(value)` in IPython: a class assigns this function to `_repr_pretty_`, which is used without HTML."""
     printer.text(str(value))
 
 
 def block(*parts: str) -> str:
-    """Joins HTML parts into one output."""
+    """Joins HTML strings, which are not escaped, into one `div`."""
     return f"<div>{''.join(parts)}</div>"
 
 
@@ -41,12 +41,12 @@ def paragraphs(lines: Iterable[str]) -> str:
 
 
 def verbatim(text: str) -> str:
-    """Formats text to copy as HTML that keeps its line breaks."""
+    """Formats text as an HTML `pre` element, which keeps its line breaks."""
     return f"<pre>{html.escape(text)}</pre>"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Formats a table as HTML that scrolls if it is long.
+    """Formats column heads and rows of cells, all text to escape, as an HTML table that scrolls if it is long.
 
     >>> table(["path"], [["a<b"]]).count("a&lt;b")
     1

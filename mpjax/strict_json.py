@@ -15,13 +15,15 @@ _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 def encode(value: Any, *, indent: int | None = None, default: Callable | None = None) -> str:
     """Encodes `value` as JSON without a trailing newline, on one line unless `indent` is given.
 
+    NaN and the infinities become strings. Control characters are escaped, and other characters are not.
+
     >>> encode({"loss": float("nan"), "step": 3})
     '{"loss": "NaN", "step": 3}'
 
     Args:
-      value: numbers, strings, lists and mappings, or one of them.
+      value: a number, string, bool or None, or nested mappings, lists and tuples of them.
       indent: spaces per level.
-      default: converts any other value to one of these; None: any other value is a TypeError.
+      default: converts a value of another type to one of these; None: such a value is a TypeError.
     """
     converted = default and (lambda value: spelled(default(value)))
     text = json.dumps(spelled(value), indent=indent, default=converted, allow_nan=False, ensure_ascii=False)
@@ -29,7 +31,11 @@ def encode(value: Any, *, indent: int | None = None, default: Callable | None = 
 
 
 def export(values: Mapping[str, Any], file: str | pathlib.Path | None, *, default: Callable | None = None) -> str:
-    """Encodes `values` as indented JSON text, and writes it to `file` if given, in UTF-8 whatever the locale."""
+    """Encodes `values` as JSON with an indent of 2, and returns the text; if `file` is not None, also writes it there.
+
+    The file is in UTF-8 whatever the locale, is overwritten if it exists, and ends in a newline, unlike the text.
+    `default` is that of `encode`.
+    """
     text = encode(values, indent=2, default=default)
     if file is not None:
         pathlib.Path(file).write_text(text + "\n", encoding="utf-8")
@@ -37,7 +43,7 @@ def export(values: Mapping[str, Any], file: str | pathlib.Path | None, *, defaul
 
 
 def decode(text: str) -> dict[str, Any]:
-    """Decodes a JSON object that `encode` wrote. Any text "NaN", "Infinity" or "-Infinity" in it becomes a float.
+    """Decodes a JSON object that `encode` wrote. Any value "NaN", "Infinity" or "-Infinity" in it becomes a float.
 
     >>> decode('{"loss": "NaN", "step": 3}')
     {'loss': nan, 'step': 3}
@@ -61,7 +67,10 @@ def _read(value):
 
 
 def spelled(value) -> Any:
-    """Converts NaN and the infinities in `value` to strings, mappings to dicts and tuples to lists."""
+    """Prepares a value for `json.dumps`: NaN and the infinities become strings, mappings dicts, and tuples lists.
+
+    It converts nested values too. Values of other types stay as they are.
+    """
     if isinstance(value, Mapping):
         return {name: spelled(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -19,10 +19,13 @@ _FIRST, _FIXED = (0, 11), (0, 13)
 
 
 def keep_sums_right() -> None:
-    """Adds the option to `XLA_FLAGS`, which XLA reads when JAX first computes; does nothing if the user has set it.
+    """Adds `OPTION` to the environment variable `XLA_FLAGS`, which XLA reads when JAX first computes.
+
+    It does nothing if `XLA_FLAGS` has the option already, or if this version of jaxlib does not have the fault.
 
     Warns:
-      PrecisionWarning: JAX has computed on a CPU before, or `XLA_FLAGS` names a file.
+      PrecisionWarning: JAX has computed on a CPU before, or `XLA_FLAGS` names a file. Then `XLA_FLAGS` stays as it is,
+        and the fault remains.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     if OPTION in flags or not _FIRST <= tuple(map(int, JAXLIB.split(".")[:2])) < _FIXED:

@@ -1,1 +1,1 @@
-"""The commands: each maps settings to results."""
+"""The commands of mpjax: each module has the function that runs one command, or a step that several commands share."""

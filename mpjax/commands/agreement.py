@@ -22,7 +22,14 @@ def require_agreement(
 
     Settings, versions and sources were compared when the processes joined. This check finds other differences: code
     that a user's module imports, data that differs from machine to machine, values passed in Python. Of each split, it
-    compares the number of examples and three of them; of the state, the fully replicated arrays.
+    compares the number of examples and the first, the middle and the last one; of the state, the fully replicated
+    arrays. With one process it does nothing.
+
+    Args:
+      company: the processes of the run.
+      run: the run, with its data.
+      lowered: the lowered training call of each number of steps per call.
+      state: the state before the first step.
     """
     if company.processes == 1:
         return
@@ -52,7 +59,7 @@ def _digest(*parts: str | bytes) -> str:
 
 
 def _digest_of_split(split: Any) -> str:
-    """Digests the number of examples, and the first, the middle and the last example."""
+    """Hashes the number of examples, and the first, the middle and the last example."""
     size = len(split)
     chosen = sorted({0, size // 2, size - 1}) if size else []
     return _digest(str(size), *(_bytes(split[index]) for index in chosen))
@@ -69,7 +76,7 @@ def _bytes(example: Any) -> bytes:
 
 
 def _digest_of_state(state: TrainState) -> str:
-    """Digests this process's copies of the fully replicated arrays of a state; divided arrays are left out."""
+    """Hashes this process's copies of the fully replicated arrays of a state; sharded arrays are left out."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     copies = {jax.tree_util.keystr(path): leaf.addressable_data(0) for path, leaf in leaves if leaf.is_fully_replicated}
     return _digest(*(f"{name} {text}" for name, text in sorted(checksums_of(copies).items())))

@@ -1,4 +1,4 @@
-"""Builds a run from its settings, once: precision, data, model, optimizer and compiled steps."""
+"""Builds a run from its settings: precision, data, model, optimizer and jitted steps; and creates its states."""
 
 import dataclasses
 from collections.abc import Callable
@@ -44,21 +44,26 @@ ENVIRONMENT_FILE = "environment.json"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """A run, before it has a folder and a state.
+    """All that a run needs but its folder and its state.
+
+    A packed state has its small arrays concatenated into few (`training/packing.py`); an unpacked state has each array
+    by its path.
 
     Attributes:
       learner: the settings, the model, its objective, its precision and the optimizer.
       layout: all devices, and the division of the run's arrays over them.
-      packing: packs states for the calls below, and unpacks their results; all other code has states by path.
+      packing: packs states for `train_step` and `train_call`, and unpacks their results; all other code has unpacked
+        states.
       source: the training and test examples.
       batches: training data.
       split: the sharding of a training batch.
-      feed: the input of compiled calls, made from the training data.
+      feed: makes the inputs of `train_call`, named `fed`, from the training data.
       tests: evaluation data.
       when: the length of training, and the steps at which to log, evaluate and save.
-      train_step: `(packed, batch) -> (packed, metrics)`, compiled at its first call.
-      train_call: `(packed, fed, count) -> (packed, metrics)`: `count` steps, compiled at the first call of each count.
-      eval_step: `(params, stats, batch) -> sums`.
+      train_step: `(packed, batch) -> (packed, metrics)`, compiled at its first call; donates the state.
+      train_call: `(packed, fed, count) -> (packed, metrics)`: `count` steps, compiled at the first call of each count;
+        donates the state.
+      eval_step: `(params, stats, batch) -> sums`, of unpacked parameters and statistics.
     """
 
     learner: Learner
@@ -81,7 +86,7 @@ class Run:
 
     @property
     def plan(self) -> PrecisionPlan:
-        """The precision of the run."""
+        """The precision of the run: its policy, casts, loss scale and master weights."""
         return self.learner.plan
 
     @property
@@ -91,31 +96,34 @@ class Run:
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """XLA's options for the compiled calls."""
+        """The XLA options, by name, with which the training calls are compiled."""
         return compiler_options(self.layout.mesh, overlap=self.config.mesh.overlap)
 
     def task_under(self, policy: Policy) -> Task:
-        """Builds the task under another policy, with one module per block in place of `scan_blocks`.
+        """Builds the model and objective of the run under another policy, with one module per block (no `scan_blocks`).
 
-        It takes states that `block_by_block` returns.
+        Its states have one array per block, as `block_by_block` returns them.
         """
         # In a loop, the layers of all blocks have one name.
         unrolled = with_settings(self.config, {"model.scan_blocks": False})
         return make_task(unrolled, self.plan._replace(policy=policy), self.learner.fields)
 
     def block_by_block(self, state: TrainState) -> TrainState:
-        """Splits each array that holds all blocks of a stack (`scan_blocks`) into one array per block.
+        """Splits each array of an unpacked state that stacks all blocks (`scan_blocks`) into one array per block.
 
-        This includes the arrays of the optimizer state, for the same optimizer. Without stacks, nothing changes.
+        This includes the arrays of the optimizer state, for the same optimizer. A state without stacks is returned as
+        it is.
         """
         return apart_in(state, stacks_of(self.task.abstract))
 
 
 def build_run(config: Config) -> Run:
-    """Builds the run that `config` describes.
+    """Opens the data and builds the run that `config` describes; no state is created and nothing is compiled yet.
+
+    It also changes JAX's configuration (`set_up_jax`). Sizes that are `auto` have to be replaced before (`fitted`).
 
     Raises:
-      UsageError: the settings are invalid, or the data is missing.
+      UsageError: the settings are invalid, the data is missing, or the model, the task and the devices do not fit.
     """
     check(config)
     plan = plan_precision(config.precision)
@@ -166,7 +174,10 @@ def build_run(config: Config) -> Run:
 
 
 def layer_probe(run: Run) -> jax.stages.Wrapped:
-    """Builds the jitted `(packed, fed, count) -> Layers`: it computes layer statistics of the first step of a call."""
+    """Builds the jitted `(packed, fed, count) -> Layers`, the layer statistics of the first step of a training call.
+
+    It takes the arguments of `train_call`, but neither donates nor changes the state. `count` is static.
+    """
     from mpjax.diagnosis.training import make_probe  # local, like all imports that few runs need
 
     single = run.task_under(run.plan.policy) if stacks_of(run.task.abstract) else run.task
@@ -180,9 +191,10 @@ def layer_probe(run: Run) -> jax.stages.Wrapped:
 
 
 def fresh_state(run: Run, pretrained: Arrays | None = None) -> TrainState:
-    """Creates the state before the first step; `pretrained` arrays, by path, replace initial values.
+    """Creates the unpacked state before the first step, divided over the devices.
 
-    Modules with `from_images` compute their initial values from the training images.
+    Initial values are random by `config.seed`. Modules with a method `from_images` compute theirs from the training
+    images. `pretrained` arrays, by path, replace both.
     """
     from_data: Arrays = {}
     if any(hasattr(module, "from_images") for module in modules_of(run.task.abstract).values()):
@@ -200,10 +212,11 @@ def fresh_state(run: Run, pretrained: Arrays | None = None) -> TrainState:
 
 
 def resumed_state(run: Run, adopt: Callable[[TrainState], TrainState]) -> TrainState:
-    """Calls `adopt` with a state that has shapes in place of arrays, and completes the state that it returns.
+    """Calls `adopt` with an abstract state (shapes in place of arrays), and completes the state that it returns.
 
-    Leaves that are still shapes get initial values, so the devices never hold a whole initial state in addition to the
-    adopted one. An array that `adopt` uses twice, such as parameters at which a moving average starts, is copied.
+    `adopt` replaces shapes by the arrays of a checkpoint. Only if shapes are left, an initial state is created, and
+    they get its values. An array that `adopt` uses twice, such as parameters at which a moving average starts, is
+    copied, so that the state can be donated.
     """
     state = adopt(state_shapes(run.task, run.learner.tx, ema=run.config.training.ema > 0, layout=run.layout))
 
@@ -216,10 +229,12 @@ def resumed_state(run: Run, adopt: Callable[[TrainState], TrainState]) -> TrainS
 
 
 def model_with(run: Run, state: TrainState) -> nnx.Module:
-    """Builds the model of a packed state in evaluation mode, with copies of arrays that the next step donates.
+    """Builds the model of a packed state in evaluation mode, with copies of its arrays, which the next step donates.
+
+    The parameters are the trained ones, not their moving average.
 
     Raises:
-      UsageError: a step has run since.
+      UsageError: a step has run since, so that the arrays of the state are gone.
     """
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
         raise UsageError(

@@ -24,13 +24,19 @@ from mpjax.report.wording import short_name, subject_of
 METRICS_FILE = "metrics.jsonl"
 
 IRRELEVANT = ("seed", "output_dir", "resume", "cache_dir", "data.data_dir", "loop.keep", "loop.save_every", "report.")
-"""Settings in which runs of one group may differ: the seed, and the settings of storage."""
+"""Prefixes of the settings in which runs of one group may differ: the seed, and the settings of storage."""
 
 
 class ComparedRun(NamedTuple):
-    """A run's folder, its model and data in words, its seed, its relevant settings by name, and its metrics.
+    """A run to compare.
 
-    If a setting changed when the run was resumed, its text has all values and their steps.
+    Attributes:
+      folder: its folder, as the user wrote it.
+      subject: its model and data in words.
+      seed: its seed.
+      settings: its settings as text by name, without `IRRELEVANT`. If a setting changed when the run was resumed, the
+        text has all values and their steps.
+      records: the lines of its metrics.jsonl.
     """
 
     folder: str
@@ -41,12 +47,16 @@ class ComparedRun(NamedTuple):
 
 
 def compare_runs(settings: Compare) -> dict[str, Any]:
-    """Compares the runs, prints the result and draws the curves.
+    """Compares groups of runs that differ only in the seed, prints the result, and draws the curves to `settings.plot`.
+
+    A plot that exists is replaced, with a note on stderr; an empty `settings.plot` means none. A folder of `--seeds`
+    stands for its runs. Every group is compared with the first.
 
     Returns:
       The output of `--json`: `groups`, `comparisons` and `evidence`. `comparisons` has, for each group except the
         first, the final and best values of each metric, and `parts_at`: the first step from which the metric stays
         apart from the first group (None if it does not). `evidence` has sentences on the strength of the evidence.
+        Numbers that are not finite are strings.
 
     Raises:
       UsageError: the settings are invalid, a folder has no run or is given twice, there are fewer than two runs, a
@@ -103,7 +113,7 @@ def compare_runs(settings: Compare) -> dict[str, Any]:
 
 
 def _runs_in(folder: str) -> list[str]:
-    """The folders of the runs of `--seeds` in a folder, or the folder itself if it has none."""
+    """The folders `seed_N` of the runs in a folder of `--seeds`, by seed; any other folder alone."""
     return [str(pathlib.Path(folder) / seed_folder(seed)) for seed in seeds_in(expanded(folder))] or [folder]
 
 
@@ -119,9 +129,10 @@ def _read(folder: str) -> ComparedRun:
 
 
 def _with_changes(settings: dict[str, Any], changed: Mapping[str, str]) -> dict[str, Any]:
-    """Replaces each setting that changed at a resumption by the text of all its values, from `changed`.
+    """Replaces the text of each setting that changed at a resumption by the text of all its values, from `changed`.
 
-    The text of one changed entry, such as a rule, is appended to the setting with all entries.
+    If one entry of a dict changed, such as a rule, its text is appended to that of the whole dict. A changed `seed` is
+    added. Other settings that `settings` lacks are left out.
     """
     told = dict(settings)
     for name, values in changed.items():
@@ -163,10 +174,13 @@ def _require_one_task(runs: Sequence[ComparedRun]) -> None:
 
 
 def _grouped(runs: Sequence[ComparedRun], seeds: Sequence[int]) -> list[Group]:
-    """Groups runs by all settings except the seed; names each group by the settings that differ between groups.
+    """Groups runs by all settings except the seed, in the order of their first runs.
 
-    `seeds` are the seeds to keep in each group; empty: all. One group, or a group without one of `seeds`, is a
-    UsageError.
+    The name of a group has the settings that differ between groups, as `name=value, ...`. `seeds` are the seeds to keep
+    in each group; empty: all.
+
+    Raises:
+      UsageError: there is only one group, or a group has no run of one of `seeds`.
     """
     members: dict[tuple, list[ComparedRun]] = {}
     for run in runs:
@@ -192,7 +206,7 @@ def _grouped(runs: Sequence[ComparedRun], seeds: Sequence[int]) -> list[Group]:
 
 
 def _title(runs: Sequence[ComparedRun]) -> str:
-    """The common subject of the runs: model and data, or only the data if they have several models."""
+    """The title of the plot: the model and data of the runs in words, or only the data if these differ."""
     subjects = {run.subject for run in runs}
     return subjects.pop() if len(subjects) == 1 else short_name(runs[0].settings["data.name"])
 

@@ -37,17 +37,23 @@ from mpjax.training.setup import pretrained_arrays
 
 
 FURTHER = 20
-"""Steps in float32 after which the loss of a run that precision alone broke is low again; see `in_view_of_float32`."""
+"""Steps in float32 after which the loss has to be low again if precision alone broke the run (`in_view_of_float32`)."""
 
 
 def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
-    """Diagnoses a step or an evaluation of a run, prints the verdict and writes it into the run's folder.
+    """Diagnoses a step or an evaluation of a run, prints the verdict, and writes it to the run's folder.
+
+    The files are `diagnosis_<step>.json` and `.html`, or `diagnosis_evaluation_<step>.json` and `.html`.
 
     Returns:
-      The diagnosis; with `search` "fastest" the fastest policy, without a file.
+      The diagnosis. With `settings.search` "fastest", the fastest policy instead, which is only printed.
 
     Raises:
       UsageError: the run has no such step or checkpoint, there is no run, or a setting is invalid.
+
+    Warns:
+      PrecisionWarning: the step ran under other settings than those of config.toml, or on other devices; see
+        `on_devices_here`.
     """
     settings.check()
     if settings.policy:
@@ -69,7 +75,15 @@ def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
 
 
 def _of_step(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, str, Diagnosis | Fastest]:
-    """Diagnoses a step; returns its description, the name of its files, and the result."""
+    """Diagnoses step `settings.step` (0: the step after the last checkpoint).
+
+    Returns:
+      The step in words, the word that ends the names of the diagnosis's files, and the result. The word is empty with
+        `settings.search` "fastest", whose result is not written.
+
+    Warns:
+      PrecisionWarning: the step ran under other settings than those of config.toml.
+    """
     number = settings.step or max(complete_checkpoints(folder / CHECKPOINTS), default=0) + 1
     if later := later_turns(read_history(folder / HISTORY_FILE), number):
         text = f"step {number} ran under other settings than those of config.toml, under which it is diagnosed: {later}"
@@ -95,7 +109,7 @@ def _of_step(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, s
 
 
 def _of_evaluation(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, str, Diagnosis]:
-    """Diagnoses the evaluation of a checkpoint; returns the same values as `_of_step`."""
+    """Diagnoses the evaluation of checkpoint `settings.step` (0: the latest); returns the same values as `_of_step`."""
     position, saved, _ = read_checkpoint(folder / CHECKPOINTS, str(settings.step) if settings.step else "latest")
     state = resumed_state(run, lambda shapes: adopt(shapes, saved, same_scaling=False))
     policy = get_policy(settings.policy) if settings.policy else run.plan.policy
@@ -112,11 +126,13 @@ def _of_evaluation(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[
 
 
 def on_devices_here(config: Config) -> Config:
-    """Replaces the mesh of a run by the default mesh, and a kernel by XLA's, if the present devices cannot have it.
+    """Replaces the mesh of a run by the default one, and its norm kernel by XLA's, if the present devices lack support.
+
+    Otherwise the settings stay as they are.
 
     Warns:
-      PrecisionWarning: they cannot. The replayed step differs where a device's share of a batch matters, or rounds
-        otherwise.
+      PrecisionWarning: a setting was replaced. Dropout and batch norm statistics then differ from the run's, because
+        they depend on the examples of each device, or the gradients of norms are rounded otherwise.
     """
     try:
         settle(config.mesh.sizes, jax.device_count())
@@ -143,8 +159,9 @@ def on_devices_here(config: Config) -> Config:
 def explain_now(run: Run, train_call: Callable, folder: pathlib.Path) -> Explain:
     """Builds the functions that diagnose a run after it has diverged, in the same process.
 
-    Each writes the files of its diagnosis to the run's folder, and returns a text for the user. `train_call` is the
-    compiled training call, which replays the run.
+    Each writes the JSON and the HTML of its diagnosis to the run's folder, and returns a text for the user.
+    `train_call` is the compiled training call, which replays the run. While a function works, SIGINT raises
+    KeyboardInterrupt and SIGTERM ends the process.
     """
     config, search = run.config, run.config.diagnosis.search
 
@@ -169,9 +186,9 @@ def explain_now(run: Run, train_call: Callable, folder: pathlib.Path) -> Explain
 
 
 def explain_later(folder: pathlib.Path) -> Explain:
-    """Builds functions that return the command to diagnose the run, for runs of several processes.
+    """Builds functions that only return the command with which the user diagnoses the run afterwards.
 
-    Such a run cannot diagnose itself: a diagnosis runs in one process.
+    They are for runs of several processes, because a diagnosis runs in one process.
     """
     text = "to find the first bad layer: "
     return Explain(
@@ -181,11 +198,12 @@ def explain_later(folder: pathlib.Path) -> Explain:
 
 
 def replay(run: Run, train_call: Callable, folder: pathlib.Path, number: int):
-    """Replays a run from the last checkpoint before step `number`; returns the state before the step and its batch.
+    """Replays a run up to step `number`, counted from 1; returns the state before that step, and the step's batch.
 
-    Without such a checkpoint, the replay begins with the initial state, pretrained weights included. The returned state
-    is unpacked, and the batch is on the devices. The replay uses the run's own calls. If the step is inside a call, the
-    earlier steps of that call run one at a time.
+    The replay begins with the last checkpoint before the step; without such a checkpoint, with the initial state,
+    pretrained weights included. The returned state is unpacked, and the batch is on the devices. The replay makes the
+    calls that the run made, with `train_call`. If step `number` is inside a call of several steps, the earlier steps of
+    that call run one at a time.
     """
     earlier = [position for position in complete_checkpoints(folder / CHECKPOINTS) if position < number]
     if earlier:
@@ -212,11 +230,12 @@ def replay(run: Run, train_call: Callable, folder: pathlib.Path, number: int):
 def in_view_of_float32(
     found: Diagnosis, config: Config, state: TrainState, number: int, *, diverged: bool = False
 ) -> Diagnosis:
-    """Changes the verdict of `found` to "not_precision" if the run does not recover in float32 from the same state.
+    """Returns `found`, with the verdict "not_precision" if the run does not recover in float32 from the same state.
 
-    `state` is the state before step `number`. A run recovers if its loss, `FURTHER` steps later, is finite and below
-    twice that of the untrained model on the batch of step `number`. A healthy step is checked only if the run
-    `diverged` there: a gradient may be finite while its norm is not.
+    `state` is the unpacked state before step `number`. It trains `FURTHER` steps in float32, from the batch of that
+    step on. The run recovers if the loss of the last step is finite and below twice the loss of the untrained model on
+    the batch of step `number`. The verdict "not_precision" stays without training; so does "healthy", unless the run
+    `diverged` at the step: a gradient may be finite while its norm is not.
     """
     if found.verdict == "not_precision" or (found.verdict == "healthy" and not diverged):
         return found

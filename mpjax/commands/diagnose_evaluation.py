@@ -36,13 +36,14 @@ def diagnosed_evaluation(
 ) -> Diagnosis:
     """Diagnoses the first batch of the test set whose loss is not finite; if all are finite, the first batch.
 
-    The verdict is "not_precision" if the test loss of the same parameters is not finite in float32 either, or if only
-    the compiled program gives a loss that is not finite.
+    The verdict is "not_precision" if the loss of the whole test set is not finite in float32 either, or if the compiled
+    program gives a loss that is not finite and its operations one at a time give a finite one. Otherwise it is the
+    verdict on the batch. If batch norm's running statistics are the cause, the advice says so.
 
     Args:
       run: the run.
       policy: the policy of the diagnosed evaluation.
-      state: the evaluated state, unpacked.
+      state: the evaluated state, unpacked; it is copied to one device.
       tolerance: the largest relative error of the batch's loss.
       search: whether to search for modules to keep in float32.
       progress: receives the progress of the diagnosis.
@@ -79,7 +80,10 @@ def diagnosed_evaluation(
 
 
 def _advice_on_statistics(task: Task, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[str, ...]:
-    """Advises on batch norm, if the batch's own statistics make its loss finite; otherwise returns no advice."""
+    """Advises on batch norm, if a batch's loss is finite with its own statistics in place of the running ones.
+
+    Otherwise, or without running statistics, the result is empty.
+    """
     if not state.stats:
         return ()
 
@@ -105,5 +109,5 @@ def _eval_step(task: Task) -> Callable:
 
 
 def _is_finite(sums: Mapping[str, Any]) -> bool:
-    """True if the loss in the sums of an evaluation step is finite."""
+    """True if the sums of an evaluation step (total and weight) under `loss` are finite."""
     return all(np.isfinite(total) for total in jax.tree.leaves(jax.device_get(sums["loss"])))

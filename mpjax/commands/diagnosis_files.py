@@ -1,4 +1,4 @@
-"""The files and messages of a diagnosis, and the command that repeats it."""
+"""Writes the files of a diagnosis, and formats its messages and the command that repeats it."""
 
 import pathlib
 
@@ -12,7 +12,10 @@ NO_DTYPE_REPAIRS = "Look at the learning rate, the data and the parameters: no c
 
 
 def write(found: Diagnosis, folder: pathlib.Path, name: str) -> pathlib.Path:
-    """Writes `diagnosis_<name>.json` and the page `diagnosis_<name>.html` into `folder`; returns the page's path."""
+    """Writes `diagnosis_<name>.json` and `diagnosis_<name>.html` into a run's folder; returns the path of the page.
+
+    Existing files are replaced. If metrics.jsonl has loss scales, the page shows them over the steps.
+    """
     write_atomically(folder / f"diagnosis_{name}.json", f"{found.to_json()}\n".encode())
     metrics = folder / "metrics.jsonl"
     records = read_metrics(metrics) if metrics.exists() else []
@@ -23,15 +26,18 @@ def write(found: Diagnosis, folder: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def command_for(folder: pathlib.Path, number: int, *flags: str) -> str:
-    """The command that diagnoses a step of a run, or with `--evaluation` the state after it."""
+    """Formats the shell command that diagnoses step `number` of a run, with `flags` appended.
+
+    With the flag `--evaluation` it diagnoses the evaluation of checkpoint `number`.
+    """
     return command_line("diagnose", "--run", str(folder), "--step", str(number), *flags)
 
 
 def first_bad_layer(found: Diagnosis) -> str:
-    """One line for the first bad layer; empty if there is none.
+    """Formats a line, with its newline, that names the first bad layer and its direction; empty if there is none.
 
-    If the fault begins between modules, the line names the first module with an overflow or non-finite values, or says
-    "none by name".
+    If the fault begins outside all modules, the line names the first module with an overflow or non-finite values, or
+    says "none by name".
     """
     if found.direction is None:
         return ""
@@ -42,7 +48,10 @@ def first_bad_layer(found: Diagnosis) -> str:
 
 
 def of_the_step_alone(found: Diagnosis) -> tuple[str, ...]:
-    """Advice on the step itself, for a run that has another cause too; empty unless the step's repairs are verified."""
+    """Formats the verdict and the advice of a diagnosis of one step, for a run that fails for another reason too.
+
+    The result is one text; it is empty unless the repairs of the diagnosis are verified.
+    """
     if not found.verified:
         return ()
     place = "" if found.path is None else f" in {found.path or 'no module'} ({found.direction})"

@@ -30,18 +30,19 @@ from mpjax.training.setup import Task, state_shapes
 
 
 _OF_ONE_RUN = ("seed", "task", "data.name", "data.train_split", "model.")
-"""Settings that a resumed run seldom changes, unlike its learning rate or its policy."""
+"""Prefixes of settings that a resumed run seldom changes, unlike its learning rate or its policy."""
 
 
 _OF_FORM = ("model.scan_blocks",)
-"""Settings among them that change only the format of a checkpoint."""
+"""Settings with a prefix of `_OF_ONE_RUN` that may still differ: they change only the format of a checkpoint."""
 
 
 def evaluate_run(settings: Evaluation) -> dict[str, float]:
     """Computes the metrics of a checkpoint on a split of its run's data, and prints them.
 
     Returns:
-      `test/loss` and the other metrics of the task over all examples of the split (`ema/…` with `settings.ema`).
+      `test/loss` and the other metrics of the task over all examples of the split; with `settings.ema` also the same
+        metrics of the moving average, as `ema/…`.
 
     Raises:
       UsageError: there is no such run, checkpoint or split, or the policy is invalid.
@@ -69,10 +70,10 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
 
 
 def stored_settings(settings: Evaluation | Prediction) -> Config:
-    """Reads the settings of a stored run, with the policy and the split of the command.
+    """Reads the settings of a stored run, and replaces its policy and test split by those of the command, if given.
 
     Raises:
-      UsageError: there is no run, its code is not trusted, or it kept no moving average.
+      UsageError: there is no run, its code is not trusted, or `settings.ema` is set and it kept no moving average.
     """
     folder = pathlib.Path(settings.run)
     config = config_of_run(folder, trust_code=settings.trust_code)
@@ -86,10 +87,11 @@ def stored_settings(settings: Evaluation | Prediction) -> Config:
 
 
 def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[PrecisionPlan, data.Source, Task]:
-    """Opens the data and builds the task of `config`, the result of `stored_settings` with the split of the command.
+    """Calls `open_task(config)`, with an error message for `--split`. `config` is the result of `stored_settings`.
 
     Raises:
-      UsageError: as `open_task`; if the split is at fault, the message names the run's own.
+      UsageError: as `open_task`. If only the split of the command is at fault, the message suggests the test split of
+        the run.
     """
     try:
         return open_task(config)
@@ -110,7 +112,7 @@ def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[Preci
 def trained_state(
     task: Task, folder: pathlib.Path, checkpoint: str, layout: Layout, *, ema: bool
 ) -> tuple[int, TrainState, dict]:
-    """Reads the parameters and statistics of a checkpoint, without its optimizer, in the task's dtypes.
+    """Reads the parameters and statistics of a checkpoint, without its optimizer state, in the dtypes of `task`.
 
     Args:
       task: the run's task.
@@ -120,7 +122,7 @@ def trained_state(
       ema: True to read the moving average of the parameters too.
 
     Returns:
-      The position, the replicated state, and the checkpoint's description.
+      The position, the unpacked state with an empty `opt_state`, and the checkpoint's description.
 
     Warns:
       CheckpointWarning: a damaged checkpoint was skipped, or the checkpoint was written under another model, seed, task
@@ -148,7 +150,15 @@ def trained_state(
 
 
 def evaluate_state(eval_step, batches, sharding, conclude: Callable, state: TrainState) -> dict[str, float]:
-    """Computes the metrics of the test set: `test/...` of the parameters, `ema/...` of their moving average if any."""
+    """Computes the metrics of a test set: `test/...` of the parameters, and `ema/...` of their moving average, if any.
+
+    Args:
+      eval_step: `(params, stats, batch) -> sums`, such as the result of `make_eval_step`.
+      batches: the batches of the test set, on the host.
+      sharding: the sharding of a batch on the devices.
+      conclude: converts the sums over all batches to metrics.
+      state: the unpacked state.
+    """
 
     def metrics_of(params) -> dict[str, float]:
         placed = (place(batch, sharding) for batch in batches)

@@ -30,10 +30,13 @@ from mpjax.training.state import Arrays
 
 
 def export_run(settings: Export) -> PretrainedReport | None:
-    """Writes a checkpoint's weights, or a program with them, and prints a description of the file.
+    """Writes a checkpoint's weights, or a program with them, to `settings.output`, and prints what was written.
+
+    Weights are one safetensors file. For the layout "huggingface" of a `hf:` model, they are a folder, unless the
+    output ends in .safetensors.
 
     Returns:
-      The report of the weights; None for a program.
+      The report on the arrays that were written; None for a program.
 
     Raises:
       UsageError: the settings are invalid, there is no such run, checkpoint or moving average, or the model does not
@@ -74,7 +77,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "text_classification": ("tokens", "length"),
     "language_modeling": ("tokens",),
 }
-"""The fields of a batch that a program takes, by task."""
+"""The fields of a batch that an exported program takes, by task; the task `own` has none."""
 
 
 def write_program(
@@ -88,9 +91,10 @@ def write_program(
 ) -> str:
     """Exports the program of a model in evaluation, compares it with the model on test examples, and writes it.
 
-    The program takes a dict of arrays [B, ...] as evaluation reads them, with any B, and returns the logits. It
-    normalises images, and computes under the policy of `plan`. Up to `_COMPARED` examples are compared, by the program
-    as it is read back.
+    The program is a serialised `jax.export.Exported`. It takes a dict of the fields in `INPUTS`, [B, ...] with any B
+    but fixed other axes, as evaluation reads them before normalisation, and returns the logits. It computes under the
+    policy of `plan`. The program is read back, and its logits are compared on up to `_COMPARED` examples, before the
+    file is written.
 
     Returns:
       A sentence about the file.

@@ -38,8 +38,9 @@ def find_rate(settings: RateSearch, config: Config) -> dict[str, Any]:
     finite loss, it also plots the losses: `find_lr.png`, or the formats of `config.report.plot_format`.
 
     Returns:
-      The output of `--json`: `suggestion` (None if the loss never falls), `reason`, `points`, `smoothed`, `skipped`,
-        `ended`, `config`.
+      The output of `--json`: `suggestion` (the rate; None if the loss never falls), `reason`, `points` (a list of
+        [rate, loss] of each applied update), `smoothed` (the smoothed loss of each), `skipped` (the number of skipped
+        steps), `ended` (why the search ended) and `config` (the settings as TOML).
 
     Raises:
       UsageError: the settings are invalid, the data is missing, or the folder is not empty. The message also names the
@@ -80,9 +81,9 @@ def find_rate(settings: RateSearch, config: Config) -> dict[str, Any]:
 
 
 def with_growing_rates(config: Config, settings: RateSearch) -> Config:
-    """Replaces the schedule of a run by rates that grow from update to update, without warm-up.
+    """Replaces the schedule of a run by rates that grow by equal factors from update to update, without warm-up.
 
-    The length of the run leaves room for skipped steps, and each call runs one step.
+    It also sets the length of the run to the updates and `MOST_SKIPPED` more steps, and the steps per call to 1.
     """
     rates = growing_rates(settings.lowest, settings.highest, settings.updates)
 
@@ -95,10 +96,13 @@ def with_growing_rates(config: Config, settings: RateSearch) -> Config:
 
 
 def _trained(settings: RateSearch, run: Run) -> tuple[list[Point], int, str]:
-    """Runs the updates of the search, at most up to the first loss that is not finite.
+    """Trains from fresh or pretrained parameters until `settings.updates` updates were applied.
+
+    It ends earlier at a loss that is not finite, when the smoothed loss explodes (`Watch`), or after `MOST_SKIPPED`
+    skipped steps in a row. A skipped step does not count, and its rate is tried again.
 
     Returns:
-      The updates that were not skipped, the number of skipped steps, and the reason why the search ended.
+      Rate and loss of each applied update, the number of skipped steps, and the reason why the search ended.
     """
     state = run.packing.pack(fresh_state(run, pretrained_arrays(run.task, run.config.model)[0]))
     watch, points, skipped, in_a_row = Watch(settings.stop_above), [], 0, 0
@@ -130,7 +134,9 @@ def plot_rates(
     path: str | os.PathLike[str],
     title: str = "",
 ) -> None:
-    """Draws the loss of each update and the smoothed loss over the learning rate.
+    """Draws the loss of each update and the smoothed loss over the learning rate, and writes the image to `path`.
+
+    If the loss explodes at the highest rates, the panel is cut above the earlier losses, and a note says so.
 
     Args:
       points: `(rate, loss)` of each update, at least one.

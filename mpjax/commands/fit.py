@@ -25,10 +25,12 @@ from mpjax.training.precision_plan import plan_precision
 def fitted(
     config: Config, gather: Callable[[Any], list] = lambda value: [value], say: Callable[[str], object] = print
 ) -> tuple[Config, str]:
-    """Replaces `auto` in the settings by a number, and describes the result for the user.
+    """Replaces `auto` in the batch size or the number of micro-batches by a number; returns the settings and a message.
 
-    The step of the run is compiled for the present devices, in a few sizes. Afterwards the setting is a number, so a
-    stored run repeats.
+    It finds the largest batch (a power of two times devices and micro-batches), or the smallest number of micro-batches
+    (a power of two), whose step fits into device memory. The step is compiled for the present devices in a few sizes,
+    and JAX is configured by `set_up_jax`. Call it only if `is_auto(config)`; otherwise it would replace the number of
+    micro-batches.
 
     Args:
       config: the settings of the run.
@@ -100,4 +102,4 @@ def fitted(
 
 
 _GENERATED = 4096
-"""The largest batch of generated images to try."""
+"""The largest batch to try, in examples, for a data set of generated images (`synthetic:`)."""

@@ -12,17 +12,18 @@ _SETTINGS = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, 2**30), "M_ARENA_MA
 
 
 def keep_freed_memory() -> bool:
-    """Keeps freed memory in this process if it computes on a CPU and uses glibc.
+    """Sets glibc's allocator to keep up to 1 GB of freed memory in this process, if JAX will compute on a CPU.
 
     XLA allocates the memory of each call anew. By default, glibc returns large blocks to the kernel as soon as they are
     freed. The kernel then clears every page of the next block, which took up to half the time of a step
-    (docs/performance.md). Up to 1 GB is kept.
+    (docs/performance.md).
 
-    Call it before JAX, scikit-learn or others start threads, because a thread keeps its first heap. Nothing changes if
-    the environment already sets glibc's memory, in GLIBC_TUNABLES or one of `_VARIABLES`.
+    Call it before JAX, scikit-learn or others start threads, because a thread keeps its first heap. Nothing changes on
+    other systems, with another C library, or if the environment already sets glibc's memory, in GLIBC_TUNABLES or one
+    of `_VARIABLES`.
 
     Returns:
-      True if freed memory is kept from here on.
+      True if glibc accepted all settings; False also if nothing was changed.
     """
     if sys.platform != "linux" or _is_set_by_user() or not _computes_on_cpu():
         return False
@@ -41,7 +42,7 @@ def _is_set_by_user() -> bool:
 
 
 def _computes_on_cpu() -> bool:
-    """True if JAX will use a CPU; does not start JAX."""
+    """True if JAX will use a CPU, by `JAX_PLATFORMS` or, without it, by the installed plugins; JAX is not imported."""
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms.split(",")[0] == "cpu"
     return not entry_points(group="jax_plugins") and importlib.util.find_spec("libtpu") is None

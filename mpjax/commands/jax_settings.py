@@ -1,4 +1,4 @@
-"""The settings of JAX for a run: the folder of compiled programs, and 64-bit arrays."""
+"""Sets JAX's configuration for a run: the cache folder of compiled programs, and 64-bit arrays."""
 
 import jax
 
@@ -9,10 +9,10 @@ from mpjax.training.precision_plan import PrecisionPlan
 
 
 def set_up_jax(config: Config, plan: PrecisionPlan) -> None:
-    """Sets the cache folder of compiled programs, and enables x64 for a float64 policy; call it before creating arrays.
+    """Sets JAX's cache folder of compiled programs, and enables x64 for a float64 policy; call it before arrays exist.
 
-    Programs are kept however short their compilation. If other users can write in that folder, JAX's own setting stays,
-    which names none by default, and a line on stderr says so.
+    These are global settings of JAX, and stay after the run. Programs are cached however short their compilation. If
+    other users can write in the folder, JAX's own cache setting (by default no cache) stays, and stderr has a warning.
 
     Raises:
       UsageError: the GPU has no units for the policy's float8 products.

@@ -14,14 +14,15 @@ from mpjax.errors import UsageError
 from mpjax.training.precision_plan import plan_precision
 
 
-_MOST = 8  # errors in a row: two repairs might contradict each other
+_MOST = 8  # messages in one error: repairs that contradict each other would go on without end
 _THEN = "then: "
 
 
 def raise_together(error: UsageError, config: Config) -> NoReturn:
     """Raises an error that also names the errors that would follow once its `repair` is written, and all their flags.
 
-    An error without a repair, or that no error follows, is raised as it is.
+    To find them, it applies the repair to the settings, opens the data and builds the model again. An error without a
+    repair, or that no error follows, is raised as it is.
     """
     messages, settings = _followed(error, config)
     if len(messages) == 1:
@@ -37,9 +38,11 @@ def _to_write(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _followed(error: UsageError, config: Config) -> tuple[list[str], dict[str, Any]]:
-    """Collects the message of an error, the messages of the errors after its repair, and all settings that they name.
+    """Applies the repair of an error to the settings, then that of the next error, and so on, up to `_MOST` errors.
 
-    If a message repeats, its repair has no effect or another repair undoes it. Then the settings are empty.
+    Returns:
+      The messages, and the settings of all repairs. The settings are empty if a message repeats, because then a repair
+        has no effect or another repair undoes it.
     """
     messages, settings = [str(error)], dict(error.repair)
     while error.repair and len(messages) < _MOST:
@@ -58,12 +61,12 @@ def _followed(error: UsageError, config: Config) -> tuple[list[str], dict[str, A
 
 
 def _attempt(config: Config) -> None:
-    """Opens the data and builds the model for its fields, to find the next error.
+    """Opens the data and builds the abstract model for its fields, only to raise the next error of these settings.
 
-    Nothing is trained: there is no pass over the examples, and no array is created.
+    It neither reads all examples nor creates an array.
 
     Raises:
-      UsageError: the next error.
+      UsageError: the settings have an error.
     """
     source = data.open_source(config.data, data_folder(config), config.task)
     fields = data.batch_fields(source, config.data)
@@ -72,7 +75,7 @@ def _attempt(config: Config) -> None:
 
 
 def flags(settings: Mapping[str, Any]) -> str:
-    """Formats settings as flags for a shell. Empty tuples are left out.
+    """Formats settings, by name, as flags for a shell. A setting with an empty tuple is left out.
 
     >>> flags({"data.test_split": "train[90%:]", "data.mask_values": (0, 255)})
     "--data.test_split 'train[90%:]' --data.mask_values 0 255"

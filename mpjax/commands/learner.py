@@ -43,7 +43,12 @@ from mpjax.training.tensor import tensor_axes
 
 
 def open_task(config: Config) -> tuple[PrecisionPlan, data.Source, Task]:
-    """Settles the precision of a stored run, opens its data set, and builds its task.
+    """Opens the data set of a stored run, without the sets mixed into it for training, and builds its task.
+
+    It also changes JAX's configuration (`set_up_jax`).
+
+    Returns:
+      The precision, the examples, and the task: the model under its policy, and its objective.
 
     Raises:
       UsageError: the settings are invalid, or the data is missing.
@@ -56,7 +61,10 @@ def open_task(config: Config) -> tuple[PrecisionPlan, data.Source, Task]:
 
 
 def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
-    """Builds the task that `config` describes, on batches of these fields, without creating an array.
+    """Builds the model (abstract, under its policy) and the objective of `config`, for batches with these fields.
+
+    No array of the model is created. With an own model, its code runs in Python, and arrays that it keeps besides its
+    variables are computed.
 
     Raises:
       UsageError: the model cannot be built on these fields, a rule of the policy or a pattern of frozen parameters
@@ -108,15 +116,15 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
-    """What a run trains, and how, before its devices are chosen.
+    """The model, the objective and the optimizer of a run, before its devices are chosen.
 
     Attributes:
       config: the settings of the run.
       plan: the precision of the run.
       fields: the fields of a batch.
       task: the model and its objective.
-      tx: the optimizer.
-      schedule: the learning rate by step.
+      tx: the optimizer, with clipping, loss scaling and master weights.
+      schedule: the learning rate as a function of applied steps.
     """
 
     config: Config
@@ -127,7 +135,7 @@ class Learner:
     schedule: optax.Schedule
 
     def on(self, mesh: Mesh) -> Placed:
-        """Builds the layout, the packing and the training step of the run for a mesh.
+        """Builds the layout, the packing and the jitted training step of the run for a mesh; compiles nothing.
 
         Raises:
           UsageError: the arrays of the run cannot be divided over the mesh, or its devices cannot run a kernel that the
@@ -159,7 +167,7 @@ class Learner:
 def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, steps: int, warmup: int) -> Learner:
     """Builds the model, the objective and the optimizer that `config` describes, without creating an array.
 
-    The schedule has its peak after `warmup` steps, and ends after `steps`.
+    The learning rate has its peak after `warmup` steps, or a fifth of `steps` if that is less, and ends after `steps`.
 
     Raises:
       UsageError: as `make_task`; the model's outputs do not fit the task; the user's augmentation or objective fails on
@@ -202,7 +210,10 @@ def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, st
 
 
 def _packing(config: Config, task: Task, layout: Layout) -> Packing:
-    """Plans to pack small arrays, on one device, if the optimizer is elementwise and no array is frozen."""
+    """Plans to pack small arrays if there is one device, the optimizer is elementwise and no array is frozen.
+
+    Otherwise nothing is packed.
+    """
     # On several devices, the sum of a packed gradient would wait for the last array of the backward pass. Frozen arrays
     # are identified by path.
     if not treats_numbers_one_by_one(config.optimizer) or task.frozen or layout.mesh.size > 1:
@@ -212,7 +223,7 @@ def _packing(config: Config, task: Task, layout: Layout) -> Packing:
 
 
 def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields, mesh: Mesh) -> Layout:
-    """Builds the layout of a run: how its arrays are divided over a mesh, and the dtypes in which `fsdp` gathers them.
+    """Builds the layout of a run: the sharding of its arrays over a mesh, and the dtypes in which `fsdp` gathers them.
 
     Raises:
       UsageError: as `tensor_axes` and `require_alike`; or `mesh.float8_gather` is set and no parameter can be gathered
@@ -236,7 +247,7 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields
 
 
 def _quantised_weights(task: Task, divided: Collection[str]) -> list[str]:
-    """The paths of those weights in `divided` that their layers quantise to float8 by one scale.
+    """Lists the kernels in `divided`, paths of sharded parameters, that their layers quantise to float8 with one scale.
 
     Raises:
       UsageError: there are none.
@@ -252,5 +263,5 @@ def _quantised_weights(task: Task, divided: Collection[str]) -> list[str]:
 
 
 def prepared_shapes(task: Task, fields: data.Fields) -> Any:
-    """The shapes of a prepared batch of one example."""
+    """The shapes and dtypes of a batch of one example, prepared as in evaluation."""
     return jax.eval_shape(lambda batch: task.objective.prepare(batch, None), data.batch_shapes(fields, 1))

@@ -1,4 +1,4 @@
-"""Whether a run can have the kernel of `--model.norm_kernel pallas`: its device, mesh, casts and norms."""
+"""Checks whether a run can use the kernel of `--model.norm_kernel pallas`, by its device, mesh, casts and norms."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -18,21 +18,23 @@ from mpjax.training.precision_plan import PrecisionPlan
 
 
 def require_norm_kernel(model: nnx.Module, plan: PrecisionPlan, mesh: Mesh) -> None:
-    """Checks that the kernel computes the gradients of all norms of a model's blocks, on every device of a mesh.
+    """Checks that mpjax's Pallas kernel can compute the gradients of the layer norms in a model's blocks.
 
     Args:
       model: the model under its policy, which may be abstract.
       plan: the precision of the run.
-      mesh: the devices of the run.
+      mesh: the devices of the run, all of the same kind as its first.
 
     Raises:
-      UsageError: it does not.
+      UsageError: it cannot. The device is no NVIDIA GPU from Ampere on, JAX has no Pallas for Triton, the mesh has a
+        `tensor` axis above 1, the run uses autocast, or a norm has another dtype than float32.
     """
     if reason := _why_not(model, plan, mesh):
         raise UsageError(f"--model.norm_kernel pallas {reason}; write --model.norm_kernel xla, or leave it out")
 
 
 def _why_not(model: nnx.Module, plan: PrecisionPlan, mesh: Mesh) -> str | None:
+    """The reason why a run cannot use the kernel, a phrase that follows the setting in a message; None if it can."""
     if reason := why_not_on(mesh.devices.flat[0]):
         return reason
     if importlib.util.find_spec("jax.experimental.pallas.triton") is None:
@@ -48,7 +50,7 @@ def _why_not(model: nnx.Module, plan: PrecisionPlan, mesh: Mesh) -> str | None:
 
 
 def _norms(model: nnx.Module) -> Iterator[tuple[str, Any]]:
-    """The norms that the kernel is for, and their paths."""
+    """Yields path and module of `norm1` and `norm2` in each block that normalises first (`pre_norm`)."""
     for path, module in modules_of(model).items():
         if getattr(module, "order", None) is pre_norm:
             yield from ((f"{path}/{name}", getattr(module, name)) for name in ("norm1", "norm2"))

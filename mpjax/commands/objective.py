@@ -1,4 +1,4 @@
-"""Chooses the objective of a run: its task's or the user's own, with the user's metrics."""
+"""Builds the objective of a run: its task's or the user's own, with the user's metrics."""
 
 import functools
 from typing import Any
@@ -22,10 +22,16 @@ def choose_objective(
 ) -> RunObjective:
     """Builds the objective that `config` names: the task's or the user's own, with the user's metrics.
 
-    `prepare` is as in `RunObjective`. `abstract` is the model with shapes in place of arrays.
+    Args:
+      config: the settings of the run.
+      prepare: prepares a batch on the device, as in `RunObjective`.
+      policy: the policy of the model.
+      abstract: the model with shapes in place of arrays.
+      fields: the fields of a batch.
 
     Raises:
-      UsageError: the code that a setting names cannot be used, or the model cannot compute its logits in parts.
+      UsageError: the code that a setting names cannot be used; `training.chunked_loss` is set and the model has no
+        methods `features` and `logits`; or the number of class weights is not the number of classes.
     """
     chunk = config.training.chunked_loss
     if chunk and not all(callable(getattr(abstract, name, None)) for name in ("features", "logits")):
@@ -44,7 +50,7 @@ def choose_objective(
 
 
 def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -> RunObjective:
-    """Builds the objective of the task.
+    """Builds the objective of the task, with the label smoothing, class weights and ignored labels of the settings.
 
     Raises:
       UsageError: the number of class weights is not the number of classes.
@@ -101,6 +107,6 @@ def _with_metrics(config: Config, objective: RunObjective, abstract: nnx.Module,
 
 
 def metrics_of(task: Task, fields: Fields) -> tuple[str, ...]:
-    """The names of the metrics, without `test/`, that an evaluation of a task computes on batches of these fields."""
+    """The names of the metrics, without `test/`, that an evaluation of a task computes; found by an abstract trace."""
     values: Any = nnx.eval_shape(task.objective.measure, task.abstract, batch_shapes(fields, 2))
     return task.objective.names(values)

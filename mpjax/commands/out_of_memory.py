@@ -1,4 +1,4 @@
-"""The errors of a run without enough memory, with settings that are estimated to fit."""
+"""Reports a lack of memory: checks the host's memory before a run, and names settings that are estimated to fit."""
 
 import contextlib
 import socket
@@ -16,9 +16,9 @@ from mpjax.plan.system_memory import free_memory, free_swap
 
 @contextlib.contextmanager
 def memory_told(config: Config) -> Iterator[None]:
-    """Context that converts an out-of-memory error of device or host to a UsageError with settings that may fit.
+    """Context that converts an out-of-memory error of a device or the host to a UsageError with settings that may fit.
 
-    To find them, it compiles the step in a few sizes. Other errors pass unchanged.
+    To find them, it compiles the step in a few sizes, which may take minutes. Other errors pass unchanged.
     """
     try:
         yield
@@ -31,12 +31,11 @@ def memory_told(config: Config) -> Iterator[None]:
 
 
 def require_memory(company: Alone | Company, programs: Iterable[jax.stages.Compiled]) -> None:
-    """Raises MemoryError if a program needs more memory of the host than is free, where the devices are CPUs.
+    """Raises MemoryError if the devices are CPUs and a program needs more memory than the host has free, swap included.
 
-    Free swap counts as free. The need is that of temporary arrays and results, for all devices and processes of the
-    host.
-
-    Otherwise the system would kill the process without a message at its first write. All processes must call this.
+    The need is that of the largest program: the bytes of its temporary arrays and results, times the devices of this
+    process and the processes on this host. Without this check, the system would kill the process without a message when
+    it first writes to the memory. All processes must call it. On other devices it does nothing.
 
     Args:
       company: the processes, which share the memory of their hosts.

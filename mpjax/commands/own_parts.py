@@ -1,4 +1,4 @@
-"""The user's own parts of a run: passed in Python, or named by the settings; see `mpjax/extend.py`."""
+"""Adds a user's own code (`mpjax/extend.py`) to a run: arguments of `mpjax.run`, callbacks and the chosen metric."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -27,10 +27,18 @@ PARTS = {
 
 
 def with_parts(config: Config, **parts: Any) -> Config:
-    """Adds parts that were passed in Python to the settings, by their names in `PARTS`; None means no part.
+    """Replaces settings by objects that were passed to `mpjax.run`; returns the new settings.
 
-    Metrics and callbacks, of which there may be several, come after those that the settings name. A part that is not
-    callable is a UsageError, except a source or a callback.
+    An argument of None changes nothing. Each object is wrapped in a `PythonObject`. Metrics and callbacks, lists of
+    objects, are added after those that the settings name.
+
+    Args:
+      config: the settings.
+      **parts: the objects, by their names in `PARTS`.
+
+    Raises:
+      UsageError: `metrics` or `callbacks` cannot be iterated, or another object than a source or a callback is not
+        callable.
     """
     for name, part in parts.items():
         if part is None:
@@ -58,7 +66,7 @@ def _require_callable(name: str, parts: Sequence[Any]) -> None:
 
 
 def require_several(name: str, parts: Any) -> tuple:
-    """Converts an argument of `mpjax.run` with several parts to a tuple.
+    """Converts the argument `name` of `mpjax.run`, an iterable of objects, to a tuple.
 
     Raises:
       UsageError: it cannot be iterated, such as a single function.
@@ -71,12 +79,12 @@ def require_several(name: str, parts: Any) -> tuple:
 def callbacks_of(
     config: Config, gather: Callable[[Any], list], failures: list[CallbackError] | None = None
 ) -> Callbacks:
-    """Loads the callbacks of a run, with early stopping if the settings say so.
+    """Loads the callbacks that `loop.callbacks` names, and adds early stopping if `loop.stop_after` is set.
 
     Args:
       config: the settings of the run.
       gather: a function from a value of this process to the list of the values of all processes.
-      failures: the list to which the run's own writers add their failures; None without such writers.
+      failures: the list to which the user's writers add their failures; None if no process has such writers.
 
     Raises:
       UsageError: the code that a setting names cannot be used, or `loop.stop_after` is set and the best value of the
@@ -91,6 +99,6 @@ def callbacks_of(
 
 
 def require_metric(metric: str, names: Sequence[str]) -> None:
-    """Raises UsageError if the metric that chooses the best checkpoint is not a metric of the test set."""
+    """Raises UsageError if `metric`, the value of `--loop.best`, is not among `names`, the metrics of the test set."""
     if metric not in names:
         raise UsageError(f"--loop.best {metric}: the test set has the metrics {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Pictures of a segmentation for writers: test images next to their masks and the predicted masks."""
+"""Draws pictures of a segmentation for writers: test images next to their masks and the predicted masks."""
 
 import functools
 from collections.abc import Callable
@@ -20,11 +20,11 @@ Pictures = dict[str, np.ndarray]
 
 
 def pictures_of(run: Run) -> Callable[[TrainState], Pictures] | None:
-    """Builds a function from an unpacked state to `config.report.images` pictures; None if the run has none.
+    """Builds a function from an unpacked state to pictures of test examples; None if the run has no pictures.
 
     Only a segmentation with the task's own objective has pictures, because the predictions of other objectives are
-    unknown. The examples are spread evenly over the test split, and are the same in every call. With several processes,
-    each must call the function.
+    unknown; and only if `config.report.images`, their number, is not 0. The examples are read here, are spread evenly
+    over the test split, and are the same in every call. With several processes, each must call the function.
     """
     config = run.config
     count = min(config.report.images, len(run.source.test))
@@ -57,7 +57,8 @@ def side_by_side(image: np.ndarray, mask: np.ndarray, predicted: np.ndarray) -> 
     """Joins the image, the mask and the predicted mask from left to right, uint8 [H, 3 W + 4, 3].
 
     Args:
-      image: [H, W, C], either uint8, which is unchanged, or floating point, which is stretched to the full range.
+      image: [H, W, C], either uint8, whose values stay, or floating point, whose smallest value becomes 0 and whose
+        largest becomes 255. Of more than three channels, the first three are shown; of one or two, the first, in grey.
       mask: class numbers [H, W], with `IGNORED` at ignored pixels.
       predicted: class numbers [H, W].
     """
@@ -66,7 +67,7 @@ def side_by_side(image: np.ndarray, mask: np.ndarray, predicted: np.ndarray) -> 
 
 
 def coloured(mask: np.ndarray) -> np.ndarray:
-    """Maps class numbers [H, W] to colours, uint8 [H, W, 3].
+    """Maps class numbers [H, W], from 0 to 255, to colours, uint8 [H, W, 3]; ignored pixels (255) become white.
 
     >>> coloured(np.array([[0, 1, 2, 255]])).tolist()
     [[[0, 0, 0], [128, 0, 0], [0, 128, 0], [255, 255, 255]]]
@@ -89,7 +90,10 @@ def _palette() -> np.ndarray:
 
 
 def _visible(image: np.ndarray) -> np.ndarray:
-    """Converts an image to uint8 [H, W, 3]: one or two channels become grey; of more, the first three are kept."""
+    """Converts an image to uint8 [H, W, 3]: its first three channels, or the first one in grey if it has fewer.
+
+    Values of another dtype than uint8 are scaled linearly, the smallest to 0 and the largest to 255.
+    """
     if image.dtype != np.uint8:
         low, high = image.min(), image.max()
         image = np.round((image - low) * (255 / ((high - low) or 1))).astype(np.uint8)

@@ -56,7 +56,10 @@ class Plans(dict[str, Any]):
 
 
 def scaling_title(plans: Sequence[Estimate]) -> str:
-    """The title of a scaling table in two lines, or one line of advice if the plans cannot tell of more GPUs."""
+    """Formats the title of a scaling table in two lines, or one line of advice if the plans have no scaling.
+
+    A plan has none if the mesh axis that would grow has size 1, because its program then has no collective over it.
+    """
     first, gpu = plans[0], GPUS[plans[0].gpu]
     axis = f"--mesh.{first.communication.grows}"
     if not first.communication.scaling:
@@ -69,12 +72,12 @@ def scaling_title(plans: Sequence[Estimate]) -> str:
 
 
 def scaling_table(plans: Sequence[Estimate]):
-    """Builds a rich table of step time and efficiency, with a row per number of GPUs and a column per plan."""
+    """Builds a `rich` table of step time and efficiency, with a row per number of GPUs and a column per plan."""
     return columns("GPUs", plans, scaling_rows(plans))
 
 
 def scaling_rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
-    """For each number of GPUs: the number, and a cell per plan with its time of a step and its efficiency."""
+    """Lists, for each number of GPUs, the number as text and a cell per plan: its step time and its efficiency in %."""
     by_devices: dict[int, list[str]] = {}
     for plan in plans:
         for scale in plan.communication.scaling:
@@ -106,6 +109,9 @@ def plan_run(
     measure: Callable[[PlannedStep, Fields], Measured] | None = None,
 ) -> Plans:
     """Predicts memory and step time of the run that `config` describes, for each GPU and policy, and prints them.
+
+    It compiles the training step for each, which needs no GPU and trains nothing. With `settings.plot`, it also draws
+    them to that file.
 
     Args:
       settings: the GPUs and policies, and the form of the output.
@@ -161,12 +167,14 @@ def plan_run(
 
 
 def fields_of(config: Config, *, vocabulary: int = 0) -> Fields:
-    """The fields of a run's batches, by `planned_fields`; a `vocabulary` of 0 means the tokenizer's own."""
+    """Finds the fields of a run's batches (`planned_fields`); a `vocabulary` of 0 means that of the run's tokenizer."""
     return planned_fields(config.task, config.data, data_folder(config), vocabulary=vocabulary)
 
 
 def planned_step(config: Config, fields: Fields) -> PlannedStep:
-    """Describes the step of a run on batches of these fields, for compilation, without creating an array.
+    """Builds the description of a run's training step from which it is compiled; no array is created, nothing compiled.
+
+    Durations in epochs are converted with `EPOCH` steps per epoch.
 
     Raises:
       UsageError: the settings are invalid, or the model does not accept such batches.

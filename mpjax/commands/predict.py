@@ -35,7 +35,10 @@ Record = dict[str, Any]
 
 
 def predict_run(settings: Prediction) -> int:
-    """Predicts, writes a line for each input, and returns the number of lines.
+    """Predicts with a checkpoint, writes a JSON line for each input in order, and returns the number of lines.
+
+    The lines go to the file `settings.output`, or to stdout if it is empty. For segmentation, `settings.output` is a
+    folder: the predicted masks are written there as PNG, and the lines, with their paths, go to stdout.
 
     Raises:
       UsageError: there is no such run, checkpoint, input or split, the task is the user's own, an input cannot be read
@@ -121,7 +124,11 @@ def _given(settings: Prediction, config: Config, source: data.Source) -> Inputs:
 
 
 def _by_input(computed: Iterator) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Yields the number of each input, with the outputs of its rows, which are consecutive in the batches."""
+    """Groups the outputs of batches by input: yields each input's number, and a dict of outputs for each of its rows.
+
+    A long text or an image in tiles has several consecutive rows, which may be in different batches. If a batch has a
+    field `label`, each dict has it too.
+    """
     current, rows = -1, []
     for owners, batch, outputs in computed:
         for place_in_batch, owner in enumerate(owners):
@@ -154,7 +161,7 @@ def _loss(rows: Sequence[Mapping[str, Any]]) -> Record:
 
 
 def folder_of_masks(settings: Prediction, given: Inputs) -> pathlib.Path:
-    """Creates the folder of the masks.
+    """Creates the folder `settings.output` for the masks, with its parents, if absent, and returns it.
 
     Raises:
       UsageError: no folder is set, or two inputs would have the same mask file.
@@ -172,12 +179,16 @@ def folder_of_masks(settings: Prediction, given: Inputs) -> pathlib.Path:
 
 
 def _mask_name(name: str) -> str:
-    """The file name of the mask of an image file, `cat.jpg`, or of an example, `train[:0.5%][3]`."""
+    """The name of an input's mask: `cat.png` for the file `photos/cat.jpg`, `test[3].png` for the example `test[3]`."""
     return f"{name if name.endswith(']') else pathlib.PurePath(name).stem}.png"
 
 
 def mask_values(source: data.Source) -> np.ndarray:
-    """The value of each class in the masks of the set, uint8 or uint16; its number if PNG cannot store the value."""
+    """The value of each class in the masks of a data set, by class number: uint8, or uint16 if a value needs it.
+
+    Warns:
+      DataWarning: a value is negative or above 65,535, which PNG cannot store. Then all values are the class numbers.
+    """
     field: Any = source.fields["mask"]
     values = np.asarray(field.values or range(field.num_classes))
     if values.min() >= 0 and values.max() < 2**16:
@@ -193,9 +204,13 @@ def mask_values(source: data.Source) -> np.ndarray:
 
 @contextlib.contextmanager
 def _lines(output: str | None) -> Iterator[TextIO]:
-    """Context that opens the file of the lines, or yields stdout if `output` is empty.
+    """Context that yields the text stream of the lines: a file at `output`, or stdout if `output` is empty or None.
 
-    The file gets its name when it is complete. A path such as /dev/stdout is the stream itself, also in a redirection.
+    A regular file is replaced when the block ends, and stays as it was if the block raises. If the path is stdout or
+    stderr itself, such as /dev/stdout or the file of a redirection, the stream is yielded.
+
+    Raises:
+      UsageError: the folder of the file does not exist.
     """
     if not output:
         yield sys.stdout
@@ -223,9 +238,10 @@ def _is_open(path: pathlib.Path, stream: TextIO) -> bool:
 
 @contextlib.contextmanager
 def _progress(settings: Prediction, total: int) -> Iterator[Callable[[int], None]]:
-    """Context that yields a function of the number of finished inputs, which shows it on stderr.
+    """Context that yields a function that is called with the number of finished inputs and shows progress on stderr.
 
-    The function does nothing if stderr is no terminal, or if the lines of the result appear there too.
+    It prints about 100 times in all. It does nothing if stderr is no terminal, or if the lines of the result appear in
+    the terminal too.
     """
     if not sys.stderr.isatty() or (sys.stdout.isatty() and not settings.output):
         yield lambda done: None

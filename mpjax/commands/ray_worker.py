@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 
 
 def work(config: Config, exchange: Any, started_in: str) -> dict | None:
-    """Trains as one process of a run; Ray calls it in each worker.
+    """Trains as one process of a run; Ray calls it in each worker. It changes the working directory of the process.
 
     Args:
       config: the settings, with the folder of the run and `resume`.
       exchange: the handle of an `Exchange` (train_ray.py).
-      started_in: the working directory of the command, from which relative paths start.
+      started_in: the working directory of the command, from which relative paths start; ignored if it does not exist
+        on this machine.
 
     Returns:
-      The contents of `summary.json`; None if the run has ended with an error, which `exchange` has.
+      The contents of `summary.json`; None after a UsageError, Diverged or Interrupted, here or in another worker, which
+        `exchange` records. Other errors pass, and Ray then restarts the workers.
     """
     import ray
     import ray.train
@@ -53,7 +55,10 @@ def work(config: Config, exchange: Any, started_in: str) -> dict | None:
 
 
 def _placed(config: Config) -> Config:
-    """Adds the place of this worker among the processes to the settings; all workers call it together."""
+    """Sets `distributed` in the settings: the address of process 0, the number of processes, and this worker's number.
+
+    All workers must call it together.
+    """
     import ray.train.collective
     import ray.util
 
@@ -73,7 +78,10 @@ def _placed(config: Config) -> Config:
 
 @contextlib.contextmanager
 def _stopping(stop: Stop, exchange: Any) -> Iterator[None]:
-    """Context in which a thread asks this worker to stop, through `stop`, once the command receives a signal."""
+    """Context that starts a thread, which calls `stop.ask` once the command has received a signal.
+
+    The thread outlives the context.
+    """
     import ray
 
     listening = threading.Thread(target=lambda: stop.ask(ray.get(exchange.stopped.remote())), daemon=True)
@@ -82,7 +90,7 @@ def _stopping(stop: Stop, exchange: Any) -> Iterator[None]:
 
 
 class Reports(Writer):
-    """Reports metrics at evaluations, and checkpoints once they are complete, to Ray.
+    """A writer that reports to Ray: metrics at each evaluation and checkpoint, and checkpoints when they are complete.
 
     Ray waits for the reports of all workers, so each worker has a `Reports`. Only the first reports checkpoints.
 
@@ -98,7 +106,7 @@ class Reports(Writer):
         self._closed = threading.Event()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keeps the metrics and, if they are of an evaluation, reports the last value of each metric so far to Ray."""
+        """Stores the metrics. If any is a `test/…` metric, reports the last value of every metric so far to Ray."""
         self._metrics |= {**metrics, "step": step}
         if any(name.startswith("test/") for name in metrics):
             self._report(None)
@@ -108,7 +116,7 @@ class Reports(Writer):
         self._report(self._checkpoints / str(step) if self._first else None)
 
     def close(self) -> None:
-        """Marks the end of the checkpoints: the last one is complete."""
+        """Ends the wait for checkpoints that are being written: they are complete by now."""
         self._closed.set()
 
     def _report(self, checkpoint: pathlib.Path | None) -> None:
@@ -124,7 +132,10 @@ class Reports(Writer):
         )
 
     def _complete(self, checkpoint: "ray.train.Checkpoint", name: str) -> "ray.train.Checkpoint":
-        """Waits until the checkpoint is complete, or until `close`."""
+        """Waits until the checkpoint or a later one is complete, or until `close`; returns the checkpoint unchanged.
+
+        Ray calls it in place of an upload. `name` is ignored.
+        """
         position = int(pathlib.Path(checkpoint.path).name)
         while max(complete_checkpoints(self._checkpoints), default=0) < position and not self._closed.wait(0.2):
             pass

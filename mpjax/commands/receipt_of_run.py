@@ -1,4 +1,4 @@
-"""The receipt of a run: read from its compiled step, written to its folder, and required with `--precision.strict`."""
+"""Writes the receipt of a run, the dtypes in which its compiled step computes; enforces `--precision.strict`."""
 
 import pathlib
 from collections.abc import Callable, Mapping
@@ -12,19 +12,26 @@ from mpjax.training.feed import CallProgram
 RECEIPT_FILE = "receipt.json"
 
 Programs = Mapping[int, CallProgram]
-"""The program of each number of steps per call."""
+"""The compiled training call of each number of steps per call."""
 
 
 def check_receipt(
     run: Run, programs: Programs, folder: pathlib.Path, put: Callable[[pathlib.Path, bytes], object]
 ) -> str:
-    """Passes the receipt of the program with the most steps per call to `put`; returns a message for the user.
+    """Reads which dtypes the compiled training call uses, passes this receipt to `put`, and returns a message.
 
-    `put(file, content)` writes the receipt to `folder`. If the program cannot be read, nothing is written, and the
-    message says so.
+    Of several programs, it reads the one with the most steps per call. If that cannot be read, nothing is written, and
+    the message says so.
+
+    Args:
+      run: the run.
+      programs: the compiled training calls, at least one.
+      folder: the run's folder.
+      put: called as `put(folder / RECEIPT_FILE, content)` to write the receipt.
 
     Raises:
-      DtypeError: with `precision.strict`, an operation runs in another dtype than asked for, although the device could.
+      DtypeError: with `precision.strict`, an operation runs in another dtype than asked for, although this device could
+        run it as asked. The receipt is passed to `put` before.
       UsageError: with `precision.strict`, the program cannot be read.
     """
     strict = run.config.precision.strict

@@ -1,4 +1,4 @@
-"""The folder of a run: created by the first of its processes, and read again by all on resumption."""
+"""Creates or opens the folder of a run, for all its processes, and the state in which the run begins."""
 
 import contextlib
 import dataclasses
@@ -29,8 +29,10 @@ from mpjax.training.setup import pretrained_arrays
 def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
     """Creates the folder of the run (with `resume`, finds it) in the first process, and returns its path in all.
 
+    All processes must call it.
+
     Raises:
-      UsageError: as `run_folder`, or a process does not see the folder.
+      UsageError: as `run_folder`, or a process does not see the folder. A new folder is then removed.
     """
     folder = pathlib.Path(company.gather(str(run_folder(config)) if company.first else None)[0])
     seen = company.gather((folder / CONFIG_FILE).exists())
@@ -47,11 +49,12 @@ def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
 
 @contextlib.contextmanager
 def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable[[], None]]:
-    """Context that removes new files of a run's folder after a UsageError or CallbackError before the first step.
+    """Context that removes files added to a run's folder if a UsageError or CallbackError comes before the first step.
 
-    So the corrected command finds the folder as the refused one did. The context yields a function to call before the
-    first step; after that call, nothing is removed. A resumed run replaces its earlier files only after its first step
-    (`Records`). A `new` folder is removed as a whole. The caller holds its lock, so no other process writes.
+    So the corrected command finds the folder as the refused one did. The context yields a function to call right before
+    the first step; after that call, nothing is removed. Of a `new` run, the folder itself is removed too. Files that
+    were there before are never touched; a resumed run replaces them only after its first step (`Records`). The error
+    passes on. The caller holds the lock of the folder, so no other process writes.
     """
     kept = () if new else {path.name for path in folder.iterdir()}
     calls = []
@@ -70,7 +73,10 @@ def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable
 
 @contextlib.contextmanager
 def resumption_told(config: Config, folder: pathlib.Path) -> Iterator[None]:
-    """Context that adds the command that resumes a run to an `Interrupted`, unless parts were passed in Python."""
+    """Context that adds the shell command that resumes the run to the message of an `Interrupted`.
+
+    The message stays as it is if parts of the run were passed in Python, which a command cannot do.
+    """
     try:
         yield
     except Interrupted as error:
@@ -83,8 +89,11 @@ def resumption_told(config: Config, folder: pathlib.Path) -> Iterator[None]:
 def held_folder(config: Config, company: Alone | Company) -> Iterator[tuple[pathlib.Path, Callable[[], None]]]:
     """Context that creates or opens the folder of a run; the first process holds its lock inside the `with` block.
 
+    All processes must enter it.
+
     Yields:
-      The folder, and a function to call before the first step; see `restored_if_refused`.
+      The folder, and a function to call right before the first step; see `restored_if_refused`. In other processes than
+        the first, the function does nothing.
 
     Raises:
       UsageError: as `run_folder_of`, or another process holds the lock.
@@ -105,12 +114,12 @@ class Beginning:
     """The state in which a run begins, from its last checkpoint or new.
 
     Attributes:
-      step: the attempted steps so far.
-      state: the state, by path.
-      about: the description of the next checkpoints.
-      before: the description of the checkpoint; empty for a new run.
-      metrics: the lines of metrics.jsonl.
-      weights: the report of pretrained weights; None without any.
+      step: the attempted steps so far; 0 for a new run.
+      state: the unpacked state.
+      about: the description to store with the next checkpoints: policy, loss scale, seed, settings and data.
+      before: the description that the last checkpoint holds; empty without a checkpoint.
+      metrics: the lines of metrics.jsonl; empty without a checkpoint.
+      weights: the report of pretrained weights; None without any, and for a resumed run.
     """
 
     step: int
@@ -121,11 +130,18 @@ class Beginning:
     weights: PretrainedReport | None
 
     def spent(self, name: str) -> float:
-        """The seconds that earlier processes of the run spent: `seconds` or `compile_seconds`."""
+        """The seconds that earlier commands of the run spent up to its checkpoint; 0 for a new run.
+
+        `name` is `seconds` (in all) or `compile_seconds`.
+        """
         return float(self.before.get(name, 0.0))
 
     def told(self, run: Run, history: History) -> Iterator[str]:
-        """Yields a line for each fact that the user should know, such as what is different from before a resumption."""
+        """Yields the lines to show to the user before the first step.
+
+        They say from which step the run resumes, which settings, data and versions have changed since, what was loaded
+        as pretrained weights, and whether no step is left to train.
+        """
         if run.config.resume:
             fresh = "no checkpoint to resume from: starting at step 0"
             yield f"resumed from step {self.step}" if self.before else fresh
@@ -143,10 +159,13 @@ class Beginning:
 
 
 def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning:
-    """Creates the first state of a run, or, with `resume`, reads its last checkpoint, if there is one.
+    """Creates the first state of a run or, with `resume`, reads its last checkpoint, if there is one.
+
+    All processes must call it. With `resume` and no checkpoint, the run starts at step 0. Checkpoints later than the
+    one that is read, which are damaged, are renamed.
 
     Raises:
-      UsageError: no checkpoint is undamaged, or the last one is of another model, or of other data, and
+      UsageError: all checkpoints are damaged, or the last undamaged one is of another model; or it is of other data and
         `config.other_data` is off.
     """
     data = fingerprint_of(run.source, run.config.data, run.batches, run.tests) if company.first else None
@@ -166,12 +185,13 @@ def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning
 
 
 def _resumed(run: Run, folder: pathlib.Path, about: dict, company: Alone | Company) -> tuple[int, TrainState, dict]:
-    """Reads the last undamaged checkpoint; returns its position, the state and its description.
+    """Reads the last undamaged checkpoint; returns its position (attempted steps), unpacked state and description.
 
-    Later checkpoints, which are damaged, are renamed.
+    Later checkpoints, which are damaged, are renamed to `<position>.damaged`.
 
     Raises:
-      UsageError: there is none, it is of another model, or of other data, and `run.config.other_data` is off.
+      UsageError: there is no undamaged checkpoint, it is of another model, or it is of other data and
+        `run.config.other_data` is off.
     """
     checkpoint: list = []
 

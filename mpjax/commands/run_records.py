@@ -1,4 +1,4 @@
-"""The files of a run: the conditions of its steps (settings, history, environment, receipt) and its results."""
+"""Writes the files of a run besides metrics: the conditions of its steps (settings, versions, ...) and its results."""
 
 import pathlib
 import warnings
@@ -22,14 +22,14 @@ from mpjax.training import TrainState
 
 
 class Records:
-    """Files that record the conditions of a run's steps.
+    """Writes the files that record the conditions of a run's steps, such as config.toml: at once or after a first step.
 
     The files of a resumed run describe the earlier steps. They are replaced only after another step has run, however
     the process ends.
 
     Args:
-      writing: whether this process writes the files of the run.
-      waiting: whether the files wait for the first step.
+      writing: whether this process writes the files of the run; otherwise nothing is written.
+      waiting: whether files are kept in memory until the first step, as in a resumed run.
     """
 
     def __init__(self, *, writing: bool = True, waiting: bool):
@@ -37,14 +37,18 @@ class Records:
         self._files: dict[pathlib.Path, bytes] = {}
 
     def put(self, file: pathlib.Path, content: bytes) -> None:
-        """Writes a file, at once or after the first step; does nothing if this process does not write."""
+        """Writes a file atomically: at once, or after the first step if files wait; then its last content counts."""
         if self._writing and self._waiting:
             self._files[file] = content
         elif self._writing:
             write_atomically(file, content)
 
     def written_after(self, train_call: Callable) -> Callable:
-        """Wraps the training call to write the waiting files after the first call."""
+        """Wraps the training call to write the waiting files once its first call has finished on the device.
+
+        `train_call` is `(state, fed, count) -> (state, metrics)`, and so is the result. Only a call after which files
+        wait blocks on its metrics.
+        """
 
         def call(state, fed, count: int):
             state, metrics = train_call(state, fed, count)
@@ -60,7 +64,9 @@ class Records:
 
 
 def put_records(records: Records, run: Run, folder: pathlib.Path, beginning: Beginning) -> History:
-    """Hands history, settings and environment to `records`, which writes their files, and returns the history.
+    """Puts history.jsonl, config.toml and environment.json into `records`, and returns the history with a new line.
+
+    The new line describes the steps that this command will run.
 
     Warns:
       CheckpointWarning: metrics.jsonl has lost lines of steps before the checkpoint.
@@ -91,10 +97,16 @@ def put_results(
     *,
     ran: bool,
 ) -> dict[str, Any]:
-    """Writes the summary and the curves of a run, and returns the summary.
+    """Writes summary.json and the plots of the curves of a run, and returns the summary.
 
-    The state may be packed. `spent` has the seconds of the run by name. If this command `ran` no step, the results
-    belong to the settings of earlier steps, and a summary.json that agrees with them is returned without writing.
+    Args:
+      run: the run.
+      folder: its folder.
+      state: its last state, which may be packed.
+      history: its history, with the line of this command.
+      spent: entries of the summary in seconds, by name, such as `seconds` and `compile_seconds`.
+      ran: whether this command ran a step. If not, the results belong to the stored settings of the earlier steps, and
+        a summary.json that agrees with them is returned without writing anything.
     """
     config, file = run.config, folder / "summary.json"
     if not ran:

@@ -20,19 +20,20 @@ from mpjax.report.wording import number
 
 
 def sweep(config: Config, run: Callable[[Config], Mapping[str, Any]]) -> dict:
-    """Trains a run for each of `config.seeds`, in `seed_N` of its folder, one after the other.
+    """Trains a run for each of `config.seeds`, in `seed_N` of its folder, one after the other, and prints a table.
 
-    The plot `seeds.png` shows the curves of all runs. With `resume`, started runs continue, and the others start; seeds
-    of the folder or its config.toml are kept. A run that diverges does not stop the others.
+    It writes `summary.json` and the plot `seeds.png` (or other formats) with the curves of all runs. With `resume`,
+    started runs continue, and the others start; the seeds that the folder or its config.toml already has are trained
+    too. A run that diverges does not stop the others: the error comes at the end.
 
     Args:
       config: the settings that all runs share.
       run: `mpjax.run`, which trains one of them and returns its summary.
 
     Returns:
-      The contents of `summary.json`: `seeds`, and of each metric `mean`, `std` (of a sample; None for one run),
-        `lowest` and `highest`. It has a `warning` if runs have different numbers of steps, or if settings of a run
-        changed when it was resumed.
+      The contents of `summary.json`: `seeds` (of the runs that did not diverge), and of each metric `mean`, `std` (of a
+        sample; None for one run), `lowest` and `highest`. It has a `warning` if runs have different numbers of steps,
+        or differ in settings that changed when they were resumed.
 
     Raises:
       UsageError: a seed is given twice, there are several processes, or a started run has other settings; or as `run`.
@@ -66,7 +67,7 @@ def sweep(config: Config, run: Callable[[Config], Mapping[str, Any]]) -> dict:
 
 
 def _settled(config: Config) -> Config:
-    """Replaces `auto` sizes by numbers, which all seeds then share."""
+    """Replaces a batch size or a number of micro-batches that is `auto` by a number, which all seeds then share."""
     if is_auto(config):
         from mpjax.commands.fit import fitted  # local, because few runs need the modules of the plan
 
@@ -76,7 +77,7 @@ def _settled(config: Config) -> Config:
 
 
 def _joined(config: Config, folder: pathlib.Path) -> Config:
-    """Merges the seeds of a resumed sweep: stored ones, started ones, and added ones.
+    """Sets the seeds of a resumed sweep: those of its config.toml, then of started runs, then of `config`.
 
     Raises:
       UsageError: a run has started with settings that change its results.
@@ -96,10 +97,11 @@ def _joined(config: Config, folder: pathlib.Path) -> Config:
 
 @contextlib.contextmanager
 def _config_written(config: Config, folder: pathlib.Path) -> Iterator[Callable[[], None]]:
-    """Context that stores the settings of a sweep, and restores the folder after a UsageError.
+    """Context that writes the config.toml of a sweep, and undoes that after a UsageError before the first run begins.
 
-    After a call of the function that it yields, nothing is restored. The settings are stored before the first run,
-    because a sweep may be killed at any time.
+    The old file is restored; of a new sweep, the file is removed, and the folder if it is empty. The context yields a
+    function to call once a run has begun; after that call, nothing is undone. The settings are stored before the first
+    run, because a sweep may be killed at any time.
     """
     file = folder / CONFIG_FILE
     before = file.read_bytes()
@@ -120,7 +122,16 @@ def _config_written(config: Config, folder: pathlib.Path) -> Iterator[Callable[[
 def _trained(
     config: Config, folder: pathlib.Path, run: Callable[[Config], Mapping[str, Any]], begin: Callable[[], None]
 ) -> tuple[dict[int, Mapping[str, Any]], dict[int, str]]:
-    """Trains all runs; returns, by seed, the summaries of those that did not diverge, and the errors of the others."""
+    """Trains a run for each seed, in order, and calls `begin` once the first has begun.
+
+    Returns:
+      The summaries of the runs that did not diverge, and the first line of the error of each run that did, both by
+        seed.
+
+    Raises:
+      UsageError: as `run`, for the first seed that raises it.
+      Interrupted: as `run`; the message has the command that resumes the sweep.
+    """
     summaries: dict[int, Mapping[str, Any]] = {}
     diverged: dict[int, str] = {}
     for seed in config.seeds:
@@ -147,9 +158,11 @@ def _trained(
 
 
 def summarised(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Computes mean and spread of the metrics that all summaries, by seed, share.
+    """Computes mean, standard deviation, lowest and highest value of each metric that all summaries have.
 
-    The result also has `seeds`, and a `warning` if the runs differ in their steps or in changes of their settings.
+    `summaries` are by seed. Metrics are the entries `train/…`, `test/…`, `ema/…` and `best/test…`. The result also has
+    `seeds`, and a `warning` if the runs differ in their numbers of steps or in changes of their settings. `std` is None
+    for one run.
 
     >>> summarised({0: {"test/loss": 1.0}, 1: {"test/loss": 3.0}})["test/loss"]
     {'mean': 2.0, 'std': 1.4142135623730951, 'lowest': 1.0, 'highest': 3.0}
@@ -172,7 +185,7 @@ def summarised(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _changes_of(summary: Mapping[str, Any]) -> str:
-    """Formats the settings that changed while a run was stopped, except for its length."""
+    """Formats the settings that changed when a run was resumed, by step, except `steps`; empty if there are none."""
     changed = {
         step: "; ".join(setting for setting in text.split("; ") if not setting.startswith("steps "))
         for step, text in summary.get("changed", {}).items()
@@ -186,7 +199,7 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def table(result: Mapping[str, Any], folder: pathlib.Path) -> str:
-    """Formats mean and spread of the test metrics as aligned lines."""
+    """Formats a result of `summarised` as aligned lines: seeds, warning, metrics of the test set, and folder."""
     count = len(result["seeds"])
     rows = [("seeds", " ".join(map(str, result["seeds"])) or "none")]
     if "warning" in result:

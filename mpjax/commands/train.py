@@ -41,7 +41,7 @@ from mpjax.training.precision_plan import advice, floor_of
 
 
 Stopping = Callable[[Stop], contextlib.AbstractContextManager[None]]
-"""A context that passes on requests to stop a run."""
+"""A function from the `Stop` of a run to the context of its training loop, which calls `ask` to request a stop."""
 
 
 def train_all(config: Config) -> dict:
@@ -78,7 +78,7 @@ def run(
     With several processes, each calls this with the same settings but its own `distributed.process`; the first prints
     and writes.
 
-    Your own parts replace those that the settings name; `mpjax.extend` documents their arguments.
+    Objects that you pass replace what the settings name; `mpjax.extend` documents how they are called.
 
     Args:
       config: the settings.
@@ -100,8 +100,8 @@ def run(
       The contents of `summary.json`.
 
     Raises:
-      UsageError: the settings are invalid, the folder exists and `resume` is off, the data or a process is missing, the
-        memory does not suffice, or a callback requests a stop before the first step.
+      UsageError: the settings are invalid or have `seeds`, the folder is not empty and `resume` is off, the data or a
+        process is missing, the memory does not suffice, or a callback requests a stop before the first step.
       CallbackError: a callback or a writer failed; a checkpoint was saved.
       Diverged: too many steps in a row were skipped, the last at the smallest loss scale; or, without loss scaling, a
         loss or gradient norm is not finite; or the last test loss is not. The message names the first bad layer.
@@ -256,10 +256,13 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
 
 
 def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
-    """Settles `auto` sizes in the settings, and builds the run; also returns notes for the user.
+    """Replaces sizes that are `auto` by numbers, and builds the run; also returns lines of advice for the user.
+
+    Some of the lines may be empty.
 
     Raises:
-      UsageError: as `build_run`; the message also lists the flags that the command lacks.
+      UsageError: as `build_run`; the message also lists the flags that the command lacks (`raise_together`). Or
+        `loop.best` is no metric of the test set.
     """
     fit = ""
     try:
@@ -283,10 +286,11 @@ def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
 def _listeners(
     config: Config, company: Alone | Company, writers: Sequence[report.Writer], stack: contextlib.ExitStack
 ) -> tuple[Callbacks, list[CallbackError] | None]:
-    """Loads the callbacks of a run; also returns an empty list for failures of the user's writers, None without any.
+    """Loads the callbacks of a run; also returns an empty list to which failures of the user's writers are added.
 
-    If an error ends the context `stack`, it warns of the failures in the list. Processes may have different writers,
-    but call the same callbacks.
+    The list is None if no process has a writer of the user. All processes must call this function, because they may
+    have different writers, but call the same callbacks. If an error ends the context `stack`, a LoggerWarning tells of
+    each failure that is left in the list.
     """
     failures = None
     if any(company.gather(bool(writers or config.report.writers))):
@@ -306,9 +310,11 @@ def _opened_writers(
     writers: Sequence[report.Writer],
     failures: list[CallbackError] | None,
 ) -> tuple[report.Writer, ...]:
-    """Opens the files and the console of the first process, and the writers that the settings name.
+    """Opens the run's files, the console and the writers that the settings name, in the first process only.
 
-    The user's `writers` are opened already; they are added, and their failures go to `failures`.
+    The user's `writers`, which are open already, are added in every process. Failures of the user's writers, named or
+    passed, are added to `failures`; None means that no process has such writers. If one cannot be opened, those before
+    it are closed.
     """
     config, files, named = info.config, (), ()
     if company.first:
@@ -336,9 +342,16 @@ def _checked(
     folder: pathlib.Path,
     records: Records,
 ) -> str:
-    """Checks that processes agree and that the programs fit into memory; writes the receipt.
+    """Checks that processes agree and that the programs fit into host memory; puts the receipt into `records`.
 
-    Returns the line of the receipt for the user; empty for a finished run, and in processes that read no receipt.
+    Returns:
+      The line of the receipt for the user; empty without programs (a finished run), and in other processes than the
+        first unless `precision.strict` is set.
+
+    Raises:
+      UsageError: as `require_agreement` and `check_receipt`.
+      MemoryError: as `require_memory`.
+      DtypeError: as `check_receipt`.
     """
     if company.processes > 1:
         from mpjax.commands.agreement import require_agreement

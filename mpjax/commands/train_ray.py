@@ -31,14 +31,16 @@ QUIET = {
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # it prints each line twice
     "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",  # it prints the internal logs of libraries
 }
-"""Default values of Ray's environment variables; values of the user take precedence."""
+"""Environment variables of Ray that are set unless the user has set them."""
 
 SNAPSHOT = "checkpoint_manager_snapshot.json"
 """Ray's list of the reported checkpoints, in the run's folder."""
 
 
 def train_on_ray(settings: OnRay, config: Config) -> "ray.train.Result":
-    """Trains the run that `config` describes, in workers that Ray starts.
+    """Trains the run that `config` describes, in workers that Ray starts, and waits for its end.
+
+    SIGINT or SIGTERM asks all workers to save a checkpoint and stop.
 
     Args:
       settings: the workers, and how often Ray restarts them from the last checkpoint.
@@ -48,7 +50,8 @@ def train_on_ray(settings: OnRay, config: Config) -> "ray.train.Result":
       Ray's result: the last checkpoint, the metrics up to it, and as `return_value` the contents of `summary.json`.
 
     Raises:
-      UsageError: as `mpjax.run`; or Ray is not installed or cannot be reached, or this machine has too few devices.
+      UsageError: as `mpjax.run`; or Ray is not installed or cannot be reached, or this machine has too few devices. A
+        new run's folder is removed if it has no metrics.
       Diverged: as `mpjax.run`.
       Interrupted: SIGINT or SIGTERM arrived here; a checkpoint was saved.
       OSError: workers died more often than `settings.restarts`.
@@ -100,7 +103,10 @@ def _work(given: dict) -> dict | None:
 
 
 def _start_ray(settings: OnRay) -> dict[str, int]:
-    """Starts Ray on this machine or connects to its cluster; returns the resources of each worker.
+    """Starts Ray on this machine or connects to a cluster; returns the CPUs and GPUs of each worker, as `{"CPU": 1}`.
+
+    A Ray that this process has already started is used as it is. Environment variables get the values in `QUIET`,
+    unless they are set.
 
     Raises:
       UsageError: Ray is not installed, cannot be reached, or this machine is too small.
@@ -138,9 +144,9 @@ def _start_ray(settings: OnRay) -> dict[str, int]:
 
 
 def check_reachable(address: str) -> None:
-    """Raises UsageError if no process listens at HOST:PORT; Ray would try for minutes.
+    """Raises UsageError if no process accepts a TCP connection at `address`, HOST:PORT, within 10 seconds.
 
-    Addresses of another form are not checked.
+    Ray itself would try for minutes. Addresses of another form, such as `auto`, are not checked.
     """
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal():
@@ -152,7 +158,7 @@ def check_reachable(address: str) -> None:
 
 
 class Exchange:
-    """Passes requests to stop and errors between the command and its workers, as an actor of Ray."""
+    """A Ray actor that passes a request to stop from the command to its workers, and an error from a worker to all."""
 
     def __init__(self):
         self._asked = asyncio.Event()
@@ -160,26 +166,26 @@ class Exchange:
         self._end: Exception | None = None
 
     async def stop(self, signal_number: int) -> None:
-        """Asks the workers to stop, because the command received a signal."""
+        """Asks the workers to stop, because the command received this signal."""
         self._signal_number = signal_number
         self._asked.set()
 
     async def stopped(self) -> int:
-        """Waits for a request to stop; returns the signal."""
+        """Waits until `stop` is called; returns its signal."""
         await self._asked.wait()
         return self._signal_number
 
     async def end(self, error: Exception) -> None:
-        """Records the error that ended the run and would end another attempt too; the first is kept."""
+        """Records an error that ended the run and would end another attempt too; only the first error is kept."""
         self._end = self._end or error
 
     async def ended(self) -> Exception | None:
-        """The error that ended the run, or None."""
+        """The first error that `end` has recorded; None if there is none."""
         return self._end
 
 
 class _PassedOn(StopRequest):
-    """A request to stop that is passed on to the workers."""
+    """A request to stop that is also sent to the workers, through an `Exchange`, without waiting for them."""
 
     def __init__(self, exchange: Any):
         super().__init__()
@@ -191,7 +197,7 @@ class _PassedOn(StopRequest):
 
 
 def _fit(trainer: Any) -> tuple[Any, Exception | None]:
-    """Calls `trainer.fit` in a thread and waits; returns its result or None, and its error or None.
+    """Calls `trainer.fit` in a thread and waits; returns its result and its exception, of which one is None.
 
     In the main thread, Ray would take Ctrl-C for a request to kill the workers.
     """
@@ -210,7 +216,7 @@ def _fit(trainer: Any) -> tuple[Any, Exception | None]:
 
 
 def _explained(error: Exception, restarts: int) -> Exception:
-    """Replaces an error that says that a worker died by an OSError with a message for the user; keeps other errors."""
+    """Returns an OSError with a message for the user, if `error` says that a worker died; else `error` itself."""
     import ray.exceptions
     import ray.train
 
@@ -225,9 +231,9 @@ def _explained(error: Exception, restarts: int) -> Exception:
 
 
 def _clear(folder: pathlib.Path) -> None:
-    """Removes the folder of a run, so that the corrected command can use it; does nothing if it has metrics.jsonl.
+    """Removes config.toml and Ray's files from the folder of a run, and then the folder, if nothing else is in it.
 
-    Only config.toml and Ray's files are removed. If other files are there, they stay, and so does the folder.
+    So the corrected command can use the folder. It does nothing if the folder has metrics.jsonl.
     """
     if (folder / "metrics.jsonl").exists():
         return

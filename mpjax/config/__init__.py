@@ -1,4 +1,4 @@
-"""Settings: parses TOML files and the command line into one frozen `Config`. Imports no JAX."""
+"""The settings of runs and commands: TOML files and the command line become one frozen `Config`. Imports no JAX."""
 
 from mpjax.config.durations import Duration
 from mpjax.config.load import from_toml, load_config

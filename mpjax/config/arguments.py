@@ -1,4 +1,4 @@
-"""Parses a command line into a dataclass. All mistakes in it raise one `UsageError`."""
+"""Parses a command line into a dataclass. One `UsageError` reports all mistakes in it."""
 
 import contextlib
 import inspect
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 def parse(kind: type[T], argv: Sequence[str], *, prog: str, description: str = "") -> T:
-    """Parses a command line into an instance of `kind`.
+    """Parses a command line into an instance of `kind`, whose fields are its flags; absent flags have their defaults.
 
     Args:
       kind: a dataclass with a docstring.
@@ -28,8 +28,8 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, description: str = "
       description: the first lines of the help; empty: the docstring of `kind`.
 
     Raises:
-      UsageError: a flag is unknown, missing or has a wrong value. If there are several faults, the message has a line
-        for each, also for values out of range.
+      UsageError: a flag is unknown or missing, or its value cannot be parsed. The message then has a line for each
+        fault, also for values out of range. Values out of range alone are accepted; see `require_valid`.
       SystemExit: code 0 after `--help`; the help is printed.
     """
     settings, _, faults = _parsed(kind, argv, prog, description, knows_all=True)
@@ -39,9 +39,11 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, description: str = "
 
 
 def parse_with(kind: type[T], argv: Sequence[str], rest: Callable[[list[str]], R], *, prog: str) -> tuple[T, R]:
-    """Parses the flags of `kind` like `parse`, and all other arguments with `rest`; returns both results.
+    """Parses the flags of `kind` like `parse`, and calls `rest` with all other arguments; returns both results.
 
-    It raises as `parse`; the message includes a UsageError of `rest`.
+    Raises:
+      UsageError: as `parse`, and if `rest` raises one; the message has the faults of both.
+      SystemExit: code 0 after `--help`.
     """
     settings, unknown, faults = _parsed(kind, argv, prog, "", knows_all=False)
     if settings is None:
@@ -66,9 +68,11 @@ def _error(faults: Sequence[str]) -> UsageError:
 def _parsed(
     kind: type[T], argv: Sequence[str], prog: str, description: str, *, knows_all: bool
 ) -> tuple[T | None, list[str], list[str]]:
-    """Parses as far as possible; returns the settings (None: not all can be parsed), unknown arguments, and faults.
+    """Parses a command line again and again, each time without the flag of the last fault, to find all faults.
 
-    With `knows_all`, an unknown argument is a fault.
+    Returns:
+      The settings (None if the rest cannot be parsed either), the unknown arguments, and a message for each fault. With
+        `knows_all`, an unknown argument is a fault too.
     """
     about = (description or inspect.cleandoc(kind.__doc__ or "")).replace("train.py", typed("train"))
 
@@ -102,7 +106,7 @@ _FLAG = re.compile(r"(?:^|for argument ')(--[\w.]+)")
 
 
 def _without(flag: str, argv: Sequence[str]) -> Sequence[str]:
-    """Drops a flag and its values from a command line."""
+    """Removes each occurrence of a flag, spelled with `_` or `-`, and the words up to the next `--` flag."""
     kept, drops = [], False
     for word in argv:
         if word.startswith("--"):
@@ -132,7 +136,8 @@ def message_of(box: str, prog: str) -> str:
       prog: the program's name.
 
     Returns:
-      The first section on one line, with the flags that the parser suggests, then its other sections, indented.
+      The first section on one line, with the flags that the parser suggests; then its other sections, indented, one
+        line each. If there is no section, the whole text.
     """
     sections: list[list[str]] = [[]]
     for line in box.splitlines():

@@ -29,13 +29,14 @@ MODELS: Mapping[str, str] = {
 
 
 HF = "hf:"
-"""What precedes the folder, or the id on the Hugging Face hub, of the files of a model."""
+"""The prefix of a model name that is a folder of Hugging Face files or an id on the hub, as in `hf:FOLDER`."""
 
 
 def parse_model_name(text: str) -> str:
-    """Checks and returns the name of a model: one of `MODELS`, `hf:FOLDER`, or the user's.
+    """Checks the name of a model and returns it unchanged: one of `MODELS`, or any text with a colon.
 
-    The user's are `FILE.py:NAME` and `package.module:NAME`. Neither code nor folder is looked up here.
+    Such texts are `hf:FOLDER`, and `FILE.py:NAME` or `package.module:NAME` for the user's own. Whether the folder or
+    the code exists is not checked.
 
     Raises:
       UsageError: there is no such model; the message suggests the closest name.
@@ -56,9 +57,10 @@ def _known_or_own(kind: str, text: str, known: Collection[str]) -> str:
 
 
 def parse_optimizer_name(text: str) -> str:
-    """Checks and returns the name of an update rule: an identifier, `FILE.py:NAME` or `package.module:NAME`.
+    """Checks the name of an update rule and returns it unchanged: a Python identifier, or any text with a colon.
 
-    Only optax, which is not imported here, knows its names; code is not looked up here either.
+    Texts with a colon are `FILE.py:NAME` or `package.module:NAME`. Whether optax has the name or the code exists is not
+    checked.
 
     Raises:
       UsageError: the text has neither form.
@@ -84,7 +86,7 @@ SCHEDULES = ("cosine", "linear", "constant", "one_cycle")
 
 
 def parse_schedule_name(text: str) -> str:
-    """Checks and returns the name of a schedule: one of `SCHEDULES`, or the user's, which is any text with a colon.
+    """Checks the name of a schedule and returns it unchanged: one of `SCHEDULES`, or any text with a colon (own code).
 
     Raises:
       UsageError: there is no such schedule; the message suggests the closest name.
@@ -93,11 +95,11 @@ def parse_schedule_name(text: str) -> str:
 
 
 AUTO = -1
-"""Stands for a number that mpjax finds: `auto` on the command line. It is not 0, so that a typed 0 is an error."""
+"""The number that stands for `auto`: mpjax finds the value. It is not 0, so that a typed 0 is an error."""
 
 
 def parse_or_auto(text: str) -> int:
-    """Parses a number of at least 1, or `AUTO` for `auto`.
+    """Parses a whole number of at least 1; the text `auto` becomes `AUTO`, -1.
 
     Raises:
       UsageError: the text is neither.

@@ -14,7 +14,7 @@ from mpjax.errors import UsageError
 
 
 class CommandSettings:
-    """Base class of the settings of a command. Some commands take the settings of a run as well."""
+    """Base class of the dataclasses with a command's own settings. Some commands take the settings of a run as well."""
 
     def check(self, run: Config | None = None) -> None:
         """Raises UsageError with a line for each setting out of range and for each of `faults(run)`.
@@ -35,7 +35,10 @@ ENDINGS = ("png", "pdf", "svg", "jpg", "jpeg", "webp")
 
 
 def faults_of_image(flag: str, path: str) -> Iterator[str]:
-    """Yields a message if a plot cannot be written to `path`, by its ending or folder; an empty path means no plot."""
+    """Yields a message, which begins with `flag`, if `path` has no ending of `ENDINGS` or its folder does not exist.
+
+    An empty path, which means no plot, has no fault.
+    """
     ending = pathlib.PurePath(path).suffix
     folder = expanded(path).parent
     if path and ending.lower().removeprefix(".") not in ENDINGS:
@@ -48,7 +51,7 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 """The platforms that JAX can compile a program for."""
 
 LEAST = 20
-"""The smallest number of updates in which a slope differs from noise."""
+"""The smallest number of updates of a learning-rate search: with fewer, a slope does not differ from noise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,7 +140,7 @@ class Diagnose(CommandSettings):
     """Print one JSON object instead of text."""
 
     def faults(self, run: Config) -> Iterator[str]:
-        """Yields a message for each setting of a step that comes with `evaluation`."""
+        """Yields a message for a set `loss_scale`, and for `search` "fastest", if `evaluation` is set too."""
         of_a_step = {"loss_scale": self.loss_scale, "search fastest": self.search == "fastest"}
         for name in (name for name, given in of_a_step.items() if self.evaluation and given):
             yield f"--{name} is about a step, and an evaluation has no backward pass: leave out --evaluation"
@@ -171,7 +174,7 @@ class Export(CommandSettings):
     """Programs: the platforms that can run the file, of `cpu`, `cuda`, `rocm` and `tpu`."""
 
     def faults(self, run: Config) -> Iterator[str]:
-        """Yields a message for each setting without a meaning for `what`, and for a wrong ending or platform."""
+        """Yields a message for each set flag that `what` does not use, and for a wrong ending or platform."""
         others = ("policy", "platforms") if self.what == "weights" else ("layout", "dtype")
         for name in others:
             if getattr(self, name) != getattr(Export(run="", output=""), name):

@@ -1,4 +1,4 @@
-"""Writes the shell completion of the commands, their flags and the values that flags choose from."""
+"""Generates the shell script that completes the commands, their flags and the values that flags choose from."""
 
 import dataclasses
 import typing
@@ -40,9 +40,10 @@ def script(shell: str, commands: Mapping[str, Sequence[type]]) -> str:
 
 
 def flags_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Sequence[str]]]:
-    """Yields the flags of a dataclass and of its nested dataclasses, each with its choices; none if any value will do.
+    """Yields each flag of a dataclass and of its nested dataclasses, with its valid values.
 
-    `prefix` is the name of a nested section with a dot. Positional arguments have no flag.
+    The values are empty if the flag is a bool (which has a second flag, `--no_NAME`) or takes any value. Positional
+    arguments, `runs` and `inputs`, are left out. `prefix` is the name of a nested section with a dot.
     """
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
         inner = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint

@@ -62,7 +62,7 @@ class Duration:
 
 
 def as_duration(value: "Duration | int | str") -> Duration:
-    """Converts a number of steps, or text such as `"30 epochs"`, to a `Duration`; returns a `Duration` unchanged.
+    """Converts a number of steps, or text such as `"30 epochs"`, to a `Duration`; a `Duration` is returned unchanged.
 
     Raises:
       UsageError: as `parse_duration`.
@@ -71,7 +71,9 @@ def as_duration(value: "Duration | int | str") -> Duration:
 
 
 def parse_duration(text: str) -> Duration:
-    """Parses text such as `"500"`, `"30 epochs"` or `"1e6examples"`.
+    """Parses text such as `"500"`, `"30 epochs"` or `"1e6examples"`; without a unit, the number counts steps.
+
+    Spaces and capitals do not matter.
 
     >>> parse_duration("30 epochs")
     Duration(amount=30.0, unit='epochs')
@@ -89,9 +91,9 @@ def parse_duration(text: str) -> Duration:
 
 
 def settle_durations(section: Any, *names: str) -> None:
-    """Replaces, in place, the values of these fields of a frozen dataclass by `Duration`s.
+    """Converts the fields `names` of a frozen dataclass to `Duration`s by `as_duration`, in place.
 
-    Python code may have set them to a number of steps or to text. A `Duration` stays.
+    Python code may have set them to a number of steps or to text. It is called in `__post_init__`.
 
     Raises:
       UsageError: as `parse_duration`.

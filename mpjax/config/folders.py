@@ -20,18 +20,23 @@ from mpjax.files import irregular_in, open_to_others
 
 
 def cache_folder(config: Config) -> pathlib.Path:
-    """Creates the folder for compiled programs and prepared data if absent, and returns it.
+    """Creates the folder for compiled programs and prepared data if absent, for this user alone, and returns it.
 
-    It is `cache_dir` if set, else `default_cache_folder()`. UsageError if it cannot be created.
+    It is `cache_dir` if set, else `default_cache_folder()`.
+
+    Raises:
+      UsageError: it cannot be created.
     """
     return made(expanded(config.cache_dir) if config.cache_dir else default_cache_folder(), mode=0o700)
 
 
 def program_folder(config: Config) -> pathlib.Path | None:
-    """Creates the folder of compiled programs in the cache if absent, and returns it.
+    """Creates the folder `compiled` in the cache folder if absent, and returns it.
 
-    If another user can write there, it prints a warning and returns None: compiled programs are code. UsageError if it
-    cannot be created.
+    If another user can write there, it prints a warning to stderr and returns None, because compiled programs are code.
+
+    Raises:
+      UsageError: it cannot be created.
     """
     folder = made(cache_folder(config) / "compiled", mode=0o700)
     instead = "another --cache_dir" if config.cache_dir else "another folder in $MPJAX_CACHE"
@@ -42,7 +47,7 @@ def program_folder(config: Config) -> pathlib.Path | None:
 
 
 def default_cache_folder() -> pathlib.Path:
-    """The path `$MPJAX_CACHE`, else `$XDG_CACHE_HOME/mpjax`, else `~/.cache/mpjax`; it need not exist."""
+    """The path `$MPJAX_CACHE`, else `$XDG_CACHE_HOME/mpjax`, else `~/.cache/mpjax`, with `~` expanded; not created."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return expanded(os.environ.get("MPJAX_CACHE") or pathlib.Path(base, "mpjax"))
 
@@ -50,8 +55,9 @@ def default_cache_folder() -> pathlib.Path:
 def data_folder(config: Config) -> pathlib.Path:
     """The folder of prepared data sets: `data_dir` if set, else `data` in the cache folder.
 
-    The `data_dir` of a stored run is only read. If mpjax generates all data sets of the run, they are in the cache
-    folder instead. The cache folder is created if it is used; `data` is not.
+    A `data_dir` that comes from a stored run (`Stored`) is never written to. So if mpjax generates all data sets of
+    such a run, the folder is `data` in the cache folder instead. The cache folder is created if it is used; `data` is
+    not.
     """
     data_dir, names = config.data.data_dir, {config.data.name, *config.data.mix}
     if data_dir and not (isinstance(data_dir, Stored) and names <= set(GENERATED)):
@@ -60,10 +66,10 @@ def data_folder(config: Config) -> pathlib.Path:
 
 
 def run_folder(config: Config) -> pathlib.Path:
-    """Creates the folder of a new run and writes its config.toml; with `resume`, returns the existing folder.
+    """Creates the folder of a new run with its config.toml, and returns it; with `resume`, returns the existing folder.
 
     Raises:
-      UsageError: as `check_run_folder`, or the folder cannot be created or written.
+      UsageError: as `check_run_folder`; the folder cannot be created or written; or another run has taken it meanwhile.
     """
     folder = check_run_folder(config)
     if config.resume:
@@ -83,7 +89,7 @@ _UNFINISHED = f".{CONFIG_FILE}."
 
 
 def _claim(file: pathlib.Path, text: str) -> None:
-    """Writes a new file atomically; if two runs start at once, only one succeeds.
+    """Writes a new file atomically, by a hard link where the file system has them; of two runs at once, one succeeds.
 
     Raises:
       FileExistsError: the file exists.
@@ -107,12 +113,14 @@ def _claim(file: pathlib.Path, text: str) -> None:
 
 
 def check_run_folder(config: Config) -> pathlib.Path:
-    """Finds the path of the run's folder, without creating it.
+    """Returns the path of the run's folder and checks that the run can use it; creates nothing.
+
+    Without `output_dir`, a new run gets a path in `runs` with the current time.
 
     Raises:
       UsageError: the run is new and the folder is a file or not empty. Or the run is resumed, and the folder holds no
         run, `require_no_links` raises, or only one of the folder and `config` is for runs of several seeds. Or its path
-        has a character that checkpoints cannot be written with.
+        has a character that checkpoints cannot be written with (`*?[` or a backslash).
     """
     if not config.resume:
         folder = check_new_folder(config)
@@ -136,8 +144,9 @@ def check_run_folder(config: Config) -> pathlib.Path:
 def _require_names(folder: pathlib.Path, wrong: str, instead: str) -> None:
     """Raises UsageError if a folder's absolute path has one of the characters `wrong`, or bytes that are not UTF-8.
 
-    Orbax takes `*`, `?` and `[` for a pattern where it writes: it merges arrays of no or of other checkpoints.
-    Tensorstore takes a backslash for a slash, and writes and reads another folder.
+    Where Orbax writes, it reads a path with `*`, `?` or `[` as a pattern, and finds the arrays of no checkpoint or of
+    others. Tensorstore reads a backslash as a slash, and so writes and reads another folder. `instead` ends the
+    message.
     """
     path = folder.resolve().as_posix()
     found = next((c for c in path if c in wrong or "\ud800" <= c <= "\udfff"), None)
@@ -150,10 +159,10 @@ _OTHERS = ("wandb",)
 
 
 def require_no_links(folder: pathlib.Path) -> None:
-    """Raises UsageError if a run's folder holds a symbolic link, a pipe or a device.
+    """Raises UsageError if a run's folder holds a symbolic link, a pipe, a socket or a device, at any depth.
 
-    Through a link, a file elsewhere may be read or written; a read of a pipe or device may never end. In folders of
-    other programs, such as `wandb`, all are accepted.
+    Through a link, a file elsewhere may be read or written; a read of a pipe or device may never end. Inside the
+    folders of other programs (`_OTHERS`), all are accepted.
     """
     for path in irregular_in(folder):
         first, *below = path.relative_to(folder).parts
@@ -163,7 +172,10 @@ def require_no_links(folder: pathlib.Path) -> None:
 
 
 def resume_command(config: Config, folder: pathlib.Path) -> str:
-    """The shell command that resumes the run in a folder; "" if parts of the run were passed in Python."""
+    """Formats the shell command that resumes the run in a folder; "" if objects were passed to the run in Python.
+
+    It has `--trust_code` if the run uses code outside mpjax.
+    """
     code = [spec for specs in code_of(config).values() for spec in specs]
     if any(map(is_passed_in_python, code)):
         return ""
@@ -179,7 +191,7 @@ def seed_folder(seed: int) -> str:
 
 
 def seeds_in(folder: pathlib.Path) -> tuple[int, ...]:
-    """The seeds whose runs have started in the folder of a run of several seeds; none for any other folder."""
+    """The seeds, sorted, whose runs have started (`seed_N/config.toml`) in a folder; none in the folder of one run."""
     if is_of_a_run(folder / CONFIG_FILE):
         return ()
     names = [file.parent.name.removeprefix("seed_") for file in folder.glob(f"seed_*/{CONFIG_FILE}")]
@@ -187,7 +199,9 @@ def seeds_in(folder: pathlib.Path) -> tuple[int, ...]:
 
 
 def check_new_folder(config: Config, *, prefix: str = "") -> pathlib.Path:
-    """Chooses the path of a folder to create; a generated name begins with `prefix`.
+    """Returns the path of a folder to create: `output_dir`, or, if that is empty, a generated name in `runs`.
+
+    The name has data, model, policy and the current time after `prefix`. Nothing is created.
 
     Raises:
       UsageError: the folder in the settings is a file or not empty, or its path is not UTF-8.
@@ -235,9 +249,10 @@ def _taken(folder: pathlib.Path) -> str:
 
 
 def run_settings(config: Config, folder: pathlib.Path) -> str:
-    """Formats the content of a run's config.toml; with it and another folder, a new run repeats this one.
+    """Formats the content of a run's config.toml, with `folder` as `output_dir`.
 
-    Settings of one command only are left out: `resume`, `other_data`, `profile`, `cache_dir` and `distributed`.
+    Settings of one command only have their defaults: `resume`, `other_data`, `profile`, `cache_dir` and `distributed`.
+    With this file and another `output_dir`, a new run repeats this one.
     """
     once = {"resume": False, "other_data": False, "profile": False, "cache_dir": "", "distributed": Distributed()}
     return to_toml(dataclasses.replace(config, output_dir=str(folder), **once))
@@ -252,6 +267,8 @@ def _default_name(config: Config, prefix: str) -> pathlib.Path:
 
 def made(folder: pathlib.Path, *, mode: int = 0o777) -> pathlib.Path:
     """Creates a folder and its parents where absent, with the permissions `mode` less the umask, and returns it.
+
+    Folders that exist keep their permissions.
 
     Raises:
       UsageError: it cannot be created.
@@ -268,9 +285,10 @@ def made(folder: pathlib.Path, *, mode: int = 0o777) -> pathlib.Path:
 
 
 def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
-    """Reads the settings that a run stored in its folder, made safe by `as_stored`.
+    """Reads the settings that a run stored in its folder, and makes them safe to use by `as_stored`.
 
-    If they name files or data sets, a line on stderr lists them.
+    They lose `cache_dir`, and code is marked as `Stored`, so that it is never loaded, unless `trust_code` is set. If
+    they name files or data sets, a line on stderr lists them.
 
     Args:
       folder: the folder of the run.

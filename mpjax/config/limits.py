@@ -1,4 +1,7 @@
-"""Checks that settings are valid, and reports all faults at once. The range of one setting is part of its type."""
+"""Checks that settings are valid and do not contradict each other, and reports all faults in one error.
+
+The range of a single setting is part of its type (`setting_types.py`).
+"""
 
 import difflib
 import math
@@ -13,20 +16,24 @@ from mpjax.errors import UsageError
 
 
 def is_auto(config: Config) -> bool:
-    """True if the batch size or the number of micro-batches is `auto`, so that `commands/fit.py` must find it first."""
+    """True if the batch size or the number of micro-batches is `auto`; `mpjax.commands.fit.fitted` replaces it."""
     return AUTO in (config.data.batch_size, config.training.accumulate)
 
 
 def check(config: Config) -> None:
     """Raises UsageError that lists every fault of the settings: wrong types, values out of range, and contradictions.
 
-    Each line has the value and the valid values. Contradictions are checked only if all types are right.
+    Each line has the value and the valid values. Contradictions are checked only if all types are right. A batch size
+    or a number of micro-batches that is still `auto` is a fault too.
     """
     require_valid(config, rules=_of_config(config))
 
 
 def require_types(config: Config) -> None:
-    """Raises UsageError like `check` if Python code has set a value of a wrong type."""
+    """Calls `check` if a value has a wrong type, as only Python code can set it; otherwise checks nothing.
+
+    The UsageError then lists the values out of range too.
+    """
     if any(wrong_types(config)):
         check(config)
 
@@ -82,7 +89,7 @@ def _of_data(data: Data) -> Iterator[str]:
         yield "--data.no_antialias without --data.image_size, which is 0: no image is resized; wanted both or none"
 
 
-_SMALLEST_SHARE = 0.001  # the share of one example per block of a mixture (`data/order.py`)
+_SMALLEST_SHARE = 0.001  # that of one example in each block of a mixture (`data/order.py`)
 
 
 def _mix(data: Data) -> Iterator[str]:
@@ -115,9 +122,9 @@ def _others(config: Config) -> Iterator[str]:
 
 
 def _of_other_rules(optimizer: Optimizer) -> Iterator[str]:
-    """Yields a message for each setting that only other update rules of mpjax have, unless it has its default.
+    """Yields a message for each optimizer setting that is not at its default and that the chosen update rule ignores.
 
-    A rule of optax is checked elsewhere, against its own signature.
+    Only mpjax's own rules are checked; an optimizer of optax is checked elsewhere, against its signature.
     """
     if (rule := str(optimizer.name)) not in SETTINGS_OF_RULES:
         return
@@ -146,7 +153,10 @@ def _own_parts(config: Config) -> Iterator[str]:
 
 
 def _best(config: Config) -> Iterator[str]:
-    """Yields a message if `loop.best` is no metric of mpjax; names of a user's metrics are known only with the data."""
+    """Yields a message if `loop.best` begins with `test/`, or names no metric of mpjax and the run has no own metrics.
+
+    Names of a user's metrics are known only when the data is open.
+    """
     best = config.loop.best
     if (name := best.removeprefix("test/")) != best:
         yield f"--loop.best {best}: metrics are named without test/; write --loop.best {name}"
@@ -163,7 +173,7 @@ _WITH_CLASSES = ("classification", "text_classification", "segmentation")
 
 
 def _classes(config: Config) -> Iterator[str]:
-    """Yields messages about class weights and ignored labels that the loss or the metrics of the run cannot take."""
+    """Yields messages about class weights and ignored labels that the task, the objective or the metrics cannot use."""
     objective, weights, ignored = config.training.objective, config.training.class_weights, config.data.ignore_index
     if weights:
         shown = f"--training.class_weights {' '.join(map(str, weights))}"

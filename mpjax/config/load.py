@@ -25,11 +25,11 @@ DESCRIPTION = """Train a model in mixed precision.
 Later files override earlier ones; flags override files."""
 
 CONFIG_FILE = "config.toml"
-"""The file in a run's folder with its resolved settings."""
+"""The name of the file in a run's folder that has all its settings."""
 
 
 def load_config(argv: Sequence[str], *, prog: str = "") -> Config:
-    """Parses a command line of train.py.
+    """Parses a command line of train.py into a `Config`; flags override files, and later files earlier ones.
 
     >>> load_config(["--steps", "100", "--model.name", "mlp"]).model.name
     'mlp'
@@ -40,11 +40,12 @@ def load_config(argv: Sequence[str], *, prog: str = "") -> Config:
 
     Returns:
       The settings, with `trust_code` False. With `--resume`, files and flags override the settings in the run's own
-      config.toml, if there is one. Settings of a stored run are made safe by `as_stored`.
+      config.toml, if there is one. If a file belongs to a run, the settings are made safe by `as_stored`, and a line on
+      stderr lists the data that the run names.
 
     Raises:
       UsageError: a flag or a file is wrong (the message names it), `--resume` has no `--output_dir`, or a stored run
-        names code that is not trusted.
+        names code that is not trusted. Values out of range are found later, by `check`.
       SystemExit: code 0 after `--help`; the help is printed.
     """
     prog = prog or typed("train")
@@ -70,7 +71,7 @@ def load_config(argv: Sequence[str], *, prog: str = "") -> Config:
 
 
 def load_settings(kinds: Sequence[type], argv: Sequence[str], *, prog: str) -> tuple[Any, ...]:
-    """Parses the command line of a command.
+    """Parses the command line of a command into its settings, and checks the command's own settings.
 
     Args:
       kinds: the dataclasses with its flags: `Config`, the command's own, or its own and `Config`.
@@ -78,7 +79,7 @@ def load_settings(kinds: Sequence[type], argv: Sequence[str], *, prog: str) -> t
       prog: the program's name, for help and messages.
 
     Returns:
-      The settings of each kind.
+      An instance of each kind, in their order.
 
     Raises:
       UsageError: a flag is unknown, missing or has a wrong value, or settings contradict each other. For a mistyped
@@ -94,7 +95,10 @@ def load_settings(kinds: Sequence[type], argv: Sequence[str], *, prog: str) -> t
 
 
 def _run_of(kind: Any, prog: str) -> Callable[[list[str]], Config]:
-    """Builds the function that parses the arguments that are no flags of `kind` into a `Config`."""
+    """Builds the function that parses the arguments that are no flags of `kind` into a `Config`.
+
+    It raises UsageError with a suggestion for an unknown flag without a dot that resembles a flag of `kind`.
+    """
     flags = [field.name for field in dataclasses.fields(kind)]
     runs = {"config", "help", *(field.name for field in dataclasses.fields(Config))}
 
@@ -112,7 +116,7 @@ def _run_of(kind: Any, prog: str) -> Callable[[list[str]], Config]:
 
 
 def split_config_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits a command line into the values of `--config` and the other arguments.
+    """Splits a command line into the values of `--config` (or `--config=`) and the other arguments, both in order.
 
     Raises:
       UsageError: `--config` has no file.
@@ -133,12 +137,14 @@ def split_config_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def read_flags(file: pathlib.Path) -> list[str]:
-    """Converts the settings of a TOML file to flags.
+    """Converts the settings of a TOML file to flags of the command line. Up to 20 unknown names become flags too.
+
+    The parser rejects the unknown ones with a suggestion. Removed settings with their default are left out.
 
     Raises:
       UsageError: the file is missing, empty, unreadable or not TOML, more than 20 of its names are not settings, a
-        setting has the wrong type, or a value would be read as a flag. The message names the file. Fewer unknown names
-        become flags.
+        setting has a table or a bool in place of another type (or the reverse), or a value would be read as a flag. The
+        message names the file.
     """
     try:
         content = file.read_bytes()
@@ -163,7 +169,11 @@ def read_flags(file: pathlib.Path) -> list[str]:
 
 
 def _other_files(missing: pathlib.Path) -> str:
-    """Suggests an existing file with a similar name, next to the missing one or shipped, and lists shipped files."""
+    """Formats the end of the message for a missing file: a file with a similar name, and the settings of mpjax.
+
+    A similar file beside the missing one comes first. The settings that come with mpjax are listed only if the missing
+    file is in the working directory or in `configs`. Empty if there is nothing to suggest.
+    """
     near = difflib.get_close_matches(missing.stem, [file.stem for file in missing.parent.glob("*.toml")], n=1)
     asks = f"; did you mean {missing.parent / near[0]}.toml?" if near else ""
     if missing.parent not in (pathlib.Path(), pathlib.Path("configs")):
@@ -175,7 +185,7 @@ def _other_files(missing: pathlib.Path) -> str:
 
 
 def _checked_flags(file: pathlib.Path, prog: str) -> list[str]:
-    """Converts a file to flags and parses them alone, so that the message for a mistake names the file."""
+    """Converts a settings file to flags like `read_flags`, and parses them alone, so that errors name the file."""
     flags = read_flags(file)
     try:
         _parse(flags, prog)
@@ -185,7 +195,7 @@ def _checked_flags(file: pathlib.Path, prog: str) -> list[str]:
 
 
 def _without_removed(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Leaves out the settings of earlier versions that have their defaults, which change nothing."""
+    """Copies a TOML table without the settings of earlier versions (`REMOVED`) that have their defaults."""
     return {
         key: _without_removed(value, f"{prefix}{key}.") if isinstance(value, dict) else value
         for key, value in table.items()
@@ -204,9 +214,9 @@ _MOST_UNKNOWN = 20
 
 
 def _unknown(table: dict[str, Any], section: Any, prefix: str) -> Iterator[str]:
-    """Yields the keys of a TOML table that are not settings of `section`, its part of the default config.
+    """Yields the keys of a TOML table, after `prefix`, that are not settings of `section`, a section of `Config()`.
 
-    If `section` is None, all keys are unknown.
+    Keys of nested tables are searched too. If `section` is None, all keys are unknown.
     """
     names = {field.name for field in dataclasses.fields(section)} if section is not None else set()
     for key, value in table.items():
@@ -218,9 +228,14 @@ def _unknown(table: dict[str, Any], section: Any, prefix: str) -> Iterator[str]:
 
 
 def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[str]:
-    """Yields the flags and values that set the same settings as a TOML table.
+    """Yields the words of a command line that set the same settings as a TOML table.
 
-    `section` is its part of the default config, None for an unknown section.
+    `section` is the section of `Config()` that the table is for; None if it is unknown. `prefix` is its name with a
+    dot.
+
+    Raises:
+      UsageError: a key has `=` or is an option of the parser, a value would be read as a flag, has NUL, or is of
+        another kind than the setting (`_other_kind`).
     """
     for key, value in table.items():
         name = f"--{prefix}{key}"
@@ -249,7 +264,7 @@ def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[st
 
 
 def _is_flag(word: str) -> bool:
-    """True for `--name` and `-h`, which the parser reads as flags; False for a negative number."""
+    """True for a word that the parser reads as a flag, such as `--name` or `-h`; False for a negative number."""
     if word.startswith("--") or not word.startswith("-"):
         return word.startswith("--")
     try:
@@ -266,7 +281,10 @@ def _words(value: object) -> list[str]:
 
 
 def _other_kind(value: object, default: object) -> str | None:
-    """The wanted type if `value` has another type and its flag would hide that, else None."""
+    """The wanted type in words if a TOML value is of another kind than the default of its setting; else None.
+
+    It finds only the mistakes that a flag would hide: a table or a bool in place of another type, or the reverse.
+    """
     is_table = isinstance(default, dict) or (dataclasses.is_dataclass(default) and not isinstance(default, Duration))
     if default is None:
         return None  # an unknown setting: the parser reports it
@@ -294,8 +312,8 @@ def _parse(flags: list[str], prog: str) -> Config:
 def from_toml(file: str | pathlib.Path) -> Config:
     """Reads the settings of one TOML file; a setting that is not in the file has its default.
 
-    If the file belongs to a run, the code that it names is not loaded, and the run's cache is not used. `config_of_run`
-    can trust the code.
+    If the file belongs to a run (it is beside a run's other files), its settings are made safe by `as_stored`: the code
+    that it names will not be loaded, and its `cache_dir` is dropped. `config_of_run` can trust the code.
 
     Raises:
       UsageError: the file is missing, unreadable or wrong; the message names it.
@@ -305,5 +323,8 @@ def from_toml(file: str | pathlib.Path) -> Config:
 
 
 def settings_in(file: pathlib.Path) -> Config:
-    """Reads the settings of a TOML file like `from_toml`, but does not mark the code of a stored run as `Stored`."""
+    """Reads the settings of a TOML file like `from_toml`, but without `as_stored`: code of a stored run may be loaded.
+
+    The caller decides whether to trust it.
+    """
     return _parse(_checked_flags(file, typed("train")), typed("train"))

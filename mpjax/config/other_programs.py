@@ -1,4 +1,4 @@
-"""Flags of other training programs and of earlier versions, and the flags of mpjax for them."""
+"""Suggests flags of mpjax for flags that only other training programs or earlier versions have."""
 
 import collections
 import dataclasses
@@ -14,7 +14,7 @@ from mpjax.errors import UsageError
 
 
 DEVICES = frozenset({"accelerator", "cuda", "device", "devices", "gpu", "gpu_id", "gpus", "num_gpus"})
-"""Names of flags that choose devices. In mpjax only commands such as plan.py have one."""
+"""Names of flags that choose devices in other programs. In mpjax, a run has no such flag, but some commands do."""
 
 _ALL_DEVICES = (
     "leave it out: a run uses all devices that JAX finds; CUDA_VISIBLE_DEVICES=0 before the command chooses GPUs, and "
@@ -50,17 +50,19 @@ _FLAGS = {
     **{name: ("--report.writers", name) for name in ("wandb", "mlflow", "comet")},
     "report_to": ("--report.writers", "VALUE"),
 }
-"""Names in other programs, and the words to write here; VALUE stands for the value."""
+"""Names of flags in other programs, and the words to write for mpjax; VALUE stands for the user's value."""
 
 
 def corrections(argv: Sequence[str], parse: Callable[[list[str]], object]) -> Iterator[tuple[str, str]]:
-    """Yields each flag of a command line that only other programs or earlier versions have, and what to write instead.
+    """Yields each flag of a command line that mpjax knows only from other programs or earlier versions, with advice.
 
-    A setting without its section, such as `--momentum`, is yielded too if only one section has it.
+    The advice is a phrase such as `write --optimizer.learning_rate 0.1`. A setting without its section, such as
+    `--momentum`, is yielded too if only one section has it. Any other unknown flag is not yielded.
 
     Args:
       argv: the arguments of train.py, without `--config`.
-      parse: raises UsageError for wrong arguments. If it rejects the advice with the value, the advice has VALUE.
+      parse: raises UsageError for wrong arguments. If it rejects the advice with the user's value, the advice has the
+        word VALUE in its place.
     """
     settings = {name for name, _ in _flags(Config())}
     known = _inside_sections() | _FLAGS
@@ -79,7 +81,10 @@ def corrections(argv: Sequence[str], parse: Callable[[list[str]], object]) -> It
 
 
 def _flags(section: Any, prefix: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields the names of the settings of a section, without its inner sections, and the words that set each."""
+    """Yields the name of each setting of a section, without its inner sections, and the words that set it.
+
+    The words are the flag and VALUE; a bool has two names, `NAME` and `no_NAME`, each with its flag alone.
+    """
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if isinstance(value, bool):
@@ -89,7 +94,7 @@ def _flags(section: Any, prefix: str = "") -> Iterator[tuple[str, tuple[str, ...
 
 
 def _inside_sections() -> dict[str, tuple[str, ...]]:
-    """The words that set each setting of a section, by its name without the section; only for names of one section."""
+    """Maps the name of a setting without its section to the words that set it, for names that only one section has."""
     sections = [field.name for field in dataclasses.fields(Config)]
     flags = [
         flag
@@ -102,7 +107,7 @@ def _inside_sections() -> dict[str, tuple[str, ...]]:
 
 
 def _filled(words: Sequence[str], values: Sequence[str], parse: Callable[[list[str]], object]) -> list[str]:
-    """Puts values in the place of VALUE, if the result can be parsed."""
+    """Replaces VALUE in `words` by `values`; without values, or if the result cannot be parsed, returns `words`."""
     if not values:
         return [*words]
     filled = [part for word in words for part in (values if word == "VALUE" else [word.replace("VALUE", values[0])])]

@@ -1,4 +1,4 @@
-"""Paths of files: in the user's spelling, of shipped settings, and of the data that a stored run names."""
+"""Finds files: expands paths that a user wrote, finds shipped settings, and lists the data that a stored run names."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ from mpjax.errors import UsageError, printable
 
 
 def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Replaces `~` and `~USER` in a path by home folders.
+    """Replaces `~` or `~USER` at the beginning of a path by the home folder; the path need not exist.
 
     Raises:
       UsageError: there is no such user, or the text cannot be a file name.
@@ -34,16 +34,20 @@ FOLDER = next((place for place in (_PACKAGE / "configs", _PACKAGE.parent / "conf
 
 
 def names() -> list[str]:
-    """The names of the shipped settings for `--config`: `digits`, `precision/float16` and so on."""
+    """The names of the settings files that come with mpjax, for `--config`, sorted: `digits`, `precision/float16`, ...
+
+    The list is empty if the installation has no such files.
+    """
     files = FOLDER.rglob("*.toml") if FOLDER != _PACKAGE else ()
     return sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in files)
 
 
 def settings_file(text: str) -> pathlib.Path:
-    """Finds the file that `text` names: the file at this path, else the shipped file of this name.
+    """Finds the file that `text` names: the file at this path, or else the file that comes with mpjax under this name.
 
-    If neither exists, it returns the path. `digits`, `digits.toml` and `configs/digits.toml` are the same shipped
-    file; `configs/pets.py` is another.
+    If neither exists, the path is returned, with `~` expanded; so is an absolute path, or one with `..`. A folder does
+    not count as a file. `digits`, `digits.toml` and `configs/digits.toml` are the same shipped file; `configs/pets.py`
+    is another.
     """
     path = expanded(text)
     if path.is_absolute() or (path.exists() and not path.is_dir()) or ".." in path.parts:
@@ -54,12 +58,12 @@ def settings_file(text: str) -> pathlib.Path:
 
 
 def tell_data(stored: Config, where: pathlib.Path, said: Config | None = None) -> None:
-    """Prints a line to stderr about the files and data sets that a stored run names, if any.
+    """Prints a line to stderr that lists the files and data sets that a stored run names, if there are any.
 
     Args:
       stored: the settings of the run.
       where: the folder of the run.
-      said: the settings of the user; data that they name are not listed.
+      said: the settings that the user wrote; data that they name are not listed. None: the user wrote none.
     """
     user_data = dict(_data_of(said)) if said else {}
     flags = [f"--{name} {value}" for name, value in _data_of(stored) if user_data.get(name) != value]

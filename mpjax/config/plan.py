@@ -1,4 +1,4 @@
-"""The settings of a plan."""
+"""The settings of the command `plan`, and the parser of its XLA options."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -77,6 +77,8 @@ class Plan(CommandSettings):
 
 def xla_options(words: str) -> dict[str, Any]:
     """Parses XLA options, separated by spaces, to their values by name: true and false to bool, whole numbers to int.
+
+    Other values stay text. Dashes before a name are dropped; of two values of one option, the last counts.
 
     >>> xla_options("xla_gpu_enable_triton_gemm=false xla_gpu_autotune_level=0")
     {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_autotune_level': 0}

@@ -1,4 +1,4 @@
-"""The command line of a command: `mpjax train`, or `python scripts/train.py`."""
+"""How the user starts a command: `mpjax train`, or `python scripts/train.py`, for help, messages and advice."""
 
 import pathlib
 import shlex
@@ -6,7 +6,7 @@ import sys
 
 
 NAME = "mpjax"
-"""The program that `pip install` installs."""
+"""The name of the program that `pip install` installs."""
 
 
 def typed(command: str) -> str:
@@ -15,7 +15,10 @@ def typed(command: str) -> str:
 
 
 def command_line(command: str, *arguments: str) -> str:
-    """Formats a shell line that starts a command in the same way as this process.
+    """Formats a shell line, quoted where needed, that starts a command as this process was started.
+
+    After `mpjax`, that is `mpjax COMMAND ...`; otherwise the script of the command, in the folder `scripts` of the path
+    with which this process was started, else in `scripts`.
 
     >>> command_line("diagnose", "--run", "runs/my run")
     "python scripts/diagnose.py --run 'runs/my run'"

@@ -1,4 +1,4 @@
-"""Settings that only earlier versions have: runs of those versions stored every setting."""
+"""The settings that only earlier versions had, whose runs stored every setting, and what to write in their place."""
 
 from typing import Any, NamedTuple
 
@@ -7,8 +7,8 @@ class Removed(NamedTuple):
     """A setting of earlier versions.
 
     Attributes:
-      default: its default as a TOML value. A run that has it loses nothing.
-      instead: what to write for any other value.
+      default: its default as a TOML value. A stored run with this value is read as if it lacked the setting.
+      instead: what to write for any other value, which is an error.
     """
 
     default: Any

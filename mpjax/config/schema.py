@@ -37,7 +37,7 @@ from mpjax.config.setting_types import (
 
 
 def _are_two(bounds: Sequence[float]) -> bool:
-    """True for two different finite numbers, or none."""
+    """True for an empty sequence, or for two different finite numbers."""
     return not bounds or (len(bounds) == len(set(bounds)) == 2 and all(map(math.isfinite, bounds)))
 
 
@@ -138,16 +138,16 @@ class Data:
 
     @property
     def padding(self) -> int:
-        """The pixels of `crop_padding`; 1 if it has its default, -1."""
+        """The pixels of `crop_padding`; 1 if that has its default, -1, whatever the task (`for_task`)."""
         return 1 if self.crop_padding == -1 else self.crop_padding
 
     def for_task(self, task: str) -> "Data":
-        """Replaces the default of `crop_padding`, -1, by its value for a task: 0 for `own`, else 1."""
+        """Returns a copy; a `crop_padding` of -1, the default, becomes 0 for the task `own` and 1 for any other."""
         return dataclasses.replace(self, crop_padding=0 if task == "own" and self.crop_padding == -1 else self.padding)
 
     @property
     def stated_classes(self) -> int:
-        """The number of classes of a mask by `num_classes`, else by `mask_values`; 0 if neither is set."""
+        """The number of classes by `num_classes`, or else by the number of `mask_values`; 0 if neither is set."""
         return self.num_classes or len(self.mask_values)
 
 
@@ -189,13 +189,13 @@ class Model:
 
     @property
     def folder(self) -> str:
-        """The folder, or the id on the hub, that `name` gives as `hf:FOLDER`; empty for other names."""
+        """The text after `hf:` in `name`, a folder or an id on the Hugging Face Hub; empty for other names."""
         name = str(self.name)
         return name.removeprefix(HF) if name.startswith(HF) else ""
 
     @property
     def weights(self) -> str:
-        """The file, folder or id of the initial weights, `pretrained` or that of `name`; empty without any."""
+        """The file, folder or id of the initial weights: `pretrained`, or else `folder`; empty for random weights."""
         return self.pretrained or self.folder
 
 
@@ -349,7 +349,7 @@ class Mesh:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The number of parts along each axis of the mesh, by name; -1 stands for what is left."""
+        """The size of each axis of the mesh, by name; -1 stands for the number of devices over the other sizes."""
         return {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
 
 
@@ -491,7 +491,10 @@ class Config:
 
 
 def with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
-    """Replaces settings of a config or section by `settings`, values by names such as `data.image_size`."""
+    """Returns a copy of a config, or of a section, with other values, given by names such as `data.image_size`.
+
+    Values are not checked, but `__post_init__` of the dataclasses runs.
+    """
     for name, value in settings.items():
         section, _, inner = name.partition(".")
         changed = with_settings(getattr(config, section), {inner: value}) if inner else value

@@ -32,13 +32,15 @@ ACCURACY = Score("accuracy", max)
 
 
 def score_of(config: Config) -> Score:
-    """Chooses the metric of the best checkpoint: by default the task's; for the user's own objective, the loss.
+    """Chooses the metric of the best checkpoint: `loop.best`, else the task's, or the loss of the user's own objective.
+
+    Whether higher or lower is better is `loop.best_is`, or known for mpjax's metrics.
 
     >>> score_of(Config(task="language_modeling"))
     Score(metric='perplexity', best=<built-in function min>)
 
     Raises:
-      UsageError: the best value of the metric is unknown.
+      UsageError: `loop.best_is` is `auto` and the metric is not mpjax's.
     """
     metric = config.loop.best or ("loss" if config.training.objective else TASKS[config.task].score)
     if config.loop.best_is != "auto":

@@ -1,6 +1,6 @@
-"""Types of settings: how the command line reads a value, and which values are valid.
+"""The types of settings: how the command line parses a value, and which values are valid.
 
-A field of a section defines a setting: its name, default, help and type. The type defines the range.
+A field of a settings dataclass defines a setting: its name, default, help and type. The type defines the valid range.
 
 Types with their own parser are `object` to tyro. For `tuple[str, ...]`, it would import typeguard to check the default,
 a quarter of the time of `--help`, and its messages would name neither the wrong word nor the valid ones.
@@ -28,7 +28,7 @@ from mpjax.errors import UsageError
 
 
 IN_PYTHON = "python:"
-"""The prefix of the text of a `PythonObject`."""
+"""The prefix of `str` of a `PythonObject`."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,11 +58,11 @@ class PythonObject:
 
 
 Code = str | PythonObject
-"""Text that may name code, or the code itself."""
+"""Text that may name code, such as `FILE.py:NAME`, or the code itself, passed in Python."""
 
 
 class Limit(NamedTuple):
-    """The valid values of a setting, as a mark on its type.
+    """The valid values of a setting, in the `Annotated` metadata of its type.
 
     Attributes:
       wanted: the valid values in words, for messages.
@@ -76,7 +76,7 @@ class Limit(NamedTuple):
 
 
 def at_least(least: int) -> Limit:
-    """Builds the limit that accepts numbers from `least` on."""
+    """Builds the limit that accepts numbers of `least` or more."""
     return Limit(f"at least {least}", lambda value: value >= least)
 
 
@@ -99,7 +99,7 @@ else:
 
 
 def is_a(kind: Any, value: Any) -> bool:
-    """True if a setting of this kind can have the value. A float accepts integers; no number accepts True or False."""
+    """True if a value has the type `kind` of a setting. A float accepts ints too; only bool accepts True and False."""
     accepted = (int, float) if kind is float else kind
     return isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
 
@@ -125,7 +125,7 @@ def _list(kind: Any, parse: Callable[[str], Any], metavar: str) -> Any:
 
 
 def list_of(words: Sequence[str]) -> Any:
-    """Builds tyro's parser of a list of words, each one of `words`."""
+    """Builds the tyro parser of a flag with any number of words, all of them in `words`, which becomes a tuple."""
     spec = _list(str, str, "{" + ",".join(words) + "}")
     return dataclasses.replace(spec, choices=tuple(words))
 
@@ -215,7 +215,10 @@ else:
 
 
 def settle_auto(section: Any, *names: str) -> None:
-    """Replaces, in place, the text `auto`, which Python code may set, by `AUTO` in these fields of a dataclass."""
+    """Replaces the text `auto`, which Python code may set, by the number `AUTO` in the fields `names`, in place.
+
+    `section` is a frozen dataclass; other values stay.
+    """
     for name in names:
         if getattr(section, name) == "auto":
             object.__setattr__(section, name, AUTO)
@@ -225,14 +228,21 @@ _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or 
 
 
 def wrong_types(settings: Any, prefix: str = "") -> Iterator[str]:
-    """Yields a line for each setting with a value of another type: the value, and the wanted type."""
+    """Yields a message for each setting, at any depth, whose value has a wrong type: the value, and the wanted type.
+
+    `prefix` comes before the names in the messages, and is the name of a section with a dot.
+    """
     for name, hint, value in _fields(settings, prefix):
         if expected := _wanted(hint, value):
             yield f"--{name} is {value!r} ({type(value).__name__}): wanted {expected}"
 
 
 def out_of_range(settings: Any, prefix: str = "") -> Iterator[str]:
-    """Yields a line for each setting with a value of its type that is not valid: the value, and the valid ones."""
+    """Yields a message for each setting, at any depth, whose value has the right type but is not valid.
+
+    The message has the value and the valid values. Text is also parsed as on the command line, so that unknown names of
+    models, for example, are found.
+    """
     for name, hint, value in _fields(settings, prefix):
         for mark in () if _wanted(hint, value) else getattr(hint, "__metadata__", ()):
             if isinstance(mark, Limit) and not mark.holds(value):
@@ -246,7 +256,7 @@ def out_of_range(settings: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _fields(settings: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the name, the type and the value of each setting, also of the settings in nested sections."""
+    """Yields the name with `prefix`, the type with metadata, and the value of each setting, also in nested sections."""
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name)
         if dataclasses.is_dataclass(value) and type(value) is hint:
@@ -256,7 +266,7 @@ def _fields(settings: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _wanted(hint: Any, value: Any) -> str:
-    """The wanted type of a setting in words; empty if the value has it."""
+    """The wanted type of a setting in words; empty if `value` has that type."""
     kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if parser := next((mark for mark in marks if hasattr(mark, "is_instance")), None):
         several = "a tuple, " if parser.is_instance(()) else "a dict, " if parser.is_instance({}) else ""

@@ -1,4 +1,4 @@
-"""Calls of the user's code: arguments from settings, checked against its signature, and its errors in one line."""
+"""Prepares calls of the user's code: parses its arguments, checks its signature, and formats its errors in one line."""
 
 import ast
 import contextlib
@@ -16,12 +16,13 @@ def read_arguments(flag: str, texts: Mapping[str, str], function: Callable, name
 
     Args:
       flag: the setting with the arguments, for messages.
-      texts: the value of each argument as a Python literal; a bare word is a string.
+      texts: the value of each argument as a Python literal; text that is no literal, such as a word, is a string.
       function: the function that takes them.
       name: the name of the function, for messages.
 
     Raises:
-      UsageError: the function has no such argument, or takes a value of another type.
+      UsageError: the function has no such argument, or its default has another type than the value; a number, for
+        example, may be an int or a float. Python may also not know the signature.
     """
     accepted = parameters_of(function, name)
     is_open = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
@@ -44,7 +45,7 @@ def parameters_of(function: Callable, name: str) -> dict[str, inspect.Parameter]
     """Collects the parameters of a function that can be passed by name.
 
     Raises:
-      UsageError: Python does not know its signature.
+      UsageError: `inspect.signature` fails, as for some functions in C.
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -55,7 +56,7 @@ def parameters_of(function: Callable, name: str) -> dict[str, inspect.Parameter]
 
 
 def require_call(function: Callable, arguments: Sequence[str], name: str) -> None:
-    """Raises UsageError if a function cannot be called with these arguments by position.
+    """Raises UsageError if a function cannot be called with as many positional arguments as `arguments` has names.
 
     Args:
       function: the function; accepted unchecked if Python does not know its signature.
@@ -74,7 +75,7 @@ def require_call(function: Callable, arguments: Sequence[str], name: str) -> Non
 
 
 def arguments_of(method: Callable) -> tuple[str, ...]:
-    """The names of a method's arguments, without `self`."""
+    """The names of a method's parameters, without the first one, `self`."""
     return tuple(inspect.signature(method).parameters)[1:]
 
 
@@ -86,7 +87,7 @@ def _literal(text: str) -> Any:
 
 
 def _wanted(default: Any) -> tuple[str, tuple[type, ...]] | None:
-    """The type that a value must have by the default of its argument, in words and as types; None: any type."""
+    """The type that the default of an argument prescribes for its value, in words and as types; None for any type."""
     if isinstance(default, bool):
         return "True or False", (bool,)
     if isinstance(default, int | float):
@@ -98,9 +99,10 @@ def _wanted(default: Any) -> tuple[str, tuple[type, ...]] | None:
 
 @contextlib.contextmanager
 def named_failure(what: str, code: Any) -> Iterator[None]:
-    """Context that converts an `Exception` of the user's code, inside a `with` block, to a UsageError.
+    """Context that converts an exception of the user's code, called in its `with` block, to a UsageError.
 
-    The message is `what`, the text of the error, and its file and line. A UsageError passes unchanged.
+    The message is `what`, the error's class and first line, and the file and line in the user's code. A UsageError
+    passes unchanged, as do exceptions that are no `Exception`, such as KeyboardInterrupt.
 
     Args:
       what: the beginning of the message, such as `--training.objective FILE.py:NAME`.
@@ -115,7 +117,10 @@ def named_failure(what: str, code: Any) -> Iterator[None]:
 
 
 def file_of(code: Any) -> str:
-    """The path of the file that defines a function, a class, or the class of an object; empty if Python has none."""
+    """The path of the file that defines a function, a class, or the class of an object; empty if Python knows none.
+
+    Partial and wrapped functions count as the function inside.
+    """
     while isinstance(code, functools.partial):
         code = code.func
     for candidate in (code, type(code)):

@@ -40,12 +40,15 @@ class Stored(str):
 
 
 def as_stored(config: Config, said: Config | None = None, *, trusted: bool = False) -> Config:
-    """Makes settings of a stored run safe to use: drops `cache_dir`, and marks code and `data_dir` as `Stored`.
+    """Returns settings of a stored run that are safe to use: without its `cache_dir`, code and `data_dir` as `Stored`.
+
+    `load_function` refuses `Stored` code, and mpjax writes nothing to a `Stored` folder.
 
     Args:
       config: the settings.
-      said: the settings of the user, whose `cache_dir` is kept; code and folders that they name are not marked.
-      trusted: whether `--trust_code` was set, so that no code is marked as `Stored`.
+      said: the settings that the user wrote, whose `cache_dir` is used; code and folders that are the same in them are
+        not marked. None: the user wrote none.
+      trusted: whether `--trust_code` was set, so that no code is marked as `Stored`; `data_dir` still is.
     """
     config = dataclasses.replace(config, cache_dir=said.cache_dir if said else "")  # compiled programs are code
     if config.data.data_dir and not (said and said.data.data_dir == config.data.data_dir):
@@ -68,7 +71,10 @@ def _stored(value: Code) -> Code:
 
 
 def code_of(config: Config) -> dict[str, tuple[str, ...]]:
-    """Collects the names of code by setting, those of mpjax's own models left out."""
+    """Collects the code outside mpjax that settings name, as text by setting; settings without such code are left out.
+
+    mpjax's own model classes and `hf:FOLDER` models do not count as code outside mpjax.
+    """
     code = {}
     for name in CODE:
         if name == "model.name" and config.model.folder:
@@ -83,12 +89,18 @@ def code_of(config: Config) -> dict[str, tuple[str, ...]]:
 
 
 def has_colon(spec: Code) -> bool:
-    """True for code, `FILE.py:NAME` or an object passed in Python; False for a name that mpjax or optax knows."""
+    """True for code, `FILE.py:NAME` or an object passed in Python; False for a name that mpjax or optax knows.
+
+    It is also True for the model name `hf:FOLDER` and for the names of data with a colon; see `names_code`.
+    """
     return ":" in str(spec)
 
 
 def files_of(config: Config) -> dict[str, pathlib.Path]:
-    """Collects the files that settings name as `FILE.py:NAME`, by setting; files of modules are not included."""
+    """Collects the files that settings name as `FILE.py:NAME`, by flag; modules, `package.module:NAME`, are left out.
+
+    The second file of one setting has the key `--SETTING (2)`, and so on.
+    """
     files = {}
     for setting, specs in code_of(config).items():
         for number, spec in enumerate(specs):
@@ -99,7 +111,7 @@ def files_of(config: Config) -> dict[str, pathlib.Path]:
 
 
 def names_code(spec: Code) -> bool:
-    """True for data of `FILE.py:NAME` and `package.module:NAME`, False for `hf:PATH` and the like."""
+    """True if the name of a data set is code, such as `FILE.py:NAME`; False for `hf:PATH` and other `DATA_KINDS`."""
     where, colon, _ = str(spec).partition(":")
     return bool(colon) and where not in DATA_KINDS
 
@@ -107,7 +119,7 @@ def names_code(spec: Code) -> bool:
 def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: Config | None = None) -> None:
     """Raises UsageError if a stored run names code that the user neither trusts nor named on the command line.
 
-    Parts of the run that were passed in Python are an error even if trusted, unless `said` names the same.
+    Objects that were passed to the run in Python are an error even if trusted, unless `said` has the same setting.
 
     Args:
       stored: the settings of the run.
@@ -132,7 +144,7 @@ def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: C
 
 
 def is_passed_in_python(spec: str) -> bool:
-    """True if a setting's value, as text, refers to an object that was passed in Python."""
+    """True if a setting's value, as text, stands for an object that was passed in Python: `python:NAME`."""
     return spec.startswith(IN_PYTHON)
 
 
@@ -143,12 +155,12 @@ def _is_own(setting: str, spec: str) -> bool:
 
 
 def is_of_a_run(file: pathlib.Path) -> bool:
-    """True if a settings file is next to the checkpoints, the environment or the metrics of one run."""
+    """True if the folder of a settings file also has checkpoints, environment.json or metrics.jsonl, as of one run."""
     return _is_beside(file, *_OF_ONE_RUN)
 
 
 def is_stored(file: pathlib.Path) -> bool:
-    """True if a settings file is next to anything that a run writes, or to runs of several seeds."""
+    """True if the folder of a settings file also has a file or folder that runs write, `seed_N` included."""
     others = "history.jsonl", "receipt.json", "summary.json", "tensorboard", "seed_[0-9]*"
     return _is_beside(file, *_OF_ONE_RUN, *others)
 
@@ -166,6 +178,9 @@ def _is_beside(file: pathlib.Path, *patterns: str) -> bool:
 
 def load_function(spec: Code, *, flag: str) -> Callable:
     """Loads the function or class of `FILE.py:NAME` or `package.module:NAME`; returns the value of a `PythonObject`.
+
+    The file or module is executed when it is first named, and a file again if its text has changed. The value of a
+    `PythonObject` may be of any type.
 
     Args:
       spec: the file or module, and the name in it; or the object.
@@ -204,14 +219,14 @@ def load_function(spec: Code, *, flag: str) -> Callable:
 
 
 def _is_defined_in(module: ModuleType, value: Any) -> bool:
-    """True for a function or class of a module's own package, False for an imported one."""
+    """True for a function or class that is defined in a module or its top-level package; False for any other value."""
     if not (inspect.isfunction(value) or inspect.isclass(value)):
         return False
     return value.__module__.partition(".")[0] == module.__name__.partition(".")[0]
 
 
 def described(value: Any) -> str:
-    """Describes a value that should be a function or class, and names the right form."""
+    """Describes, for a message, a value that is no function or class, and says what was wanted in its place."""
     if callable(getattr(value, "init", None)) and callable(getattr(value, "update", None)):
         return (
             "it is an optax transformation; wanted a function of the learning rate of each step, which mpjax gives it, "
@@ -252,7 +267,10 @@ _FILES: dict[str, tuple[bytes, ModuleType]] = {}
 
 
 def _executed(path: pathlib.Path) -> ModuleType:
-    """Executes a file for the first setting that names it, and again if its text has changed, as in a notebook."""
+    """Executes a file as a module and returns it; later calls return the same module, unless the text has changed.
+
+    The module is in `sys.modules` under the path of the file.
+    """
     name, text = str(path.resolve()), path.read_bytes()
     if name not in _FILES or _FILES[name][0] != text:
         # Dataclasses look their module up. No other module has a path as its name.
@@ -264,5 +282,5 @@ def _executed(path: pathlib.Path) -> ModuleType:
 
 
 def forget_files() -> None:
-    """Lets each file be executed again when a setting names it, so that no run begins with the state of another."""
+    """Forgets the modules of executed files, so that each is executed again and no run sees the state of another."""
     _FILES.clear()
