@@ -92,8 +92,9 @@ class Reader:
         """Crops and resizes images to [N, side, side, channels], and masks to uint8 [N, side, side].
 
         Only images and masks are returned. The crops are chosen by the sizes of the first of these fields, and are used
-        for the others too. Headers of all examples are read first, then all boxes are chosen, then all pixels are decoded. A decoder evicts
-        Python's own code and data from the processor's caches, so alternating takes four times as long.
+        for the others too. Headers of all examples are read first, then all crops are chosen, then all pixels are
+        decoded. A decoder evicts Python's own code and data from the processor's caches, so alternating takes four
+        times as long.
         """
 
         def box(picture: Picture, row: np.ndarray) -> Box:

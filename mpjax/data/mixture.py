@@ -180,7 +180,7 @@ def _advice(name: str, wanted: Field, found: Field) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MixedSplit:
-    """The `Split` of several data sets. Examples are numbered from 0 through the first set, then the second, and so on."""
+    """The `Split` of several data sets. Examples are numbered from 0 through the first set, then through the next."""
 
     splits: Sequence[SplitOfOne]
 

@@ -20,8 +20,8 @@ def all_columns(table: Table, config: Data) -> Source:
     """Opens a stored data set as a `Source` that has a field for each column.
 
     With `config.preprocess`, it has a field for each entry of the dict that the function returns. `config.columns`, if
-    not empty, maps fields to columns; other columns are dropped. The first training example is
-    read now, to find the shape and dtype of each field; with a preprocess function and images, up to 16 examples are.
+    not empty, maps fields to columns; other columns are dropped. The first training example is read now, to
+    find the shape and dtype of each field; with a preprocess function and images, up to 16 examples are.
 
     Raises:
       UsageError: a column does not exist, or a value of the first example is text or no array of numbers.
