@@ -18,7 +18,7 @@ def conform(example: Mapping[str, Any], fields: Fields) -> dict[str, np.ndarray]
       fields: the expected fields.
 
     Returns:
-      The fields in the batch dtypes: images stay uint8 or become float32; class numbers, tokens and lengths become
+      A new dict of the fields in the batch dtypes: images stay uint8 or become float32; class numbers, tokens and lengths become
       int32 with the same values; `Numbers` become int32, float32 or bool.
 
     Raises:
@@ -106,7 +106,7 @@ class Examples(Protocol):
         ...
 
     def __getitem__(self, index: int, /) -> Example:
-        """Reads one example."""
+        """Reads the example at `index`, counted from 0."""
         ...
 
     def __getitems__(self, indices: Sequence[int], /) -> list[Example]:

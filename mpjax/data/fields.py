@@ -62,7 +62,7 @@ _LINE = "in the function of --data.preprocess"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _FromColumn:
-    """The base of all fields: where their values come from."""
+    """The base class of all fields: `origin` says, for messages, where the values come from (`Field.origin`)."""
 
     origin: str = dataclasses.field(default="", compare=False, repr=False)
 

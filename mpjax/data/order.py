@@ -28,7 +28,7 @@ class Order(Protocol):
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of full batches in an epoch."""
+        """The number of full batches in an epoch; a smaller rest is left out."""
         ...
 
     def rows(self, position: int) -> np.ndarray:

@@ -65,7 +65,7 @@ class Batches(Protocol):
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of full batches in an epoch."""
+        """The number of full global batches in an epoch; a smaller rest is left out."""
         ...
 
     def from_position(self, position: int) -> Iterator[Batch]:

@@ -126,7 +126,7 @@ def resized(images: Num[Array, "B H W C"], boxes: Boxes, size: tuple[int, int]) 
 
 
 def resized_mask(mask: Integer[Array, "B H W"], boxes: Boxes, size: tuple[int, int]) -> Integer[Array, "B h w"]:
-    """Crops each mask to its box and resizes it to `size` (height, width) by nearest neighbour."""
+    """Crops each mask to its box and resizes it to `size` (height, width) by nearest neighbour; the dtype stays."""
     rows = _nearest(boxes.top, boxes.height, size[0])
     columns = _nearest(boxes.left, boxes.width, size[1])
     return jax.vmap(lambda mask, rows, columns: mask[rows][:, columns])(mask, rows, columns)

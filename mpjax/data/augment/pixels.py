@@ -16,10 +16,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def look_up(images: UInt8[Array, "B H W C"], table: Int[Array, "B C 256"]) -> UInt8[Array, "B H W C"]:
-    """Replaces each level of image b and channel c by `table[b, c, level]`, cast to uint8.
-
-    The batch and channel axes of the table must have the sizes of the images; they are not broadcast.
-    """
+    """Replaces each level of channel c of image b by `table[b, c, level]`, cast to uint8."""
     batch, height, width, channels = images.shape
     levels = images.reshape(batch, height * width, channels).astype(jnp.int32)
     by_level = jnp.swapaxes(table, 1, 2).astype(jnp.uint8)
@@ -27,7 +24,7 @@ def look_up(images: UInt8[Array, "B H W C"], table: Int[Array, "B C 256"]) -> UI
 
 
 def histogram(images: UInt8[Array, "B H W C"]) -> Int[Array, "B C 256"]:
-    """Counts the pixels of each level in each channel of each image, int32."""
+    """Counts the pixels of each level 0..255 in each channel of each image, int32."""
 
     def counted(levels: jax.Array) -> jax.Array:
         return jnp.zeros(256, jnp.int32).at[levels].add(1, mode="promise_in_bounds")

@@ -96,7 +96,7 @@ class Picture:
 
     @property
     def mode(self) -> str:
-        """Pillow's mode for the number of channels."""
+        """The mode of Pillow that 8-bit pixels are decoded to, by `channels`: `L`, `RGB` or `RGBA`."""
         return MODES[self.channels]
 
     def shrink(self, width: float, height: float) -> None:

@@ -153,5 +153,5 @@ def _is_signed_byte(image: Image.Image) -> bool:
 
 
 def _is_unsigned(image: Image.Image) -> bool:
-    """True for unsigned 32-bit numbers, which Pillow holds as int32."""
+    """True for a TIFF of unsigned 32-bit numbers, which Pillow holds as int32."""
     return image.mode == "I" and _tag(image, _BITS, 16) == 32 and _tag(image, _FORMAT, _UNSIGNED) == _UNSIGNED

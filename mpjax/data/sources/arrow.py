@@ -49,7 +49,7 @@ def flat(column: Any) -> Any:
 
 
 def require_all(column: Any, called: str) -> None:
-    """Raises UsageError if a value of the column is missing (null); `called` names the column."""
+    """Raises UsageError if a value of an Arrow column is missing (null); `called` is its name in the message."""
     if column.null_count:
         first = column.is_null().to_pylist().index(True)
         raise UsageError(

@@ -153,7 +153,7 @@ def open_own(config: Data) -> Table | Source:
 
 
 def _is_column(values: Any) -> bool:
-    """True for an array or a list of plain values, which is a column; elements of a split are dicts, tuples or lists."""
+    """True for an array or a list of plain values, which is a column: the elements of a split have fields."""
     if isinstance(values, list):
         return bool(values) and not isinstance(values[0], (Mapping, tuple, list))
     return hasattr(values, "__array__")

@@ -172,7 +172,9 @@ def _from_transformers(folder: pathlib.Path, name: str) -> HuggingFaceTokenizer:
 
 
 def _downloaded(name: str) -> pathlib.Path:
-    """Downloads the files of a tokenizer from the hub, unless the local cache has them, and returns their folder.
+    """Downloads the files of the tokenizer `name` from the Hugging Face hub, unless the local cache has them.
+
+    It returns the folder of the files in the cache.
 
     Raises:
       UsageError: the package huggingface_hub is missing, or the hub cannot be reached or has no such name.
