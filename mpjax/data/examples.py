@@ -18,8 +18,8 @@ def conform(example: Mapping[str, Any], fields: Fields) -> dict[str, np.ndarray]
       fields: the expected fields.
 
     Returns:
-      A new dict of the fields in the batch dtypes: images stay uint8 or become float32; class numbers, tokens and lengths become
-      int32 with the same values; `Numbers` become int32, float32 or bool.
+      A new dict of the fields in the batch dtypes: images stay uint8 or become float32; class numbers, tokens and
+      lengths become int32 with the same values; `Numbers` become int32, float32 or bool.
 
     Raises:
       UsageError: a field is missing, its values do not match, or fields differ in their leading axes.
