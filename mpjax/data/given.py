@@ -68,7 +68,7 @@ def joined(masks: Sequence[np.ndarray], width: int, height: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """A user's inputs to a trained model, and how to read them. Nothing is read before a batch needs it.
+    """A user's inputs to a trained model: their names, and the functions that load them and turn them into arrays.
 
     Args:
       names: the name of each input, for the result and for messages.
