@@ -1,4 +1,4 @@
-"""Builds the batches of a data set, from memory or as a stream that threads decode."""
+"""Builds the training and evaluation batches of a data set, from memory or from a stream that threads decode."""
 
 from collections.abc import Iterator
 
@@ -20,20 +20,22 @@ from mpjax.errors import UsageError
 
 
 def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE) -> Batches:
-    """Builds endless shuffled batches of `source.train` and the sets of `source.mix`.
+    """Builds endless shuffled batches of `source.train`, mixed with the training examples of the sets in `source.mix`.
 
-    They are read into memory now if `fits_in_memory`, else streamed.
+    If `fits_in_memory`, all examples are read into memory before this function returns. Otherwise threads read them
+    from disk batch by batch; the shuffled order of a single set (no mixture) then differs from its order in memory.
+    With `config.alternate_flips`, batches have the additional field `mirrored`, bool [B].
 
     Args:
       source: the data set, or the first of a mixture.
-      config: batch and image size, memory and threads.
-      seed: the seed of the shuffle and of the random crops.
-      share: the part of each batch that this process reads.
+      config: batch and image size, memory and threads. `batch_size` is the global batch, over all processes.
+      seed: the seed of the shuffle, of the crops on the host and of the alternating flips.
+      share: the rows of each global batch that this process reads; only these are yielded.
 
     Raises:
       UsageError: `config` is invalid for the set, an epoch is smaller than a batch, `seed` is not in [0, 2**32), or
-        `conform` raises for an example. A streamed example is checked only when it is read. A batch that does not
-        divide among the processes is an error here if streamed, else in the first batch.
+        an example does not match its fields (`conform`). A streamed example is checked only when it is read. A batch
+        that does not divide among the processes is an error here if streamed, else when the first batch is read.
     """
     check_data(config)
     require_batch(source, config)
@@ -78,7 +80,10 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
 
 
 def require_batch(source: Source, config: Data) -> None:
-    """Raises UsageError if a training set is empty, or if an epoch has fewer examples than a batch."""
+    """Raises UsageError if a training set is empty, or if an epoch (`epoch_size`) has fewer examples than a batch.
+
+    The error proposes, as a repair, the largest power of two that is at most the size of an epoch.
+    """
     for member in source.trained_on:
         require_examples(config.train_split, len(member.train))
     size = epoch_size(source)
@@ -93,9 +98,9 @@ def require_batch(source: Source, config: Data) -> None:
 
 
 def training_split(source: Source, config: Data) -> Split:
-    """Builds the `Split` of the training examples: those of `source`, or of all sets if it is the first of a mixture.
+    """Builds the `Split` of the training examples of `source`, followed by the examples of the sets in `source.mix`.
 
-    An example is read from disk only when a batch asks for it.
+    No example is read here; the split reads one from disk when a batch asks for it.
 
     Raises:
       UsageError: see `reader`.
@@ -108,14 +113,16 @@ def training_split(source: Source, config: Data) -> Split:
 
 
 def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatches:
-    """Builds batches of all of `source.test` in order, each of `config.eval_batch_size` examples.
+    """Builds batches of all of `source.test` in order, each of `config.eval_batch_size` examples over all processes.
 
-    They are read into memory now if `fits_in_memory`, else streamed. The field `weight` [B] is 1 for an example and 0
-    for padding of the last batch. Each batch holds only the rows of `share`, the part of this process.
+    If `fits_in_memory`, all examples are read into memory before this function returns; otherwise threads read them
+    from disk batch by batch. The last batch is padded with zeros to the full size: the field `weight`, float32 [B], is
+    1 for an example and 0 for padding. Each batch holds only the rows of `share`, the rows that this process reads.
 
     Raises:
-      UsageError: one of the splits is empty, `config` is invalid for the set, `conform` raises for an example, or the
-        first examples of the two splits differ in dtype. A streamed example is checked only when it is read.
+      UsageError: one of the splits is empty, `config` is invalid for the set, an example does not match its fields
+        (`conform`), or the first examples of the two splits differ in dtype. A streamed example is checked only when
+        it is read.
     """
     size, batch_size = len(source.test), config.eval_batch_size
     check_data(config)

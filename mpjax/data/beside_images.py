@@ -16,15 +16,17 @@ _YOURS = "or augment all of them in a function of yours, --data.augment FILE.py:
 
 
 def require_together(config: Data, fields: Fields) -> None:
-    """Checks the augmentations of `config` against the fields of a batch with an `image`.
+    """Checks that the augmentations of `config` change all fields of a batch together with its `image`.
 
-    Geometric augmentations move `image`, and a `mask` of class numbers of the same height and width. Mixup and CutMix
-    mix `image` with `label` or `mask`. A field of one axis, such as a box, may hold coordinates; it is left unchanged,
-    with a warning.
+    Geometric augmentations (crops, shifts, flips, RandAugment) move `image`, and a `mask` of class numbers of the same
+    height and width. Mixup and CutMix change `image` and `mask`, or without such a mask `image` and `label`. A field of
+    one axis, such as a bounding box, may hold coordinates, which stay as they are if the image moves: a DataWarning
+    tells of it.
 
     Raises:
-      UsageError: the image would move and a field of two or more axes would not, or the image would be mixed and one of
-        the other fields would not, or images would be mixed with labels whose number of classes is unknown.
+      UsageError: the image would move and a field of two or more axes would not, or the image would be mixed and any
+        other field besides its mask or label would not, or images would be mixed with labels whose number of classes is
+        unknown.
     """
     if moving := [*_geometric(config)]:
         flags = " and ".join(flag for flag, _ in moving)
@@ -48,7 +50,7 @@ def require_together(config: Data, fields: Fields) -> None:
 
 
 def _geometric(config: Data) -> Iterator[tuple[str, str]]:
-    """Yields each enabled augmentation that moves pixels, as its flag and the flag that disables it."""
+    """Yields, for each enabled augmentation that moves pixels, its command-line flag and the flag that disables it."""
     if config.random_resized_crop:
         yield f"--data.random_resized_crop {config.random_resized_crop}", "--data.random_resized_crop 0"
     if config.padding:
@@ -60,7 +62,10 @@ def _geometric(config: Data) -> Iterator[tuple[str, str]]:
 
 
 def fields_behind(fields: Fields) -> Mapping[str, Field]:
-    """The fields, besides `image`, that an augmentation leaves unchanged when it moves the image."""
+    """Selects the fields that stay unchanged when an augmentation moves the image: all but `image` and its mask.
+
+    The mask is a field `mask` that is a `Mask`, or int32 `Numbers` of the image's height and width.
+    """
     return {name: field for name, field in fields.items() if name != "image" and not _is_moved(name, field, fields)}
 
 
@@ -90,9 +95,10 @@ def _require_mixed(config: Data, fields: Fields) -> None:
 
 
 def require_one_frame(fields: Fields, image_size: int) -> None:
-    """Raises UsageError if images would be cropped on the host, and other fields of two or more axes would not.
+    """Raises UsageError if images would be cropped on the host, and another field of two or more axes would not.
 
-    Images and masks are resized to `image_size`. They are cropped first, unless the images are square, of one size.
+    With `image_size`, images and masks are resized to a square. They are cropped first, unless all images are squares
+    of one size: then nothing is cropped, and nothing is raised.
     """
     images = [field for field in fields.values() if isinstance(field, Image)]
     cropped = any(None in field.shape or field.shape[0] != field.shape[1] for field in images)

@@ -1,4 +1,4 @@
-"""Decodes, crops, resizes and checks examples."""
+"""Turns stored examples into checked arrays of one shape: decodes, crops and resizes images on the host."""
 
 import dataclasses
 import functools
@@ -24,15 +24,15 @@ _EVALUATED_SHARE = 224 / 256
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Decodes, resizes and checks examples.
+    """Decodes, crops, resizes and checks stored examples.
 
     Args:
       fields: the fields of the result; images and masks have one size.
-      frame: picks the part of each image, and of its mask, that is resized to the size in `fields`. None: no cropping
-        or resizing.
+      frame: a function that chooses the crop of each image and its mask, which is then resized to the size in `fields`.
+        None: no cropping or resizing.
       name: the name of the examples in error messages.
-      resize: resizes that part of an image. A mask takes the nearest pixels.
-      header: reads the header of an image or a mask.
+      resize: the function that resizes the crop of an image. Masks are always resized by nearest neighbour.
+      header: the function that reads the header of an encoded image or mask, without decoding its pixels.
     """
 
     fields: Fields
@@ -42,22 +42,28 @@ class Reader:
     header: Callable[[bytes | np.ndarray, int, Depth], Picture] = read_header
 
     def __call__(self, example: Example) -> Arrays:
-        """Reads one example in the batch dtypes, without a batch axis. Every call uses the same random draws."""
+        """Reads one example in the batch dtypes, without a batch axis.
+
+        A random crop is not random here: it is drawn from a fixed seed at every call. Raises as `batch`.
+        """
         return {name: values[0] for name, values in self.batch([example]).items()}
 
     def batch(
         self, examples: Sequence[Example], drawn: np.ndarray | None = None, numbers: Sequence[int] | None = None
     ) -> Arrays:
-        """Reads several examples as arrays [N, ...] in the batch dtypes.
+        """Reads several examples as one array [N, ...] per field, in the batch dtypes.
+
+        Columns of the examples that are not in `fields` are dropped.
 
         Args:
           examples: the examples as stored.
-          drawn: the random draws of the crops (`draws`), [N, ...]. None: the same draws for all batches of this size.
+          drawn: the random numbers of the crops, as `draws` returns them, [N, ...]. None: numbers from a fixed seed,
+            the same for all batches of this size.
           numbers: the number of each example, for error messages. None: errors name no example.
 
         Raises:
-          UsageError: an image cannot be decoded, or an example does not match the fields, or differs in dtype from the
-            first of `examples`.
+          UsageError: an example lacks a field or does not match it, an image cannot be decoded, or an example differs
+            in dtype from the first of `examples`.
         """
         numbered = Numbered(self.name, numbers)
         numbered.each(functools.partial(require_fields, fields=self.fields), examples)
@@ -72,18 +78,23 @@ class Reader:
         return conform_all(columns, self.fields, numbered)
 
     def size(self, name: str, value: Any) -> tuple[int, int]:
-        """Reads the width and height of `value`, a stored image of the field `name`, from its header."""
+        """Reads the width and height in pixels, in this order, of `value`, a stored image of the field `name`.
+
+        Pixels are not decoded. Raises UsageError if the header is damaged.
+        """
         return self._opened(name, cast(Image, self.fields[name]), value).stored_size
 
     def part(self, box: Box) -> "Reader":
-        """A reader that resizes the part `box` of every image."""
+        """Builds a copy of this reader that crops every image to `box`, in pixels, before it resizes it."""
         return dataclasses.replace(self, frame=lambda width, height, drawn: box)
 
     def _cropped(self, columns: Mapping[str, Any], frame: Frame, drawn: np.ndarray, named: Numbered) -> Arrays:
         """Crops and resizes images to [N, side, side, channels], and masks to uint8 [N, side, side].
 
-        Headers of all examples are read first, then all boxes are chosen, then all pixels are decoded. A decoder evicts
-        Python's own code and data from the processor's caches, so alternating takes four times as long.
+        Only images and masks are returned. The crops are chosen by the sizes of the first of these fields, and are used
+        for the others too. Headers of all examples are read first, then all crops are chosen, then all pixels are
+        decoded. A decoder evicts Python's own code and data from the processor's caches, so alternating takes four
+        times as long.
         """
 
         def box(picture: Picture, row: np.ndarray) -> Box:
@@ -102,7 +113,7 @@ class Reader:
         return cropped
 
     def _opened(self, name: str, field: Image | Mask, value: Any) -> Picture:
-        """Reads the header of an image, or of a mask [H, W], without decoding pixels."""
+        """Reads the header of an encoded image or mask without decoding pixels; wraps an array, also a mask [H, W]."""
         if not isinstance(value, bytes):
             value = array(name, value)
             if isinstance(field, Mask) and value.ndim == 2:
@@ -111,9 +122,9 @@ class Reader:
 
 
 def _decoded(name: str, field: Image | Mask, value: Any) -> np.ndarray:
-    """Decodes an encoded image or mask at the stored size; keeps an array.
+    """Decodes an encoded image or mask at its stored size, and keeps the pixels of an array unchanged.
 
-    A mask loses a channel axis of size 1.
+    The last axis of a mask [H, W, 1] is removed.
     """
     encoded = isinstance(value, bytes)
     pixels = decode(value, _channels(field), _depth(field)) if encoded else array(name, value, field)
@@ -131,14 +142,20 @@ def _depth(field: Image | Mask) -> Depth:
 def reader(source: Source, config: Data, *, training: bool) -> Reader:
     """Builds the reader that turns the examples of `source` into arrays of one shape.
 
-    If `config.image_size` is set, images are cropped and resized to it. If all images have one size, the crop is the
-    largest centred square. If sizes vary, training crops a random part, evaluation a centred square of 7/8 of the
-    shorter side. Crops are resized by `averaged`; without `config.antialias`, they are rounded to whole pixels and
-    resized by `linear`.
+    If `config.image_size` is set and there are images, images and masks are cropped and resized to squares of that
+    side. If all images have one size, the crop is the largest centred square. If sizes vary, training crops a random
+    rectangle (`random_part`), and evaluation a centred square of 7/8 of the shorter side. Crops are resized with
+    antialiasing (`averaged`). Without `config.antialias`, they are rounded to whole pixels and resized by `linear`. If
+    `config.image_size` is 0, images keep their stored size.
+
+    Args:
+      source: the data set.
+      config: `image_size` and `antialias`; the names of the splits, for messages.
+      training: whether the reader is for training, which decides the crop if sizes vary.
 
     Raises:
-      UsageError: sizes vary and `config.image_size` is not set, images would be cropped without another field of two
-        or more axes, or a package that `config` needs is not installed.
+      UsageError: sizes vary and `config.image_size` is not set, images would be cropped and another field of two or
+        more axes would not, or a package that `config` needs is not installed.
     """
     split = config.train_split if training else config.test_split
     split_name = f"split '{split}' of '{source.name}'"
@@ -171,8 +188,9 @@ def _resized(field: Any, size: int) -> Any:
 
 
 def batch_fields(source: Source, config: Data) -> Fields:
-    """The fields of a batch: those of `source`. If it has images, they and masks have `config.image_size`, if set.
+    """Describes the fields of a batch: the fields of `source`, with the size that images have after reading.
 
-    Raises as `reader`.
+    If `config.image_size` is set and there are images, images and masks are squares of that side; otherwise the shapes
+    stay as stored. Raises as `reader`.
     """
     return reader(source, config, training=True).fields

@@ -18,8 +18,8 @@ def conform(example: Mapping[str, Any], fields: Fields) -> dict[str, np.ndarray]
       fields: the expected fields.
 
     Returns:
-      The fields in the batch dtypes: images stay uint8 or become float32; class numbers, tokens and lengths become
-      int32 with the same values; `Numbers` become int32, float32 or bool.
+      A new dict of the fields in the batch dtypes: images stay uint8 or become float32; class numbers, tokens and
+      lengths become int32 with the same values; `Numbers` become int32, float32 or bool.
 
     Raises:
       UsageError: a field is missing, its values do not match, or fields differ in their leading axes.
@@ -43,7 +43,7 @@ def conform(example: Mapping[str, Any], fields: Fields) -> dict[str, np.ndarray]
 
 
 def require_fields(example: Mapping[str, Any], fields: Fields) -> None:
-    """Raises UsageError if an example lacks a field."""
+    """Raises UsageError if an example lacks one of `fields`; additional entries of the example are accepted."""
     if not fields.keys() <= example.keys():
         first = next(name for name in fields if name not in example)
         raise UsageError(
@@ -53,15 +53,16 @@ def require_fields(example: Mapping[str, Any], fields: Fields) -> None:
 
 
 def array(name: str, value: Any, field: Field | None = None) -> np.ndarray:
-    """Converts `value` to an array.
+    """Converts `value` to a NumPy array of the dtype that NumPy infers, and checks that it holds numbers or bools.
 
     Args:
       name: the name of the field, for messages.
-      value: numbers, in lists or an array.
+      value: a number, lists of numbers, or an array.
       field: the field, if known; messages name its origin.
 
     Raises:
-      UsageError: the value is not an array of numbers, is masked, or its lists have unequal lengths.
+      UsageError: the value holds text, bytes or other objects, has masked elements (`numpy.ma`), or consists of lists
+        of unequal lengths.
     """
     name = called(name, field)
     for part in value if isinstance(value, list | tuple) else (value,):
@@ -79,7 +80,7 @@ def array(name: str, value: Any, field: Field | None = None) -> np.ndarray:
 
 
 def require_unmasked(name: str, value: Any) -> None:
-    """Raises UsageError if values of an array are masked: NumPy would read them all the same."""
+    """Raises UsageError if a `numpy.ma` array has masked elements, whose hidden values NumPy would read anyway."""
     if np.ma.is_masked(value):
         raise UsageError(
             f"{name}: a masked array, of which NumPy would read what is under the mask; return an ordinary one, as "
@@ -88,7 +89,7 @@ def require_unmasked(name: str, value: Any) -> None:
 
 
 def require_examples(split: str, count: int) -> None:
-    """Raises UsageError if a split is empty."""
+    """Raises UsageError if `count`, the number of examples of the split named `split`, is 0."""
     if count == 0:
         raise UsageError(f"split '{split}' is empty: wanted at least one example; write a larger part, as in 'train'")
 
@@ -105,17 +106,20 @@ class Examples(Protocol):
         ...
 
     def __getitem__(self, index: int, /) -> Example:
-        """Reads one example."""
+        """Reads the example at `index`, counted from 0."""
         ...
 
     def __getitems__(self, indices: Sequence[int], /) -> list[Example]:
-        """Reads several examples, here one at a time; many sets read several far faster."""
+        """Reads the examples at `indices`, in their order.
+
+        This default reads one at a time. Many data sets override it, because they read several far faster together.
+        """
         return [self[index] for index in indices]
 
 
 @dataclasses.dataclass(frozen=True)
 class MappedExamples:
-    """Examples with a function applied to each one on every read."""
+    """Examples to which the function `change` is applied each time one is read; results are not cached."""
 
     examples: Examples
     change: Callable[[Example], Example]
@@ -131,7 +135,10 @@ class MappedExamples:
 
 
 def renamed(columns: Mapping[str, str], example: Example) -> Example:
-    """Renames the columns of an example to fields; `columns` maps fields to columns, and other columns are dropped."""
+    """Builds an example of fields from an example of columns: `columns` maps each field to the column to take.
+
+    Columns that are not named are dropped. One column may serve several fields. A missing column is a KeyError.
+    """
     return {field: example[column] for field, column in columns.items()}
 
 
@@ -144,9 +151,12 @@ class Source:
       fields: the fields of each stored example.
       train: the examples to train on.
       test: the examples to evaluate on.
-      mix: other sets to train on, with the same fields. This set supplies the rest of the training examples, and all
-        test examples.
+      mix: other sets to train on, with the same fields, each with its share of the training examples. This set supplies
+        the rest of the training examples, and all test examples.
       notes: messages to the user about how the examples are read.
+
+    Raises:
+      UsageError: `fields` is empty.
     """
 
     name: str
@@ -170,17 +180,20 @@ class Source:
 
     @property
     def varies(self) -> bool:
-        """True if the height or width of the images is not the same in all (None in the shape of their field)."""
+        """True if the images of this set differ in height or width: the shape of an `Image` field has None."""
         return any(isinstance(field, Image) and None in field.shape for field in self.fields.values())
 
 
 class Portion(NamedTuple):
-    """A set of a mixture, and its share of the training examples, between 0 and 1."""
+    """A data set of a mixture, and the fraction of all training examples that it supplies, between 0 and 1."""
 
     source: Source
     share: float
 
 
 def labelled_images(num_classes: int, image_shape: tuple[int | None, int | None, int]) -> Fields:
-    """The fields of image classification: `image` [H, W, C] and `label` in [0, num_classes)."""
+    """Builds the fields of image classification: `image` [H, W, C] and `label`, an integer in [0, num_classes).
+
+    H and W are None in `image_shape` if they differ among the images.
+    """
     return {"image": Image(image_shape), "label": Label(num_classes)}

@@ -19,23 +19,31 @@ from mpjax.precision.dtypes import is_floating
 
 
 class Field(Protocol):
-    """A field of an example."""
+    """A field of an example: its shape, and how its values are checked and cast."""
 
     @property
     def rank(self) -> int:
-        """The number of axes of one example."""
+        """The number of axes of one example, without the batch axis."""
         ...
 
     @property
     def origin(self) -> str:
-        """The origin of the values for messages, such as `column 'img'`; empty if the column has the field's name."""
+        """The origin of the values, for messages, such as `column 'img'`; empty if the column has the field's name."""
         ...
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Checks `value` [..., axes of one example] and casts it to the batch dtype of the field.
+        """Checks `value`, an example or a batch with any leading axes, and casts it to the batch dtype of the field.
+
+        Args:
+          name: the name of the field, for messages.
+          value: an array whose last `rank` axes are the axes of one example.
+
+        Returns:
+          The array in the batch dtype, of the same shape; it may be `value` itself.
 
         Raises:
-          UsageError: the value does not match the field; the message has `name`, the expected values and a repair.
+          UsageError: the shape, dtype or a value does not match the field; the message has `name`, the expected values
+            and what to write instead.
         """
         ...
 
@@ -54,18 +62,18 @@ _LINE = "in the function of --data.preprocess"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _FromColumn:
-    """The base of all fields: where their values come from."""
+    """The base class of all fields: `origin` says, for messages, where the values come from (`Field.origin`)."""
 
     origin: str = dataclasses.field(default="", compare=False, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Image(_FromColumn):
-    """An image: uint8 in 0..255 stays uint8, floating point becomes float32.
+    """The field of an image: uint8 in 0..255 stays uint8, floating point becomes float32.
 
     Args:
-      shape: (H, W, C); H and W are None if they vary.
-      depth: the bit depth and range of encoded images; arrays are used unchanged.
+      shape: (H, W, C); H or W is None if it differs among the images.
+      depth: the bit depth and the range of encoded images. It does not apply to images stored as arrays.
     """
 
     shape: tuple[int | None, int | None, int]
@@ -77,7 +85,12 @@ class Image(_FromColumn):
         return 3
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Checks pixels [..., H, W, C]: uint8 stays, floating point is cast to float32, where it has to be finite."""
+        """Checks pixels [..., H, W, C]: uint8 stays uint8, floating point is cast to float32.
+
+        Raises:
+          UsageError: the shape does not match, the dtype is neither uint8 nor floating, or a pixel is NaN or infinite
+            in float32.
+        """
         if not _fits(value.shape, self.shape):
             raise UsageError(
                 f"{called(name, self)}: shape {value.shape}; wanted "
@@ -107,12 +120,12 @@ class Image(_FromColumn):
 
 @dataclasses.dataclass(frozen=True)
 class Label(_FromColumn):
-    """A class number.
+    """The field of a class number, one integer per example.
 
     Args:
       num_classes: the number of classes; labels are in [0, num_classes).
-      names: the name of each class; empty if the data set has none.
-      ignores: True if labels may also be `IGNORED_LABEL`.
+      names: the name of each class; empty if the data set has none. Fields are equal even if their names differ.
+      ignores: True if labels may also be `IGNORED_LABEL` (-1), which the loss and the metrics leave out.
     """
 
     num_classes: int
@@ -125,7 +138,12 @@ class Label(_FromColumn):
         return 0
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Checks class numbers, and casts them to int32 [...]."""
+        """Checks class numbers of any integer dtype and shape, and casts them to int32.
+
+        Raises:
+          UsageError: the dtype is no integer, or a number is outside [0, num_classes) and is not an accepted
+            `IGNORED_LABEL`.
+        """
         advice = f"write {name}.argmax(-1) for one-hot labels"
         ignored = IGNORED_LABEL if self.ignores else None
         return _class_numbers(self, name, value, self.num_classes, advice, ignored=ignored)
@@ -133,14 +151,17 @@ class Label(_FromColumn):
 
 @dataclasses.dataclass(frozen=True)
 class Mask(_FromColumn):
-    """A class number for each pixel.
+    """The field of a mask: a class number for each pixel.
 
     Args:
-      shape: (H, W); H and W are None if they vary.
-      num_classes: the number of classes, at most 255; values are in [0, num_classes). 0: unknown, only in a stored
-        column.
-      ignores: True if values may also be `IGNORED`.
-      values: the stored value of each class; empty if unknown.
+      shape: (H, W); H or W is None if it differs among the masks.
+      num_classes: the number of classes, at most 255; values are in [0, num_classes). 0: unknown, which occurs only in
+        the description of a stored column.
+      ignores: True if values may also be `IGNORED` (255), which the loss and the metrics leave out.
+      values: the value of each class in the stored masks; empty if unknown.
+
+    Raises:
+      UsageError: `num_classes` is above 255.
     """
 
     shape: tuple[int | None, int | None]
@@ -156,11 +177,16 @@ class Mask(_FromColumn):
 
     @property
     def rank(self) -> int:
-        """2: height, width."""
+        """2, the number of axes of one example: height and width."""
         return 2
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Checks class numbers, and casts them to int32 [..., H, W]."""
+        """Checks class numbers [..., H, W] of any integer dtype, and casts them to int32.
+
+        Raises:
+          UsageError: the shape does not match, the dtype is no integer, or a number is outside [0, num_classes) and is
+            not an accepted `IGNORED`.
+        """
         if not _fits(value.shape, self.shape):
             raise UsageError(
                 f"{called(name, self)}: shape {value.shape}; wanted {_words(self.shape, 'height', 'width')} per "
@@ -172,7 +198,7 @@ class Mask(_FromColumn):
 
 @dataclasses.dataclass(frozen=True)
 class Tokens(_FromColumn):
-    """The token ids of a text, padded at the end to a fixed length.
+    """The field of the token ids of a text, padded at the end to a fixed length.
 
     Args:
       length: the number of tokens of an example.
@@ -188,7 +214,11 @@ class Tokens(_FromColumn):
         return 1
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Checks token ids, and casts them to int32 [..., length]."""
+        """Checks token ids [..., length] of any integer dtype, and casts them to int32.
+
+        Raises:
+          UsageError: the last axis has another length, the dtype is no integer, or an id is outside [0, vocabulary).
+        """
         if not _fits(value.shape, (self.length,)):
             raise UsageError(
                 f"{called(name, self)}: shape {value.shape}; wanted [{self.length}] per example; write --data.length"
@@ -198,7 +228,7 @@ class Tokens(_FromColumn):
 
 @dataclasses.dataclass(frozen=True)
 class Length(_FromColumn):
-    """The number of tokens that are not padding.
+    """The field of the number of tokens of a text that are not padding.
 
     Args:
       largest: the largest length; values are in [0, largest].
@@ -212,13 +242,19 @@ class Length(_FromColumn):
         return 0
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Checks lengths, and casts them to int32 [...]."""
+        """Checks lengths of any integer dtype and shape, and casts them to int32.
+
+        Raises:
+          UsageError: the dtype is no integer, or a length is outside [0, largest].
+        """
         return _class_numbers(self, name, value, self.largest + 1, "wanted the number of tokens that are not padding")
 
 
 @dataclasses.dataclass(frozen=True)
 class Numbers(_FromColumn):
-    """Numbers for a user's own objective: integers become int32, floating point becomes float32, and bool stays.
+    """The field of numbers for a user's own objective.
+
+    Integers become int32, floating point becomes float32, and bool stays bool.
 
     Args:
       shape: the shape of one example.
@@ -230,11 +266,16 @@ class Numbers(_FromColumn):
 
     @property
     def rank(self) -> int:
-        """The number of axes of one example."""
+        """The number of axes of one example, without the batch axis."""
         return len(self.shape)
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Checks numbers [..., *shape] and casts them to the field's dtype; another kind or an overflow is an error."""
+        """Checks numbers [..., *shape] and casts them to the dtype of the field. NaN and infinity stay.
+
+        Raises:
+          UsageError: the shape does not match, the numbers are of another kind than the field (integers, floating point
+            or bool), an integer does not fit int32, or a finite number overflows float32.
+        """
         if not _fits(value.shape, self.shape):
             raise UsageError(
                 f"{called(name, self)}: shape {value.shape}; wanted {self.shape}, that of the first example"
@@ -256,7 +297,7 @@ class Numbers(_FromColumn):
 
 
 def dtype_of_numbers(name: str, dtype: np.dtype) -> np.dtype:
-    """The batch dtype of numbers stored as `dtype`: int32 for integers, float32 for floating point, bool for bool.
+    """Chooses the batch dtype of numbers stored as `dtype`: int32 for integers, float32 for floats, bool for bool.
 
     Raises:
       UsageError: `dtype` is complex or not numeric.
@@ -280,10 +321,11 @@ def _words(shape: tuple[int | None, ...], *names: str) -> str:
 
 
 def batch_shapes(fields: Fields, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The abstract arrays of a batch: images are uint8 [B, H, W, C], all other fields int32 [B, ...].
+    """Describes the arrays of a batch by shape and dtype, for tracing without data.
 
-    Image files of more than 8 bits are float32. Arrays of floats are listed as uint8 too: a field does not hold the
-    dtype of arrays. Numbers of a user's own task have their own dtype.
+    Images are uint8 [B, H, W, C], or float32 if image files have more than 8 bits. `Numbers` of a user's own task have
+    the dtype of their field. All other fields are int32 [B, ...]. Images that are stored as arrays of floats are
+    described as uint8, although their batches are float32, because an `Image` does not hold the dtype of arrays.
     """
 
     def shape_of(field) -> tuple[int, ...]:
@@ -300,7 +342,7 @@ def batch_shapes(fields: Fields, batch_size: int) -> dict[str, jax.ShapeDtypeStr
 
 
 def called(name: str, field: Field | None) -> str:
-    """The name of a field for messages, followed by its origin if it has one."""
+    """Formats the name of a field for messages: `name`, or `name (origin)` if the field has an origin."""
     return f"{name} ({field.origin})" if field and field.origin else name
 
 

@@ -1,4 +1,4 @@
-"""Computes a fingerprint of a run's data, which is kept with its checkpoints, and compares two fingerprints."""
+"""Fingerprints a run's data, to store with its checkpoints, and tells how the data of two runs differ."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,21 +16,21 @@ from mpjax.data.stream import Batches, BatchesInMemory, EvalBatches
 
 
 SAMPLE = 256
-"""The number of examples read from a streamed split, evenly spaced from the first to the last."""
+"""The largest number of examples read from a streamed split, evenly spaced from the first to the last."""
 
 _AT_ONCE = 16  # examples per read, so that large images take little memory
 _AGAIN = 8  # examples that are read twice, to find fields that change between reads
 
 Fingerprint = dict[str, Any]
-"""JSON values that describe `train` and `test`."""
+"""JSON values that describe the splits: the keys are `train` and `test`."""
 
 
 def fingerprint_of(source: Source, config: Data, batches: Batches, tests: EvalBatches) -> Fingerprint:
-    """Computes the fingerprint of both splits, as read for the model before augmentation.
+    """Computes the fingerprint of both splits: hashes of the examples as read for the model, before augmentation.
 
-    It covers every value of a split in memory. Of a streamed split, it covers the number of examples and `SAMPLE` of
-    them. The values of a field that differ when some examples are read again, such as random ones, are left out. It is
-    the same in all processes.
+    All examples of a split in memory are hashed, and up to `SAMPLE` examples of a streamed split, which are read here.
+    The first eight of the sample are read a second time: a field whose values then differ, such as a random one, is
+    left out. The fingerprint is the same in all processes.
 
     Args:
       source: the data set, or the first of a mixture.
@@ -69,10 +69,10 @@ def _read(split: Split, chosen: np.ndarray) -> Iterator[Arrays]:
 
 
 def _hashes(parts: Iterable[Arrays]) -> dict[str, np.ndarray]:
-    """Hashes each example's value of each field, uint64 [N]: the sum of its 32-bit words, each times a random factor.
+    """Hashes each example's value of each field, for all `parts` in order: uint64 [N] by the name of the field.
 
-    This takes a quarter of the time of a cryptographic hash of each row. Two different rows collide with a
-    probability of 2^-33.
+    A hash is the sum, modulo 2**64, of the 32-bit words of the value, each times a fixed pseudo-random factor. It takes
+    a quarter of the time of a cryptographic hash. Two different values collide with a probability of 2^-33.
     """
     hashes_by_field: dict[str, list[np.ndarray]] = {}
     for arrays in parts:
@@ -98,7 +98,7 @@ def _of_rows(values: np.ndarray) -> np.ndarray:
 
 
 def _factors(count: int) -> np.ndarray:
-    """Pseudo-random odd numbers, the same on every machine, uint64 [count]."""
+    """Generates pseudo-random odd numbers from a fixed seed, the same on every machine, uint64 [count]."""
     return np.random.Philox(key=2026).random_raw(count) | np.uint64(1)
 
 
@@ -107,10 +107,11 @@ def _digest(hashes: np.ndarray) -> str:
 
 
 def differences(before: Fingerprint | None, now: Fingerprint) -> list[str]:
-    """Describes how the data differ, one line for each difference of a split or field.
+    """Describes in words how the data of two runs differ, one line for each difference of a split or field.
 
-    Settings that change the values of a split, such as `--data.image_size` or `--data.length`, also cause a difference.
-    Values are compared only if the number of examples, the dtypes and shapes, and memory or stream agree.
+    The list is empty if the data agree. Settings that change the values of a split, such as `--data.image_size` or
+    `--data.length`, also cause a difference. The values of a split are compared only if both runs have the same number
+    of examples, dtypes and shapes, and both read it from memory or both stream it.
 
     Args:
       before: the fingerprint of a checkpoint. None: the checkpoint has none, and no difference is reported.

@@ -1,4 +1,4 @@
-"""Batches of a user's inputs to a trained model: image files, whole or in tiles, texts, or the examples of a split."""
+"""Batches a user's inputs to a trained model, and reads image files or the examples of a split as such inputs."""
 
 import concurrent.futures
 import dataclasses
@@ -24,7 +24,7 @@ from mpjax.errors import UsageError, is_exhausted
 
 
 class Square(NamedTuple):
-    """A part of an image, in pixels."""
+    """A square crop of an image, in pixels; `right` and `bottom` are exclusive."""
 
     left: int
     top: int
@@ -33,7 +33,9 @@ class Square(NamedTuple):
 
 
 def squares_of(width: int, height: int) -> list[Square]:
-    """The fewest squares, as wide as the image's shorter side, that cover it, evenly spaced along its longer side.
+    """Covers an image with the fewest squares that have its shorter side, evenly spaced along its longer side.
+
+    They may overlap, and are ordered from left to right or from top to bottom. A square image has one.
 
     >>> [square.left for square in squares_of(5, 2)]
     [0, 2, 3]
@@ -46,9 +48,10 @@ def squares_of(width: int, height: int) -> list[Square]:
 
 
 def joined(masks: Sequence[np.ndarray], width: int, height: int) -> np.ndarray:
-    """Joins the masks of `squares_of(width, height)`, each of any size, into one mask [height, width].
+    """Joins the masks of the squares `squares_of(width, height)`, in their order, into one mask [height, width].
 
-    A pixel in two squares takes its class from the square with the nearer centre. Class numbers are never mixed.
+    Each mask [h, w] may have any size: it is resized to its square by nearest neighbour, so class numbers are never
+    averaged. A pixel in two squares takes its class from the square with the nearer centre.
     """
     squares = squares_of(width, height)
     whole = np.empty((height, width), masks[0].dtype)
@@ -65,15 +68,18 @@ def joined(masks: Sequence[np.ndarray], width: int, height: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """A user's inputs to a trained model, read one at a time.
+    """A user's inputs to a trained model: their names, and the functions that load them and turn them into arrays.
 
     Args:
       names: the name of each input, for the result and for messages.
-      load: a function from positions to stored inputs.
-      rows: a function from a stored input to the fields of its rows, [n, ...]; raises UsageError for an unreadable
-        input. A long text has several rows, as has an image in squares (`squares_of`). Other inputs have one row.
-      mask: a function from a stored input and the masks of its rows to one mask of the image's size. None: no masks.
-      trained: the dtypes that the fields had in training. Empty: those of the first input are wanted of all.
+      load: a function from the positions of inputs, counted from 0, to the stored inputs.
+      rows: a function from a stored input to the model's inputs that are made of it, as arrays [n, ...] by field. n is
+        above 1 for a long text cut into blocks and for an image cut into squares (`squares_of`), else 1. It raises
+        UsageError if the input cannot be read.
+      mask: a function from a stored input and the predicted masks of its n rows to one mask of the image's size. None:
+        the model predicts no masks.
+      trained: the dtype that each field had in training. A field that is missing here must have the dtype that it has
+        in the first input.
     """
 
     names: Sequence[str]
@@ -84,11 +90,11 @@ class Inputs:
 
 
 class GivenBatch(NamedTuple):
-    """A batch of the full size.
+    """A batch of a user's inputs, padded with zeros to the full batch size.
 
     Attributes:
-      owners: the position in `Inputs` of each row's input, int [rows without padding].
-      arrays: the fields, [B, ...], with `weight` [B], 0 for padding.
+      owners: for each row of the batch that is not padding, the position of its input in `Inputs`, int.
+      arrays: the fields, [B, ...], and `weight`, float32 [B]: 1 for a row of an input, 0 for padding.
     """
 
     owners: np.ndarray
@@ -98,17 +104,21 @@ class GivenBatch(NamedTuple):
 def given_batches(
     given: Inputs, batch_size: int, *, workers: int, skip: Callable[[str], None] | None
 ) -> Iterator[GivenBatch]:
-    """Yields all inputs in order, in batches of one size.
+    """Yields the rows of all inputs in order, in batches of one size; the last is padded.
+
+    The rows of one input may be spread over several batches.
 
     Args:
       given: the inputs.
-      batch_size: the rows of a batch.
-      workers: the number of threads that read.
-      skip: receives the message about an unreadable input, which is then left out. None: such an input is an error.
+      batch_size: the number of rows of a batch.
+      workers: the number of threads that read inputs, at least 1.
+      skip: a function that receives the message about an unreadable input, which is then left out. None: an unreadable
+        input is an error. If no input can be read, nothing is yielded.
 
     Raises:
       UsageError: an input cannot be read, and `skip` is None; or, whatever `skip`, an input has another dtype than in
-        training, or than the first. The message names the input.
+        training or than the first input. The message names the input.
+      OSError: file descriptors ran out.
     """
     first: Arrays = {}
     waiting: list[tuple[int, Arrays]] = []  # the position of an input, and one of its rows
@@ -126,7 +136,7 @@ def given_batches(
             return UsageError(f"cannot be read: {error}; repair or remove the file")
 
     def load(positions: Sequence[int]) -> Sequence[Any]:
-        """Loads inputs together, or one at a time, which is far slower, if one of them is unreadable."""
+        """Loads inputs together or, if that fails, one at a time; an unreadable one becomes its UsageError."""
         stored = attempt(given.load, positions)
         if not isinstance(stored, UsageError):
             return stored
@@ -174,7 +184,14 @@ def _joined(rows: Sequence[tuple[int, Arrays]], batch_size: int) -> GivenBatch:
 
 
 def given_split(source: Source, config: Data) -> Inputs:
-    """Builds `Inputs` of the test split, read as for evaluation; to segment, of whole images, in squares if resized."""
+    """Builds `Inputs` of the examples of the test split, read as for evaluation and named `SPLIT[0]` and so on.
+
+    If the set has masks, only the images are read. If `config` also resizes images, each is cut into squares
+    (`squares_of`), so that the whole image gets a mask.
+
+    Raises:
+      UsageError: see `reader`.
+    """
     names = [f"{config.test_split}[{index}]" for index in range(len(source.test))]
     if isinstance(source.fields.get("mask"), Mask):
 
@@ -193,10 +210,12 @@ def given_split(source: Source, config: Data) -> Inputs:
 
 
 def given_images(inputs: Sequence[str], source: Source, config: Data) -> Inputs:
-    """Builds `Inputs` of image files, read as the set's images are for evaluation.
+    """Builds `Inputs` of image files, which are read as the images of the set are for evaluation.
+
+    If the set has masks and `config` resizes images, each image is cut into squares (`squares_of`).
 
     Args:
-      inputs: files, folders and globs; see `files_of`.
+      inputs: paths of files, folders and globs; see `files_of`.
       source: the set that the model was trained on.
       config: the settings of the set.
 
@@ -228,9 +247,10 @@ def given_images(inputs: Sequence[str], source: Source, config: Data) -> Inputs:
 
 
 def _trained(source: Source, read: Reader) -> dict[str, np.dtype]:
-    """The dtypes of the images that a model was trained on, by its first example.
+    """Finds the dtype of each image field that a model was trained on, by reading the first training example.
 
-    Floats from 0 to 1 are left out: bytes are scaled to that range too.
+    Images of floats from 0 to 1 are left out: uint8 images may take their place, because they are scaled to that range
+    too. The result is empty if the set has no images or no training examples.
     """
     images = [name for name in read.fields if isinstance(read.fields[name], Image)]
     if not images or not len(source.train):
@@ -254,16 +274,17 @@ def _to_segment(
     config: Data,
     stored_in: Callable[[Any], Any] = lambda image: image,
 ) -> Inputs:
-    """Builds `Inputs` of images whose every pixel gets a class.
+    """Builds `Inputs` of images to segment, with a function that joins the predicted masks of each image.
 
-    If `config` resizes images, each image is covered by squares, one row each; otherwise an image is one row.
+    If `config` resizes images, each image is cut into squares (`squares_of`), and each square is one row of a batch;
+    otherwise an image is one row.
 
     Args:
       names: the name of each image.
-      load: a function from positions to inputs.
+      load: a function from positions to loaded inputs.
       source: the set that the model was trained on.
       config: the settings of the set.
-      stored_in: a function from an input to an encoded image or an array.
+      stored_in: a function from a loaded input to an encoded image or an array of pixels.
     """
     read = _of_images(source, config)
 
@@ -283,7 +304,8 @@ def _to_segment(
 def files_of(given: str) -> list[str]:
     """Lists the file at a path, all files below a folder, or the files that match a glob, sorted by name.
 
-    Of a folder, its own files come before the files of its subfolders; hidden files and folders are left out.
+    In a folder, its own files come before the files of its subfolders; hidden files and folders are left out. Files are
+    listed whatever their type. `~` stands for the user's home folder, and `**` in a glob matches subfolders.
 
     Raises:
       UsageError: the path does not exist, the folder has no file, or the glob matches none.
@@ -306,5 +328,5 @@ def files_of(given: str) -> list[str]:
 
 
 def takes_images(source: Source) -> bool:
-    """True if a model trained on this set takes images, False if it takes texts."""
+    """True if a model trained on this set takes images: the set has an `Image` field `image`. False: it takes texts."""
     return isinstance(source.fields.get("image"), Image)

@@ -1,4 +1,4 @@
-"""Chooses the numbers that become 0 and 1 in images of more than 8 bits, and reports them."""
+"""Chooses which stored numbers become 0 and 1 in images of more than 8 bits."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,7 +11,9 @@ from mpjax.errors import UsageError
 
 
 def in_range(columns: Mapping[str, Column], config: Data, set_name: str) -> tuple[dict[str, Column], tuple[str, ...]]:
-    """Sets the range of image columns of more than 8 bits, from `config.range` or the files.
+    """Sets the range of image columns of more than 8 bits: the stored numbers that become 0 and 1.
+
+    `config.range` overrides the range that the files state. Other columns stay unchanged.
 
     Args:
       columns: the columns of the set, image columns and others.
@@ -19,7 +21,7 @@ def in_range(columns: Mapping[str, Column], config: Data, set_name: str) -> tupl
       set_name: the name of the data set.
 
     Returns:
-      The columns, and a note about each column of more than 8 bits.
+      A new dict of all columns, and a note for the user about each image column of more than 8 bits.
 
     Raises:
       UsageError: neither the files nor `config` state the range, or `config` does and no image has more than 8 bits.

@@ -1,4 +1,4 @@
-"""Checks the labels of both splits before training: splits sorted by class, and columns that hold no classes."""
+"""Checks the labels of both splits before training: are the splits sorted by class, is the column one of classes?"""
 
 import math
 import warnings
@@ -18,14 +18,18 @@ _FEWEST = 10  # the fewest examples that are checked
 
 
 def check_labels(fields: Fields, batches: Batches, tests: EvalBatches, config: Data) -> None:
-    """Checks the labels of both splits. Of a streamed set, checks only that not all test labels are ignored.
+    """Checks that some labels of each split count, and that the classes of the splits are plausible.
+
+    Labels of a streamed training split are not read. Test labels are read, also if streamed, until one is found that is
+    not ignored; if `config.ignore_index` is empty, nothing is read. The classes are checked only if both splits are in
+    memory and the set has a `Label`.
 
     Warns:
       DataWarning: the classes of the splits are improbable for splits drawn at random, or nearly every training example
-        has a class of its own.
+        has a class that no other example has.
 
     Raises:
-      UsageError: every label or pixel of a split is ignored.
+      UsageError: every label or every pixel of the masks of a split is ignored by `config.ignore_index`.
     """
     train = batches.arrays if isinstance(batches, BatchesInMemory) else None
     if config.ignore_index:
@@ -52,9 +56,10 @@ def _require_counted(split: str, name: str, config: Data, counted: bool) -> None
 
 
 def _of_no_class(train: np.ndarray, config: Data) -> str:
-    """The warning if at least 90% of 10 examples or more have a class of their own, else an empty text.
+    """Formats the warning that the label column holds no classes, or returns an empty text.
 
-    `train` counts the training examples of each class.
+    It warns if there are 10 training examples or more, and at least 90% of them are the only one of their class.
+    `train` is the number of training examples of each class, int [num_classes].
     """
     examples, alone = int(train.sum()), int(np.count_nonzero(train == 1))
     if examples < _FEWEST or alone < _ALONE * examples:
@@ -67,10 +72,11 @@ def _of_no_class(train: np.ndarray, config: Data) -> str:
 
 
 def _of_other_classes(train: np.ndarray, test: np.ndarray, label: Label, config: Data) -> str:
-    """The warning if the splits were not drawn from the same classes, else an empty text.
+    """Formats the warning that the splits were not drawn from the same classes, or returns an empty text.
 
-    `train` and `test` count the examples of each class. Differences that random splits of these sizes show with a
-    probability of `_CHANCE` or more are accepted.
+    It warns of classes that occur only in the test split, and of a test split that lacks at least half of the classes.
+    Differences that random splits of these sizes show with a probability of `_CHANCE` or more are accepted. `train` and
+    `test` are the numbers of examples of each class, int [num_classes].
     """
     both, tested = train + test, int(test.sum())
     examples, classes = int(both.sum()), int(np.count_nonzero(both))
@@ -103,7 +109,7 @@ def _of_other_classes(train: np.ndarray, test: np.ndarray, label: Label, config:
 
 
 def _log_choices(among: int, chosen: int) -> float:
-    """The logarithm of the binomial coefficient `among` over `chosen`; -inf if `chosen` is larger."""
+    """Computes the natural logarithm of the binomial coefficient `among` over `chosen`; -inf if `chosen` > `among`."""
     if chosen > among:
         return -math.inf
     return math.lgamma(among + 1) - math.lgamma(chosen + 1) - math.lgamma(among - chosen + 1)

@@ -1,4 +1,4 @@
-"""Mixes several data sets into one training set: checks that they agree, and numbers their examples in sequence."""
+"""Mixes several data sets into one training set, after a check that their fields and classes agree."""
 
 import contextlib
 import dataclasses
@@ -22,13 +22,14 @@ from mpjax.errors import DataWarning, UsageError
 
 @contextlib.contextmanager
 def named(name: str, config: Data) -> Iterator[None]:
-    """Context that adds the name of a set of a mixture to a UsageError raised inside a `with` block that opens the set.
+    """Context manager that adds `name`, a set of a mixture, to a UsageError raised inside its `with` block.
 
-    All settings of `config` except the names apply to every set, and `config.name` is opened first. A `repair` (the
-    settings that would avoid the error) is therefore dropped for a set of `config.mix`, unless it is another name.
+    The block opens the set. If `name` is in `config.mix`, a proposal in the error for another `data.name` becomes one
+    for `data.mix`. Any other `repair` (the settings that would avoid the error) is dropped, because settings apply to
+    all sets, and the first set was opened with the present ones.
 
     Raises:
-      UsageError: the error of the block, with the name of the set.
+      UsageError: the error of the block, with the name of the set and the adapted repair. Other errors pass unchanged.
     """
     try:
         yield
@@ -48,7 +49,7 @@ def named(name: str, config: Data) -> Iterator[None]:
 
 
 def _of_mix(text: str, name: str, config: Data, repair: Mapping[str, Any]) -> str:
-    """Replaces `--data.name` by `--data.mix` in a message that proposes another name."""
+    """Replaces `--data.name OTHER` in a message by `--data.mix` with all names and shares, `name` replaced by OTHER."""
 
     def renamed(match: re.Match) -> str:
         shares = _other_name(name, match[1], config)
@@ -71,14 +72,15 @@ def _instead(repair: Mapping[str, Any]) -> str:
 
 
 def mixed(first: Source, others: Sequence[Portion], config: Data) -> Source:
-    """Adds the sets `others`, each with its share, to the training examples of `first`; they are mixed when read.
+    """Builds a copy of `first` whose training examples are mixed with the sets `others`, each with its share.
 
-    Test examples are those of `first` alone.
+    Only the first training example of each set is read here. The test examples are the test examples of `first` alone.
+    The notes of all sets are kept.
 
     Raises:
       UsageError: a set differs from the first in fields, shapes, dtypes or classes; the message describes the field
-        in both sets. Or only one of the two names its classes, and `config.num_classes` is not set (if it is, a
-        DataWarning tells of it).
+        in both sets. Or only one of the two names its classes, and `config.num_classes` is not set. If it is set, a
+        DataWarning says that the numbers are taken for the same classes.
     """
     for other in others:
         _require_agreement(first, other.source, config)
@@ -113,7 +115,10 @@ def _require_agreement(first: Source, other: Source, config: Data) -> None:
 
 
 def _require_names(name: str, wanted: Label, found: Label, first: Source, other: Source) -> None:
-    """Raises UsageError if both sets name their classes, and the names differ; `found` is the label of `other`."""
+    """Raises UsageError if both sets name their classes, and the names or their order differ.
+
+    `wanted` is the label field of `first`, `found` that of `other`; `name` is the name of the field.
+    """
     if not (wanted.names and found.names) or wanted.names == found.names:
         return
     pairs = enumerate(itertools.zip_longest(found.names, wanted.names))
@@ -128,7 +133,7 @@ def _require_names(name: str, wanted: Label, found: Label, first: Source, other:
 def _tell_names(names: Sequence[str], called: str, plain: str, other: str, config: Data) -> None:
     """Warns that the class numbers of `plain`, a set without class names, are read as the classes of the set `called`.
 
-    Nothing happens if the names are the numbers themselves.
+    Nothing happens if the class names are `0`, `1` and so on, equal to their numbers.
 
     Args:
       names: the class names of the set `called`.
@@ -138,7 +143,7 @@ def _tell_names(names: Sequence[str], called: str, plain: str, other: str, confi
       config: the settings.
 
     Raises:
-      UsageError: `--data.num_classes` is not set, which would confirm that the numbers mean the same.
+      UsageError: `config.num_classes` is not set. To set it confirms that the numbers mean the same classes.
     """
     if list(names) == [str(number) for number in range(len(names))]:
         return  # the names are the numbers, as in digits
@@ -175,7 +180,7 @@ def _advice(name: str, wanted: Field, found: Field) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MixedSplit:
-    """The `Split` of several data sets. Examples are numbered one set after the other."""
+    """The `Split` of several data sets. Examples are numbered from 0 through the first set, then through the next."""
 
     splits: Sequence[SplitOfOne]
 
@@ -184,14 +189,14 @@ class MixedSplit:
 
     @property
     def first(self) -> Arrays:
-        """The first example, as a batch of one."""
+        """The first example of the first set, as a batch of one; it is read once and cached."""
         return self.splits[0].first
 
     def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
-        """Reads examples as one batch, each from its set; `drawn` has the random draws of each example's crop.
+        """Reads the examples at `indices` from their sets as one batch [B, ...], in the order of `indices`.
 
-        If `drawn` is None, `Reader.batch` draws for the examples of each set. Error messages name an example by its set
-        and its number in that set.
+        `drawn` has the random numbers of each example's crop (`draws`). If it is None, `Reader.batch` takes numbers
+        from a fixed seed for each set. Error messages name an example by its set and its number in that set.
         """
         ends = np.cumsum([len(split) for split in self.splits])
         numbers = np.asarray(indices)
@@ -209,7 +214,9 @@ class MixedSplit:
 
 
 def mixed_split(source: Source, config: Data) -> Split:
-    """Builds the `Split` of the training examples of a mixture. Each set is read as it would be alone.
+    """Builds the `Split` of the training examples of `source` and the sets of its mixture, without reading them.
+
+    Each set is read as it would be alone.
 
     Raises:
       UsageError: see `reader`.

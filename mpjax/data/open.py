@@ -25,12 +25,15 @@ from mpjax.errors import UsageError
 
 
 def as_task(table: Table, task: TaskName, config: Data) -> Source:
-    """Opens a table as the `Source` of a task.
+    """Opens a stored data set as the `Source` of a task, with the fields that the task needs.
 
-    It chooses a column for each field, applies `config.preprocess`, numbers the classes and tokenizes texts.
+    It chooses a column for each field, applies `config.preprocess` and numbers the classes; with a preprocess function,
+    that function numbers them. For a text task, all texts are tokenized now, and the tokens are held in memory. For the
+    task `own`, every column is a field (`all_columns`). A sample of the masks is read to find their values.
 
     Raises:
-      UsageError: a field has no column, or the data set needs a setting that is missing.
+      UsageError: a field has no column, a column does not fit its field, or the data set needs a setting that is
+        missing, such as the number of classes.
     """
     if task == "own":
         return all_columns(table, config)
@@ -73,7 +76,7 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
 
 
 def _require_scalars(table: Table, name: str) -> None:
-    """Raises UsageError if the label column, `name`, holds several numbers per example."""
+    """Raises UsageError if the label column `name` holds more than a scalar per example: an image, a mask or a list."""
     column = table.columns[name]
     if isinstance(column, (Mask, Image)) or (isinstance(column, Other) and column.rank):
         raise UsageError(
@@ -84,13 +87,19 @@ def _require_scalars(table: Table, name: str) -> None:
 
 
 def _after(train: PreprocessedExamples, chosen: Mapping[str, Column]) -> dict[str, Column]:
-    """The columns after the preprocess function, with the shape of the images that it returns."""
+    """Copies `chosen`, with the shape of the images after the preprocess function, which runs on some examples.
+
+    The image column stays as it is if the function returns no images (`shape_after`).
+    """
     shape = shape_after(train, "image") if "image" in chosen else None
     return {**chosen, "image": Image(shape)} if shape else dict(chosen)
 
 
 def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data, origins: Mapping[str, str]) -> Field:
-    """Builds the field of a column. `config.num_classes` (`stated_classes` for a mask) overrides the column's classes.
+    """Builds the field `name` (`image`, `label` or `mask`) of its column `chosen[name]`.
+
+    The number of classes in `config` overrides the number that the column has. A label keeps the class names of its
+    column only if the two numbers agree and there is no preprocess function.
 
     Raises:
       UsageError: the image column holds no images, or the number of classes is not known.
@@ -120,7 +129,7 @@ def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data,
 
 
 def _own_numbers(name: str, column: Column, config: Data) -> str:
-    """Advice to number the classes in the preprocess function, if the column holds text."""
+    """Formats advice to number the classes in the preprocess function. Empty without one, or if `column` is no text."""
     if not (config.preprocess and isinstance(column, Text)):
         return ""
     return (
@@ -132,13 +141,16 @@ def _own_numbers(name: str, column: Column, config: Data) -> str:
 def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classification") -> Source:
     """Opens the data set `config.name`, mixed with the sets of `config.mix`, with the fields of the task.
 
+    Only the first set supplies test examples; the sets of the mixture need no test split. Examples are read when they
+    are needed, except texts, which are tokenized into memory.
+
     Args:
-      config: `name` is `digits`, `digits_canvas` or `docstrings` (written on first use), `synthetic:HxWxC:CLASSES`
-        (generated), `folder:PATH` (images), `hf:PATH` or `hf:NAME` (Hugging Face datasets), `FILE.py:NAME` or
-        `package.module:NAME` (a function of the user's), or a tensorflow-datasets set prepared below `data_dir`:
-        `name`, `name/config`, either with `/version`.
-      data_dir: folder of prepared data sets.
-      task: the task, which sets the fields of an example.
+      config: `name` is `digits`, `digits_canvas` or `docstrings` (written below `data_dir` on first use),
+        `synthetic:HxWxC:CLASSES` (generated), `folder:PATH` (images), `hf:PATH` or `hf:NAME` (Hugging Face datasets),
+        `FILE.py:NAME` or `package.module:NAME` (a function of the user's, which is called), or a tensorflow-datasets
+        set prepared below `data_dir`: `name`, `name/config`, either with `/version`.
+      data_dir: the folder of prepared data sets.
+      task: the task, which determines the fields of an example.
 
     Raises:
       UsageError: the set, split, image or label does not exist, reading the set needs TensorFlow, or the sets to mix
@@ -205,9 +217,10 @@ def _table(config: Data, data_dir: pathlib.Path, task: TaskName) -> Table:
 
 
 def _written(name: str, data_dir: pathlib.Path) -> str:
-    """Writes `digits`, `digits_canvas` or `docstrings` if absent, and returns the name to open it by.
+    """Writes `digits`, `digits_canvas` or `docstrings` below `data_dir` if absent, and returns the name to open it by.
 
-    Any other name is returned unchanged.
+    The name of `docstrings` gets the version of Python as its config. Of any other set nothing is written, and its name
+    is returned unchanged.
     """
     if name == "digits":
         from mpjax.data.sources.digits import prepare_digits
@@ -225,9 +238,11 @@ def _written(name: str, data_dir: pathlib.Path) -> str:
 
 
 def with_ignored(values: Sequence[int]) -> Callable[[Example], Example]:
-    """Builds a function that replaces a `label` among these stored values by `IGNORED_LABEL`.
+    """Builds a function that replaces the `label` of an example by `IGNORED_LABEL` (-1) if it is one of `values`.
 
-    Other labels stay unchanged, so a label outside the classes is an error. This includes -1, unless it is listed.
+    Any other integer label is kept, as an int. A label of -1 that is not in `values` raises UsageError, because it
+    would be taken for ignored. An example whose label is missing, not an integer or not a scalar is returned unchanged;
+    a later check of the fields reports it.
     """
 
     def marked(example: Example) -> Example:

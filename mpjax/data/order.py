@@ -1,4 +1,4 @@
-"""Assigns training examples to batches: a pure function of the seed and the position of a batch."""
+"""Which training examples are in which batch? A pure function of the seed and the position of a batch."""
 
 import dataclasses
 import functools
@@ -12,34 +12,45 @@ from mpjax.data.examples import Source
 
 
 BLOCK = 1000
-"""The number of examples of a mixture in which each set has exactly its share, in whole examples."""
+"""The length of the blocks of a mixture: each set has exactly its share of every block, in whole examples."""
 
 
 class Order(Protocol):
-    """The examples of every batch, by number. Examples of several sets are numbered one set after the other."""
+    """The numbers of the examples in every batch, endless: positions of batches continue from epoch to epoch.
+
+    Examples are numbered from 0. In a mixture they are numbered through the first set, then the second, and so on.
+    """
 
     @property
     def batch_size(self) -> int:
-        """The number of examples per batch."""
+        """The number of examples per global batch, over all processes."""
         ...
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of full batches in an epoch."""
+        """The number of full batches in an epoch; a smaller rest is left out."""
         ...
 
     def rows(self, position: int) -> np.ndarray:
-        """The numbers of the examples of batch number `position`, int64 [B]."""
+        """Computes the numbers of the examples in the batch at `position`, counted from 0, int64 [B]."""
         ...
 
     def epochs(self, position: int) -> np.ndarray:
-        """The number of earlier passes through its set, for each example of batch number `position`, int64 [B]."""
+        """Computes the epoch, from 0 and in its own set, of each example of the batch at `position`, int64 [B]."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shuffled:
-    """The order of one set, reshuffled in each epoch. An epoch drops the examples that fill no whole batch."""
+    """The `Order` of one set, which is shuffled anew in each epoch.
+
+    An epoch leaves out the last examples of its shuffle if they fill no whole batch.
+
+    Args:
+      size: the number of examples of the set.
+      batch_size: the number of examples per batch.
+      seed: the seed of the shuffles.
+    """
 
     size: int
     batch_size: int
@@ -47,7 +58,7 @@ class Shuffled:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of full batches in the set."""
+        """The number of full batches in one pass through the set."""
         return self.size // self.batch_size
 
     @functools.cached_property
@@ -55,26 +66,26 @@ class Shuffled:
         return _permutations(self.size, lambda epoch: np.random.Philox(key=[self.seed, epoch]))
 
     def rows(self, position: int) -> np.ndarray:
-        """The numbers of the examples of batch number `position`, int64 [B]."""
+        """Computes the numbers of the examples in the batch at `position`, counted from 0, int64 [B]."""
         epoch, step = divmod(position, self.steps_per_epoch)
         return self._permutation(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
 
     def epochs(self, position: int) -> np.ndarray:
-        """The epoch of batch number `position`, from 0, once for each of its examples, int64 [B]."""
+        """Computes the epoch of the batch at `position`, both counted from 0, repeated for each example, int64 [B]."""
         return np.full(self.batch_size, position // self.steps_per_epoch)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mixed:
-    """The order of a mixture of sets.
+    """The `Order` of a mixture of sets.
 
-    Each block of `BLOCK` examples has exactly `counts` examples of each set, at random places. The number of a set's
-    examples before a block is therefore known, and each set goes through its own epochs: no example repeats before all
-    others of its set have been used.
+    Each block of `BLOCK` consecutive examples has exactly `counts` examples of each set, at random places. Each set
+    goes through its own epochs, with a new shuffle for each: no example repeats before all others of its set have been
+    used. The epochs of a small set therefore end earlier than those of a large one.
 
     Args:
-      sizes: the number of examples of each set.
-      counts: the number of examples of each set in a block.
+      sizes: the number of examples of each set, the first set first.
+      counts: the number of examples of each set in a block; their sum is `BLOCK`.
       batch_size: the number of examples per batch.
       seed: the seed of the shuffles.
     """
@@ -86,7 +97,7 @@ class Mixed:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of full batches in one pass through the first set."""
+        """The number of full batches, of examples of all sets, in one pass through the first set."""
         return _pass_through_first(self.sizes, self.counts) // self.batch_size
 
     @functools.cached_property
@@ -101,7 +112,7 @@ class Mixed:
         return functools.lru_cache(maxsize=4)(self._computed_block)  # threads may read consecutive blocks
 
     def _computed_block(self, number: int) -> np.ndarray:
-        """The numbers of the examples of a block, and the epoch of each in its set, int64 [2, BLOCK]."""
+        """Computes block `number`, from 0: the numbers of its examples, and the epoch of each, int64 [2, BLOCK]."""
         shuffle = np.random.Generator(np.random.PCG64((self.seed, 0, number)))
         chosen = shuffle.permutation(np.repeat(np.arange(len(self.sizes)), self.counts))
         block = np.empty((2, BLOCK), np.int64)
@@ -120,18 +131,18 @@ class Mixed:
         return np.concatenate(blocks, axis=1)[:, begin - first * BLOCK : end - first * BLOCK]
 
     def rows(self, position: int) -> np.ndarray:
-        """The numbers of the examples of batch number `position`, int64 [B]."""
+        """Computes the numbers of the examples in the batch at `position`, counted from 0, int64 [B]."""
         return self._batch(position)[0]
 
     def epochs(self, position: int) -> np.ndarray:
-        """The epoch, in its own set, of each example of batch number `position`, int64 [B]."""
+        """Computes the epoch, from 0 and in its own set, of each example of the batch at `position`, int64 [B]."""
         return self._batch(position)[1]
 
 
 def _permutations(size: int, bits: Callable[[int], np.random.BitGenerator]) -> Callable[[int], np.ndarray]:
-    """Builds a function from an epoch to a random order of `size` examples, int64 [size]; it caches the last two.
+    """Builds a function from an epoch to a permutation of range(size), int64 [size]; it caches the last two results.
 
-    `bits` builds the random bit generator of an epoch.
+    `bits` is a function from an epoch to a random bit generator, which makes the permutation reproducible.
     """
 
     @functools.lru_cache(maxsize=2)
@@ -142,16 +153,21 @@ def _permutations(size: int, bits: Callable[[int], np.random.BitGenerator]) -> C
 
 
 def order_of(source: Source, batch_size: int, seed: int) -> Order:
-    """The order in which a run trains on a set, or on the mixture whose first set is `source`."""
+    """Builds the order of the training examples of `source`: `Shuffled`, or `Mixed` if it is the first of a mixture.
+
+    Batches in memory and mixtures follow this order. A single streamed set is shuffled by grain instead, and has only
+    the epochs and the number of steps per epoch in common with this order (`train_batches`).
+    """
     if not source.mix:
         return Shuffled(len(source.train), batch_size, seed)
     return Mixed([len(member.train) for member in source.trained_on], counts_of(_shares(source)), batch_size, seed)
 
 
 def epoch_size(source: Source) -> int:
-    """The number of examples in an epoch: all of a set.
+    """Computes the number of training examples in an epoch: the size of a single set.
 
-    In a mixture, it is the number of examples, of all sets, that one pass through the first set takes.
+    In a mixture, it is the number of examples, of all sets together, that are used up in one pass through the first
+    set, rounded down.
     """
     return _pass_through_first([len(member.train) for member in source.trained_on], counts_of(_shares(source)))
 
@@ -165,10 +181,10 @@ def _shares(source: Source) -> list[float]:
 
 
 def counts_of(shares: Sequence[float]) -> list[int]:
-    """Divides `BLOCK` examples among the sets of a mixture: the number of examples of each set, the first set first.
+    """Divides `BLOCK` examples among the sets of a mixture, and returns the number of each set, the first set first.
 
-    `shares` has the shares of all sets but the first, which gets the rest. The examples left over by rounding down go
-    to the largest remainders, one each.
+    `shares` are the fractions of all sets but the first, which gets the rest. Each number is rounded down; the examples
+    left over go to the sets with the largest remainders, one each. The sum is `BLOCK`.
 
     >>> counts_of([0.3, 1 / 3])
     [367, 300, 333]

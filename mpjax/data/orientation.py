@@ -1,4 +1,4 @@
-"""Chooses the images to mirror in an epoch from the epoch itself, instead of a random key.
+"""Chooses which images to mirror in an epoch by alternation between epochs, instead of a random key.
 
 Alternating flips: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024 (arXiv:2404.00498).
 """
@@ -18,26 +18,28 @@ MIRRORED = "mirrored"
 
 @dataclasses.dataclass(frozen=True)
 class Alternating:
-    """Mirrors each image in every second epoch, starting with the first or the second epoch.
+    """Marks each image to be mirrored in every second epoch; a random bit of the example says if epoch 0 is the first.
 
     Args:
-      seed: the seed that chooses the first mirrored epoch of each example.
+      seed: the seed of the random bits.
     """
 
     seed: int
 
     def of(self, rows: np.ndarray, epochs: np.ndarray | int) -> dict[str, np.ndarray]:
-        """Computes the field `mirrored`, bool [B], a pure function of the seed, the example and its epoch.
+        """Computes the field `mirrored` of a batch, as a dict with this one field, bool [B]; True: mirror the image.
+
+        It is a pure function of the seed, the number of an example and its epoch.
 
         Args:
           rows: the numbers of the examples of a batch, [B].
-          epochs: the epoch of each of them, or one for all.
+          epochs: the epoch of each example, [B], or one epoch for all.
         """
         return {MIRRORED: _coin(self.seed, rows) ^ (epochs % 2 == 1)}
 
 
 def orientation_of(config: Data, fields: Fields, seed: int) -> Alternating:
-    """Builds the rule that chooses the images to mirror, for a run with alternating flips.
+    """Builds the rule that chooses the images to mirror. It does not check if `config.alternate_flips` is set.
 
     Raises:
       UsageError: the data has no images.
@@ -51,7 +53,7 @@ def orientation_of(config: Data, fields: Fields, seed: int) -> Alternating:
 
 
 def _coin(seed: int, rows: np.ndarray) -> np.ndarray:
-    """A random bit for each example number in `rows`, bool [B], independent of the size of the split.
+    """Draws a random bit for each example number in `rows`, bool [B], independent of the size of the split.
 
     It is the highest bit of splitmix64 (Steele et al., 2014, doi.org/10.1145/2660193.2660195): example `row` takes draw
     number `row` of a generator that starts from the seed.
@@ -61,7 +63,7 @@ def _coin(seed: int, rows: np.ndarray) -> np.ndarray:
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Computes the draws with these numbers of a splitmix64 generator that starts from 0, uint64, modulo 2**64."""
+    """Computes draws number `numbers`, uint64, of a splitmix64 generator with state 0; arithmetic is modulo 2**64."""
     bits = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

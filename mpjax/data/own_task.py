@@ -1,4 +1,4 @@
-"""Opens a data set with all its columns, for a user's own task."""
+"""Opens a data set for a user's own task, with a field for each column."""
 
 import functools
 from typing import Any
@@ -17,12 +17,14 @@ from mpjax.errors import UsageError
 
 
 def all_columns(table: Table, config: Data) -> Source:
-    """Opens a table with a field for each column, or for each field that `config.preprocess` returns.
+    """Opens a stored data set as a `Source` that has a field for each column.
 
-    `config.columns` renames columns, and selects only these.
+    With `config.preprocess`, it has a field for each entry of the dict that the function returns. `config.columns`, if
+    not empty, maps fields to columns; other columns are dropped. The first training example is read now, to
+    find the shape and dtype of each field; with a preprocess function and images, up to 16 examples are.
 
     Raises:
-      UsageError: a column does not exist, or its values are not numbers of one shape.
+      UsageError: a column does not exist, or a value of the first example is text or no array of numbers.
     """
     columns = dict(config.columns) or {name: name for name in table.columns}
     if missing := [column for column in columns.values() if column not in table.columns]:
@@ -56,13 +58,16 @@ def _fields(set_name: str, examples: Examples, columns: dict[str, Column], confi
 
 
 def _field(where: str, value: Any, column: Column | None, config: Data | None) -> Field:
-    """Builds the field of a column.
+    """Builds the field of a column: an image or a label if `column` is one, else numbers of the shape of `value`.
 
     Args:
-      where: the set and the field, for messages.
+      where: the name of the set and the field, for messages.
       value: the value of the first example.
       column: the stored type of the column; None if unknown.
-      config: the settings, whose `num_classes` applies to a label. None for any other field.
+      config: the settings, whose `num_classes`, if set, makes the field a label. None for any field but `label`.
+
+    Raises:
+      UsageError: the value is text, or no array of numbers.
     """
     if isinstance(column, Image):
         return column

@@ -23,10 +23,13 @@ def read_batch(
     read: Reader,
     drawn: np.ndarray | None = None,
 ) -> Arrays:
-    """Reads the examples at `indices` as one batch; `drawn` has the random draws of their crops, as in `Reader.batch`.
+    """Reads the examples at `indices` as one batch, an array [B, ...] per field, in the order of `indices`.
+
+    `drawn` has the random numbers of their crops; None: numbers from a fixed seed, as in `Reader.batch`.
 
     Raises:
-      UsageError: an example does not match its fields or the dtypes of the first example; the message names it.
+      UsageError: an example cannot be decoded, or does not match its fields or the dtypes of the first of these
+        examples; the message names the example by its index.
     """
     numbers = [int(index) for index in indices]
     # Fetching records one at a time costs fifteen times as much.
@@ -34,7 +37,7 @@ def read_batch(
 
 
 class Split(Protocol):
-    """Examples that are read by number."""
+    """The examples of a split, read by their numbers, from 0, as checked batches."""
 
     def __len__(self) -> int:
         """The number of examples."""
@@ -42,14 +45,14 @@ class Split(Protocol):
 
     @property
     def first(self) -> Arrays:
-        """The first example, as a batch of one."""
+        """The first example, as a batch of one, whose dtypes all other batches must have."""
         ...
 
     def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
-        """Reads the examples at `indices` as one batch, as `read_batch` does.
+        """Reads the examples at `indices` as one batch [B, ...], in this order, with the crops `drawn` (`read_batch`).
 
         Raises:
-          UsageError: see `read_batch`; or a dtype differs from the split's first example.
+          UsageError: see `read_batch`; or a dtype differs from the first example of the split.
         """
         ...
 
@@ -66,7 +69,7 @@ class SplitOfOne:
 
     @property
     def first(self) -> Arrays:
-        """The first example, as a batch of one."""
+        """The first example, as a batch of one; it is read once and cached."""
         return self._first
 
     @functools.cached_property
@@ -74,10 +77,10 @@ class SplitOfOne:
         return read_batch(self.examples, [0], self.read)
 
     def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
-        """Reads the examples at `indices` as one batch, as `read_batch` does.
+        """Reads the examples at `indices` as one batch [B, ...], in this order, with the crops `drawn` (`read_batch`).
 
         Raises:
-          UsageError: see `read_batch`; or a dtype differs from the split's first example.
+          UsageError: see `read_batch`; or a dtype differs from the first example of the split.
         """
         arrays = read_batch(self.examples, indices, self.read, drawn)
         require_dtypes(arrays, self.first, int(indices[0]), self.read.name)
@@ -85,10 +88,10 @@ class SplitOfOne:
 
 
 def read_all(split: Split, workers: int) -> Arrays:
-    """Reads a whole split into memory, each field as [N, ...].
+    """Reads a whole split into memory with `workers` threads (at least one), each field as one array [N, ...].
 
     Raises:
-      UsageError: see `read_batch`.
+      UsageError: see `Split.batch`.
     """
     whole = {name: np.empty((len(split), *value.shape[1:]), value.dtype) for name, value in split.first.items()}
 
@@ -103,10 +106,11 @@ def read_all(split: Split, workers: int) -> Arrays:
 
 
 def fits_in_memory(source: Source, config: Data, read: Reader) -> bool:
-    """True if all examples fit decoded into `config.in_memory_mb`, by the size of the first training example.
+    """True if all training and test examples, decoded, fit into `config.in_memory_mb`, in megabytes of 10**6 bytes.
 
-    All are the training examples, with those of `mix`, and the test examples. False if image sizes vary in any of the
-    sets, because each epoch then crops images anew.
+    The training examples of the sets in `source.mix` count too. Their total size is estimated from the first training
+    example, which is read here. False if image sizes vary in any of the sets, because each epoch then crops the images
+    anew.
     """
     if any(member.varies for member in source.trained_on):
         return False

@@ -18,21 +18,22 @@ Arrays = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Numbered:
-    """Calls functions for the examples of a batch, and names the example in errors.
+    """Calls functions for the examples of a batch, and adds the number of an example to its errors.
 
     Args:
       name: the name of the examples, such as `split 'train' of 'digits'`.
-      numbers: the number of each example. None: errors name no example.
+      numbers: the number of each example of the batch. None: errors name no example.
     """
 
     name: str
     numbers: Sequence[int] | None
 
     def each(self, function: Callable[..., Any], *columns: Iterable) -> list:
-        """Calls `function` for each example, with the example's value of each of `columns`, and lists the results.
+        """Calls `function` for each example, with its value of each of `columns` as arguments, and lists the results.
 
         Raises:
-          UsageError: the error of `function`, with the example in its message.
+          UsageError: the UsageError of `function`, with the number of the example and `name` in its message. Other
+            errors pass unchanged.
         """
         done = []
         try:
@@ -46,10 +47,10 @@ class Numbered:
 
 
 def conform_all(columns: Mapping[str, Sequence | np.ndarray], fields: Fields, examples: Numbered) -> Arrays:
-    """Checks the examples of a batch, as `conform` checks one, and stacks each field as [N, ...].
+    """Checks the examples of a batch, casts them to the batch dtypes (`conform`), and stacks each field as [N, ...].
 
     All examples are checked at once, which is several times as fast. If a check fails, or their stored dtypes or shapes
-    differ, they are checked one at a time.
+    differ, they are checked one at a time, which finds the example that is wrong.
 
     Args:
       columns: for each field, a list of the examples' values, or one array [N, ...] of them.
@@ -57,8 +58,8 @@ def conform_all(columns: Mapping[str, Sequence | np.ndarray], fields: Fields, ex
       examples: the name and numbers of the examples, for messages.
 
     Raises:
-      UsageError: an example does not match its fields, or differs in dtype from the first example. The message names
-        it, if the examples have numbers.
+      UsageError: an example does not match its fields, or differs after the cast in dtype from the first example. The
+        message names the example.
     """
     arrays = _conform_at_once(columns, fields)
     if arrays is not None:
@@ -72,7 +73,10 @@ def conform_all(columns: Mapping[str, Sequence | np.ndarray], fields: Fields, ex
 
 
 def _conform_at_once(columns: Mapping[str, Sequence | np.ndarray], fields: Fields) -> Arrays | None:
-    """Checks and stacks each field as [N, ...]. None if a check fails, or stored dtypes or shapes differ."""
+    """Checks all examples together and stacks each field as [N, ...]; None if that fails.
+
+    It fails if a check fails, if the stored dtypes or shapes differ, or if values have more axes than an example has.
+    """
     try:
         arrays = {name: _stacked_alike(name, values) for name, values in columns.items()}
         if any(array is None or array.ndim != 1 + fields[name].rank for name, array in arrays.items()):
@@ -83,7 +87,10 @@ def _conform_at_once(columns: Mapping[str, Sequence | np.ndarray], fields: Field
 
 
 def _stacked_alike(name: str, values: Sequence | np.ndarray) -> np.ndarray | None:
-    """Stacks values of one dtype and shape. None if they differ, because NumPy would cast them to a common dtype."""
+    """Stacks values of one dtype and shape; None if they differ, because NumPy would cast them to a common dtype.
+
+    An array is returned unchanged: its values are stacked already.
+    """
     if isinstance(values, np.ndarray):
         return values
     rows = [array(name, value) for value in values]
@@ -102,13 +109,13 @@ def _conform_one(example: Mapping[str, Any], fields: Fields) -> Arrays:
 
 
 def require_dtypes(example: Arrays, first: Arrays, number: int, called: str) -> None:
-    """Raises UsageError if dtypes differ from the first example: the device scales uint8, but not float32.
+    """Raises UsageError if a dtype differs from the first example: the device scales uint8 images, but not float32.
 
     Args:
       example: the fields of an example or a batch.
       first: the fields of the first example.
       number: the number of the example, or of the first example of the batch.
-      called: the name of the examples.
+      called: the name of the examples, for the message.
     """
     for name, value in example.items():
         if value.dtype != first[name].dtype:
@@ -119,12 +126,12 @@ def require_dtypes(example: Arrays, first: Arrays, number: int, called: str) -> 
 
 
 def stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Stacks arrays of one shape and dtype into memory that begins at a multiple of `_ALIGNMENT`."""
+    """Stacks arrays of one shape and dtype into a new array [N, ...], aligned to `_ALIGNMENT` bytes."""
     return np.stack(rows, out=aligned((len(rows), *rows[0].shape), rows[0].dtype))
 
 
 def _realigned(values: np.ndarray) -> np.ndarray:
-    """Copies `values`, unless they begin at a multiple of `_ALIGNMENT`."""
+    """Copies `values` to memory aligned to `_ALIGNMENT` bytes, or returns them unchanged if they are aligned."""
     if values.ctypes.data % _ALIGNMENT == 0:
         return values
     copy = aligned(values.shape, values.dtype)
@@ -137,7 +144,7 @@ _ALIGNMENT = 64
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Allocates an array that begins at a multiple of `_ALIGNMENT`."""
+    """Allocates an uninitialized array whose memory begins at a multiple of `_ALIGNMENT` bytes."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT

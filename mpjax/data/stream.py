@@ -23,21 +23,21 @@ Batch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """The contiguous rows of every batch that one of several processes reads, in the layout of a sharded array.
+    """The contiguous block of rows of every global batch that one of several processes reads, as in a sharded array.
 
     Args:
-      index: the number of the block of rows. Processes that divide a model between them read the same block.
-      count: the number of blocks; the global batch does not depend on it.
+      index: the number of the block, from 0. Processes that shard one copy of a model between them read the same block.
+      count: the number of blocks of equal size; the global batch does not depend on it.
     """
 
     index: int = 0
     count: int = 1
 
     def rows(self, batch_size: int) -> slice:
-        """The rows of a batch that this process reads.
+        """Computes the slice of rows that this process reads of a global batch of `batch_size` rows.
 
         Raises:
-          UsageError: the batch does not divide among the processes.
+          UsageError: `batch_size` is not a multiple of `count`.
 
         >>> Share(index=1, count=2).rows(8)
         slice(4, 8, None)
@@ -52,23 +52,27 @@ class Share:
 
 
 WHOLE = Share()
+"""All rows of every batch: a single process."""
 
 
 class Batches(Protocol):
-    """An endless stream of shuffled batches. Batch p is the same from any starting position."""
+    """An endless stream of shuffled batches. Batch number p is the same from any starting position."""
 
     @property
     def batch_size(self) -> int:
-        """The number of examples per batch."""
+        """The number of examples per global batch, over all processes."""
         ...
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of full batches in an epoch."""
+        """The number of full global batches in an epoch; a smaller rest is left out."""
         ...
 
     def from_position(self, position: int) -> Iterator[Batch]:
-        """Yields batches number `position`, `position + 1`, and so on."""
+        """Yields batches number `position`, `position + 1` and so on, without end; batches are numbered from 0.
+
+        Each batch has only the rows that this process reads.
+        """
         ...
 
 
@@ -77,10 +81,11 @@ class BatchesInMemory:
     """`Batches` gathered from arrays in memory.
 
     Args:
-      arrays: an array [N, ...] for each field.
-      order: the examples of each batch, over all processes.
-      share: the part of each batch that this process reads.
-      orientation: chooses the mirrored images of a batch. None: the step draws them.
+      arrays: an array [N, ...] of all examples for each field.
+      order: the numbers of the examples of each global batch.
+      share: the rows of each global batch that this process yields.
+      orientation: chooses the images to mirror, as the field `mirrored` of a batch. None: batches have no such field,
+        and the training step draws the images to mirror at random.
     """
 
     arrays: Arrays
@@ -100,18 +105,25 @@ class BatchesInMemory:
 
     @property
     def bytes(self) -> int:
-        """The size of the whole split in bytes."""
+        """The size in bytes of the arrays of all examples."""
         return sum(values.nbytes for values in self.arrays.values())
 
     def from_position(self, position: int) -> Iterator[Batch]:
-        """Yields batches number `position`, `position + 1`, and so on."""
+        """Yields batches number `position`, `position + 1` and so on, without end; batches are numbered from 0.
+
+        Each batch has only the rows that this process reads.
+
+        Raises:
+          UsageError: the batch does not divide among the processes, when the first batch is requested.
+        """
         for chosen, oriented in self.rows_from(position):
             yield {name: values[chosen] for name, values in self.arrays.items()} | oriented
 
     def rows_from(self, position: int) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Yields, for the same batches as `from_position`, the example indices and the fields that depend on the epoch.
+        """Yields, for the same batches as `from_position`, the indices into `arrays` and the fields of the epoch.
 
-        The indices are int64 [B], for the rows that this process reads. The fields are `mirrored`, or none.
+        The indices are int64, one for each row that this process reads. The fields of the epoch are a dict with
+        `mirrored`, or an empty dict without `orientation`.
         """
         rows = self.share.rows(self.batch_size)
         for number in itertools.count(position):
@@ -121,12 +133,12 @@ class BatchesInMemory:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamedBatches:
-    """`Batches` read and decoded by the threads of grain.
+    """`Batches` that threads of grain read from disk and decode ahead of time.
 
     Args:
-      dataset: a `grain.MapDataset` of all batches, endless.
-      batch_size: examples per batch.
-      steps_per_epoch: full batches in an epoch.
+      dataset: an endless `grain.MapDataset`, whose element p is batch number p with the rows of this process.
+      batch_size: the number of examples per global batch, over all processes.
+      steps_per_epoch: the number of full batches in an epoch.
       workers: the number of threads; 0 reads each batch when it is requested.
     """
 
@@ -136,22 +148,25 @@ class StreamedBatches:
     workers: int
 
     def from_position(self, position: int) -> Iterator[Batch]:
-        """Yields batches number `position`, `position + 1`, and so on."""
+        """Yields batches number `position`, `position + 1` and so on, without end; earlier batches are not read.
+
+        Each batch has only the rows that this process reads. Each call starts `workers` new threads.
+        """
         return iter(prefetched(self.dataset[position:], self.workers))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EvalBatches:
-    """Batches of a split in order, one pass per iteration. Every batch has the full size.
+    """The batches of a split in order, each with the full size. Every `iter` starts a new pass; `len` counts batches.
 
-    The last batch is padded with examples of zeros and weight 0, so that one compiled program takes all batches and
-    weighted sums count every example once.
+    The field `weight`, float32 [B], is 1 for an example. The last batch is padded with zeros of weight 0, so that one
+    compiled program takes all batches and weighted sums count every example once.
 
     Args:
-      parts: a function that returns the batches of all processes, without padding.
+      parts: a function that returns the global batches of one pass, without `weight`; the last may be smaller.
       size: the number of examples.
-      batch_size: the number of examples per batch, over all processes.
-      share: the part of each batch that this process reads.
+      batch_size: the number of examples per global batch, over all processes.
+      share: the rows of each padded global batch that this process yields.
       arrays: an array [N, ...] for each field of a split in memory; None for a streamed split.
     """
 
@@ -171,19 +186,25 @@ class EvalBatches:
 
 
 def padded_batch(part: Batch, batch_size: int) -> Batch:
-    """Pads a batch with rows of zeros, and adds `weight`, float32 [B]: 1 for the rows of `part`, 0 for padding."""
+    """Pads each field of a batch with zeros to `batch_size` rows, and adds `weight`, float32 [batch_size].
+
+    The weight is 1 for the rows of `part` and 0 for padding. `part` is not changed.
+    """
     size = len(next(iter(part.values())))
     weighted = {**part, "weight": np.ones(size, np.float32)}
     return {field: _filled(values, batch_size - size) for field, values in weighted.items()}
 
 
 def _filled(values: np.ndarray, missing: int) -> np.ndarray:
-    """Pads `values` with `missing` rows of zeros."""
+    """Appends `missing` rows of zeros to `values`; 0 returns `values` itself."""
     return np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)]) if missing else values
 
 
 def prefetched(dataset: Any, workers: int) -> Iterable[Batch]:
-    """Yields the batches of a `grain.MapDataset` in order, read ahead by `workers` threads; 0: none is read ahead."""
+    """Iterates over the batches of a `grain.MapDataset` in order; `workers` threads read up to 2 * `workers` ahead.
+
+    With 0 workers, each batch is read when it is requested.
+    """
     import grain
 
     # Each thread reads whole batches. Grain's default of 16 threads contends for the interpreter lock.

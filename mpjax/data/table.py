@@ -1,4 +1,4 @@
-"""Describes a stored data set by its columns and splits, and chooses a column for each field of a task."""
+"""Describes a stored data set by its columns and splits, and chooses the column of each field of a task."""
 
 import dataclasses
 import difflib
@@ -15,12 +15,12 @@ from mpjax.errors import UsageError, reason_of
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A column of text, str or UTF-8 bytes."""
+    """The type of a column of text, str or UTF-8 bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Other:
-    """A column whose type does not reveal its contents.
+    """The type of a column that may hold anything except text, such as numbers of unknown meaning.
 
     Args:
       described: the type, as the library that stored the column writes it, for messages.
@@ -39,7 +39,7 @@ Column = Image | Label | Mask | Text | Other
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A stored data set.
+    """A stored data set, of which no examples are opened yet.
 
     Args:
       name: the name in error messages.
@@ -47,8 +47,8 @@ class Table:
       open: a function from column names to the training and the test split. Their examples have only these columns;
         encoded images are bytes.
       preferred: for each field, the column that the data set itself declares.
-      labelled: a function from a column of integers or texts to the same set with class numbers in that column, the
-        same in both splits. None: the set cannot number classes.
+      labelled: a function from the name of a column of integers, booleans or texts to the same set with class numbers
+        in that column, numbered alike in both splits. None: the set cannot number classes.
     """
 
     name: str
@@ -74,9 +74,10 @@ _HELD = {"label": "labelled images", "mask": "masks", "text": "texts"}  # keyed 
 
 
 def choose_columns(table: Table, fields: tuple[str, ...], config: Data) -> dict[str, str]:
-    """Chooses a column for each of `fields`, by `config.columns`, then the set's preference, then the usual names.
+    """Chooses a column for each of `fields`: by `config.columns`, then as the set declares, then by the usual names.
 
-    If none of them decides, the only column of the field's type is chosen.
+    If none of them decides, the only column of the field's type is chosen. The result maps each field to its column.
+    A column that `config.columns` names is taken whatever its type.
 
     Raises:
       UsageError: a named column or field does not exist, or not exactly one column fits a field; the message lists
@@ -105,7 +106,11 @@ def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
 
 
 def _advice_on(field: str, table: Table, candidates: Sequence[str]) -> str:
-    """Advice for a field that no column or several columns fit. It lists only columns of an accepted type."""
+    """Formats advice for a field that no column (`candidates` is empty) or several columns fit.
+
+    It names the columns that `--data.columns` may choose, and, if there are no candidates, the tasks that the set
+    supports. If there is neither, it proposes a task of the user's own.
+    """
     floats = [name for name, column in table.columns.items() if _is_float(column)]
     if field == "label" and floats and not candidates:
         return f"; a floating-point number is not a class number: {whole_numbers(floats[0])}"
@@ -121,7 +126,7 @@ def _advice_on(field: str, table: Table, candidates: Sequence[str]) -> str:
 
 
 def whole_numbers(column: str) -> str:
-    """Advice for using a floating-point column as the label."""
+    """Formats advice, with an example function, for using a floating-point column as the label."""
     return (
         f"if the values of '{column}' are whole, write --data.columns label {column} --data.num_classes N "
         "--data.preprocess FILE.py:FUNCTION with\n"
@@ -134,7 +139,11 @@ def _is_float(column: Column) -> bool:
 
 
 def _candidates(field: str, table: Table) -> list[str]:
-    """Lists the preferred or usually named column if its type may hold the field, else all columns of its type."""
+    """Lists the columns that could be the field.
+
+    It is one column if the set declares it or it has a usual name of the field, and its type may hold the field.
+    Otherwise it is every column whose type is exactly the field's, or none.
+    """
     fitting = [name for name, column in table.columns.items() if _fits(field, column, table)]
     for candidate in (table.preferred.get(field), *_USUAL[field]):
         if candidate in fitting:
@@ -143,7 +152,7 @@ def _candidates(field: str, table: Table) -> list[str]:
 
 
 def _other_tasks(field: str, table: Table) -> str:
-    """Advice on the tasks without `field` for which the set has all columns."""
+    """Formats advice on the tasks that do not need `field` and for which the set has all columns; empty if none."""
     served: dict[str, list[str]] = {}
     for task, kind in TASKS.items():
         fits = bool(kind.fields) and all(len(_candidates(other, table)) == 1 for other in kind.fields)
@@ -154,7 +163,11 @@ def _other_tasks(field: str, table: Table) -> str:
 
 
 def _fits(field: str, column: Column, table: Table) -> bool:
-    """True if a column may hold a field. An `Other` column may hold anything except text."""
+    """True if the type of a column allows it to hold the field.
+
+    An `Other` column may hold anything except text, and no mask if it holds scalars. A text column may hold the label
+    if the set can number classes. A gray image may hold a mask; a mask of unknown classes may hold a gray image.
+    """
     if field == "label" and isinstance(column, Text):
         return table.labelled is not None
     if field == "mask" and isinstance(column, Image):
@@ -169,7 +182,10 @@ def _fits(field: str, column: Column, table: Table) -> bool:
 
 
 def _can_be(field: str, column: Column, table: Table) -> bool:
-    """True if a run can read a field from the column when `--data.columns` names it."""
+    """True if it makes sense to propose the column for the field in `--data.columns`.
+
+    It is stricter than `_fits` for an `Other` column of known rank: only scalars for a label, only arrays otherwise.
+    """
     if isinstance(column, Other) and column.rank is not None:
         # An image has axes. A label has none, unless --data.preprocess reduces several numbers to one.
         return field != "text" and (field == "label") == (column.rank == 0)
@@ -177,7 +193,7 @@ def _can_be(field: str, column: Column, table: Table) -> bool:
 
 
 class SplitPart(NamedTuple):
-    """The examples of a split from `start` up to, but not including, `stop`."""
+    """The examples of a split from number `start`, counted from 0, up to, but not including, `stop`."""
 
     split: str
     start: int
@@ -185,7 +201,9 @@ class SplitPart(NamedTuple):
 
 
 def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[SplitPart]:
-    """Resolves a split expression into parts, in order.
+    """Resolves a split expression into ranges of the stored splits, in the order of the expression.
+
+    A range may be empty, but not all of them.
 
     Args:
       expression: in tensorflow-datasets' notation: `train`, `train[:90%]`, `train[100:200]`, `train+test`, `all`.
@@ -193,8 +211,8 @@ def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[S
       set_name: the name of the data set, for messages.
 
     Raises:
-      UsageError: the split does not exist, the expression is invalid, a part ends before it starts, or there are no
-        examples. In the first two cases the message lists the splits.
+      UsageError: the split does not exist, the expression is invalid, a range ends before it starts, or there are no
+        examples. In the first two cases the message lists the splits, and the error may have a `repair`.
     """
     import tensorflow_datasets as tfds
 
@@ -225,9 +243,9 @@ def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[S
 
 
 def require_ordered_parts(expression: str, infos: Mapping[str, Any]) -> None:
-    """Raises UsageError if a part of a sum ends before it starts, or if there are no examples at all.
+    """Raises UsageError if a range of a split expression ends before it starts, or if there are no examples at all.
 
-    tensorflow-datasets counts -2 examples in `train[5:3]`. A part may be empty, as in one fold of
+    tensorflow-datasets counts -2 examples in `train[5:3]`. One range of a sum may be empty, as in a fold of
     `train[:{k}%]+train[{k + 10}%:]`.
 
     Args:
@@ -256,7 +274,9 @@ _FOR_TEST = ("validation", "val", "valid", "dev", "eval")
 
 
 def advice_on_splits(missing: str, names: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Advice for a missing split, and the settings that repair it if one of the splits `names` can replace `test`.
+    """Formats advice for the missing split `missing`, and the settings that repair it.
+
+    The settings are empty unless `missing` is `test` and one of the existing splits `names` is a usual name for it.
 
     >>> advice_on_splits("test", ["train", "val"])
     ('write --data.test_split val to evaluate on it', {'data.test_split': 'val'})
@@ -269,7 +289,7 @@ def advice_on_splits(missing: str, names: Sequence[str]) -> tuple[str, dict[str,
 
 
 def base_names(expression: str) -> list[str]:
-    """Lists the splits that an expression refers to.
+    """Lists the names of the splits in a split expression, in order, without their ranges; duplicates stay.
 
     >>> base_names("train+test[:10]")
     ['train', 'test']

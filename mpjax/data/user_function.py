@@ -19,7 +19,9 @@ _TRIED = 16  # the number of examples that determine the shape of a function's r
 
 
 def load_preprocess(spec: Code) -> Callable[[Example], Mapping[str, Any]]:
-    """Loads the function that `config.preprocess` names.
+    """Loads the user's function that `spec` names, and checks by its signature that it takes one argument.
+
+    A function without a signature, such as some written in C, is not checked.
 
     Raises:
       UsageError: the function does not exist or cannot be called with one example; the message shows a valid signature.
@@ -43,13 +45,16 @@ def load_preprocess(spec: Code) -> Callable[[Example], Mapping[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class PreprocessedExamples:
-    """Examples with a user's function applied to each one.
+    """Examples to which a user's function is applied each time one is read.
+
+    The function receives encoded images as arrays [H, W, C] and texts as str. If it fails or returns no dict, or a text
+    is not UTF-8, reading the example raises UsageError.
 
     Args:
       examples: the stored examples.
-      function: a function from a dict of fields to another.
+      function: a function from a dict of fields to another, which replaces it.
       name: the name of the function, for messages.
-      columns: the column of each field. The function receives images as arrays [H, W, C] and text as str.
+      columns: the type of the stored column of each field; values of other fields are passed as they are.
     """
 
     examples: Examples
@@ -85,9 +90,13 @@ class PreprocessedExamples:
 
 
 def readable(value: Any, column: Column | None) -> Any:
-    """Converts a stored value for a function: decodes an encoded image to pixels and UTF-8 bytes to str.
+    """Converts a stored value for a user's function: decodes an encoded image to pixels, and UTF-8 bytes to str.
 
-    Values of other columns, or of None (an unknown one), stay. UnicodeDecodeError if a text is not UTF-8.
+    Values of other types of columns, of an unknown type (None), and images that are arrays are returned unchanged.
+
+    Raises:
+      UnicodeDecodeError: a text is not UTF-8.
+      UsageError: an image cannot be decoded.
     """
     if isinstance(column, Image):
         return decode(value, column.shape[2], column.depth)
@@ -97,10 +106,12 @@ def readable(value: Any, column: Column | None) -> Any:
 
 
 def shape_after(examples: PreprocessedExamples, name: str) -> tuple[int | None, int | None, int] | None:
-    """The shape (H, W, C) of the images that the function returns as the field `name`; None if it returns no images.
+    """Finds the shape (H, W, C) of the field `name` after the user's function; None if it is no image there.
 
-    The function runs on up to 16 examples, evenly spaced. H and W are None if they differ among these. They are also
-    None if the stored sizes vary and the function kept the sizes of those examples.
+    The function runs on up to 16 examples, evenly spaced. The result is None if none of them has the field, or if a
+    value does not have three axes. H and W are both None if the sizes of these examples differ. They are also None if
+    the stored sizes of the set vary, and the function returned these examples in their stored size. C is taken from the
+    first of them.
     """
     stored = examples.columns[name]
     varies = isinstance(stored, Image) and None in stored.shape

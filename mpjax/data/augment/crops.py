@@ -20,7 +20,7 @@ ATTEMPTS = 10
 
 
 class Boxes(NamedTuple):
-    """One rectangle per image in whole pixels; each entry is int32."""
+    """One rectangle per image, in whole pixels; each entry is int32 [B]. It may extend beyond the image."""
 
     top: Int[Array, " B"]
     left: Int[Array, " B"]
@@ -28,7 +28,10 @@ class Boxes(NamedTuple):
     width: Int[Array, " B"]
 
     def contain(self, height: int, width: int) -> Bool[Array, "B H W"]:
-        """Marks the pixels inside each image's rectangle, bool [B, H, W], for images of this height and width."""
+        """Marks the pixels inside each image's rectangle, bool [B, H, W], for images of this height and width.
+
+        The parts of a rectangle outside the image are left out.
+        """
         rows = _between(self.top, self.height, height)
         columns = _between(self.left, self.width, width)
         return rows[:, :, None] & columns[:, None, :]
@@ -37,17 +40,17 @@ class Boxes(NamedTuple):
 def random_boxes(
     key: jax.Array, batch: int, size: tuple[int, int], area: tuple[float, float], ratio: tuple[float, float]
 ) -> Boxes:
-    """Draws rectangles of random area and aspect ratio at random places.
+    """Draws rectangles of random area and aspect ratio at random places, all inside the image.
 
-    The area and the logarithm of the aspect ratio are uniform. Each rectangle is drawn ten times at once, and the first
-    draw that fits into the image is used, as in Zhong et al. (2017, arXiv:1708.04896) and in torchvision's crops. If no
-    draw fits, the last one is clipped to the image.
+    The area and the logarithm of the aspect ratio are uniformly distributed. Each rectangle is drawn ten times at once,
+    and the first draw that fits into the image is used, as in Zhong et al. (2017, arXiv:1708.04896) and in
+    torchvision's crops. If no draw fits, the last one is clipped to the image.
 
     Args:
       key: the random key.
       batch: the number of rectangles, B.
       size: height and width of the images.
-      area: smallest and largest share of the image.
+      area: smallest and largest fraction of the image's area.
       ratio: smallest and largest height over width.
     """
     height, width = size
@@ -66,13 +69,13 @@ def random_boxes(
 
 
 def _place(share: jax.Array, room: jax.Array) -> jax.Array:
-    """Scales float32 [B], uniform in [0, 1), to int32 [B], uniform in 0..`room`."""
+    """Scales float32 [B], uniform in [0, 1), to int32 [B], uniform in 0 to `room` inclusive."""
     # The product may round up to room + 1.
     return jnp.minimum(jnp.floor(share * (room + 1).astype(jnp.float32)).astype(jnp.int32), room)
 
 
 def _between(start: jax.Array, length: jax.Array, size: int) -> jax.Array:
-    """Marks, in each row of `size` places, the `length` places from `start` on, bool [B, size]."""
+    """Marks the `length` positions from `start` on, of positions 0 to `size` - 1 in each row, bool [B, size]."""
     place = jnp.arange(size, dtype=jnp.int32)[None, :]
     return (place >= start[:, None]) & (place < (start + length)[:, None])
 
@@ -86,19 +89,19 @@ def random_resized_crop(
     area: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> tuple[Num[Array, "B h w C"], Integer[Array, "B h w"] | None]:
-    """Crops a random rectangle of each image and resizes it.
+    """Crops a random rectangle of each image, and resizes it to `size`.
 
     Args:
       images: uint8 or floating.
       key: the random key.
       mask: integer, cropped and resized with its image, or None.
       size: height and width of the result. None: the size of the images.
-      area: smallest and largest share of the image.
+      area: smallest and largest fraction of the image's area.
       ratio: smallest and largest height over width.
 
     Returns:
-      Images, interpolated bilinearly without antialiasing, and the mask, by nearest neighbour, in the same dtypes.
-      Without a mask, None takes its place.
+      Images, interpolated bilinearly without antialiasing, and the mask, resized by nearest neighbour, in the dtypes of
+      the arguments. Without a mask, None takes its place.
     """
     batch, height, width, _ = images.shape
     boxes = random_boxes(key, batch, (height, width), area, ratio)
@@ -107,7 +110,10 @@ def random_resized_crop(
 
 
 def resized(images: Num[Array, "B H W C"], boxes: Boxes, size: tuple[int, int]) -> Num[Array, "B h w C"]:
-    """Crops each image to its box and resizes it to `size` (height, width) bilinearly, without antialiasing."""
+    """Crops each image to its box and resizes it to `size` (height, width) bilinearly, without antialiasing.
+
+    It interpolates in float32, and casts the result to the dtype of the images; integers are rounded to the nearest.
+    """
     # Two matrix products with at most two nonzero weights per row: accelerators multiply faster than they gather.
     rows = _weights(boxes.top, boxes.height, images.shape[1], size[0])
     columns = _weights(boxes.left, boxes.width, images.shape[2], size[1])
@@ -120,25 +126,31 @@ def resized(images: Num[Array, "B H W C"], boxes: Boxes, size: tuple[int, int]) 
 
 
 def resized_mask(mask: Integer[Array, "B H W"], boxes: Boxes, size: tuple[int, int]) -> Integer[Array, "B h w"]:
-    """Crops each mask to its box and resizes it to `size` (height, width) by nearest neighbour."""
+    """Crops each mask to its box and resizes it to `size` (height, width) by nearest neighbour; the dtype stays."""
     rows = _nearest(boxes.top, boxes.height, size[0])
     columns = _nearest(boxes.left, boxes.width, size[1])
     return jax.vmap(lambda mask, rows, columns: mask[rows][:, columns])(mask, rows, columns)
 
 
 def _places(length: jax.Array, size: int) -> jax.Array:
-    """The centres, along one axis, of `size` output pixels that span `length` [B] input pixels, float32 [B, size]."""
+    """Computes the centres of `size` output pixels along one axis, in input pixels from the start of the crop.
+
+    The output pixels span `length`, int32 [B], input pixels. The result is float32 [B, size].
+    """
     centres = (jnp.arange(size, dtype=jnp.float32) + 0.5) / size
     return centres[None, :] * length.astype(jnp.float32)[:, None]
 
 
 def _nearest(start: jax.Array, length: jax.Array, size: int) -> jax.Array:
-    """The nearest input pixel, along one axis, of each output pixel, int32 [B, size]."""
+    """Computes the index of the nearest input pixel of each output pixel along one axis, int32 [B, size]."""
     return start[:, None] + jnp.minimum(_places(length, size).astype(jnp.int32), length[:, None] - 1)
 
 
 def _weights(start: jax.Array, length: jax.Array, pixels: int, size: int) -> jax.Array:
-    """The linear weight, along one axis, of each input pixel in each output pixel, float32 [B, size, pixels]."""
+    """Computes the weight of each input pixel in each output pixel along one axis, float32 [B, size, pixels].
+
+    The weights are those of linear interpolation. Pixels outside the crop have weight 0.
+    """
     last = length.astype(jnp.float32)[:, None] - 1
     centres = start.astype(jnp.float32)[:, None] + jnp.clip(_places(length, size) - 0.5, 0, last)
     distance = jnp.abs(centres[:, :, None] - jnp.arange(pixels, dtype=jnp.float32)[None, None, :])
@@ -148,16 +160,18 @@ def _weights(start: jax.Array, length: jax.Array, pixels: int, size: int) -> jax
 def random_shift(
     images: Num[Array, "B H W *C"], padding: int, key: jax.Array, *, fill: int | None = 0
 ) -> Num[Array, "B H W *C"]:
-    """Shifts each image by up to `padding` pixels along each axis, which equals a random crop of the padded image.
+    """Shifts each image by a random number of pixels, up to `padding` in either direction of each axis.
+
+    This equals a random crop, of the original size, of the padded image.
 
     Args:
       images: images, or masks without channels.
       padding: the largest shift in pixels.
-      key: the random key.
+      key: the random key. The same key shifts images and their masks alike.
       fill: the value of pixels that are shifted in. None: the image is reflected at its edges, without repeating them.
 
     Returns:
-      Images of the same dtype.
+      Images of the same shape and dtype.
     """
     batch, height, width, *rest = images.shape
     edges = ((0, 0), (padding, padding), (padding, padding), *[(0, 0)] * len(rest))
@@ -172,12 +186,12 @@ def random_shift(
 
 
 def random_flip(images: Num[Array, "B H W *C"], key: jax.Array) -> Num[Array, "B H W *C"]:
-    """Flips each image or mask left to right with probability 1/2."""
+    """Flips each image or mask left to right with probability 1/2. The same key flips images and masks alike."""
     return flip_where(images, jax.random.bernoulli(key, shape=(images.shape[0],)))
 
 
 def flip_where(images: Num[Array, "B H W *C"], chosen: Bool[Array, " B"]) -> Num[Array, "B H W *C"]:
-    """Flips the chosen images or masks left to right."""
+    """Flips the images or masks that `chosen`, bool [B], marks left to right; others stay unchanged."""
     return jnp.where(chosen.reshape(-1, *[1] * (images.ndim - 1)), images[:, :, ::-1], images)
 
 
@@ -189,19 +203,19 @@ def random_erasing(
     area: tuple[float, float] = (0.02, 1 / 3),
     ratio: tuple[float, float] = (0.3, 3.3),
 ) -> Float[Array, "B H W C"]:
-    """Fills a rectangle of some images with Gaussian noise, which resembles normalised pixels.
+    """Fills a random rectangle of some images with noise from N(0, 1), which resembles normalised pixels.
 
-    Labels and masks stay unchanged.
+    Labels and masks are not affected.
 
     Args:
       images: floating, normalised.
       key: the random key.
       probability: the probability that an image is erased.
-      area: smallest and largest share of the image.
+      area: smallest and largest fraction of the image's area.
       ratio: smallest and largest height over width.
 
     Returns:
-      Images of the same dtype.
+      Images of the same shape and dtype.
     """
     box_key, noise_key, choice_key = jax.random.split(key, 3)
     batch, height, width, _ = images.shape

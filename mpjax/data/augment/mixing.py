@@ -23,13 +23,15 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 def mixup(
     images: Float[Array, "B H W C"], targets: Float[Array, "B K"], key: jax.Array, alpha: float
 ) -> tuple[Float[Array, "B H W C"], Float[Array, "B K"]]:
-    """Averages images i and B - 1 - i, and their targets, by random shares (Zhang et al., 2017, arXiv:1710.09412).
+    """Averages images i and B - 1 - i, and their targets, with random weights (Zhang et al., 2017, arXiv:1710.09412).
+
+    Each image i has a random weight w of its own: the result is w * image i + (1 - w) * image B - 1 - i.
 
     Args:
       images: floating [B, H, W, C], normalised.
-      targets: floating [B, K], a distribution over classes each.
-      key: the random key of the shares.
-      alpha: the parameter of the shares, which are Beta(alpha, alpha) distributed; above 0, such as 0.2.
+      targets: floating [B, K]; each row is a distribution over the classes.
+      key: the random key of the weights.
+      alpha: the parameter of the weights, which are Beta(alpha, alpha) distributed; above 0, such as 0.2.
 
     Returns:
       Images and targets of the same shapes and dtypes.
@@ -46,17 +48,18 @@ def cutmix(
 ) -> tuple[Num[Array, "B H W C"], Float[Array, "B K"]]:
     """Replaces a rectangle of image i by the same rectangle of image B - 1 - i (Yun et al., 2019, arXiv:1905.04899).
 
-    Each image has a random rectangle of its own. The targets of both images are averaged.
+    Each image has a random rectangle of its own, of the image's aspect ratio. The targets of both images are averaged,
+    with the fraction of pixels that each image has in the result as its weight.
 
     Args:
       images: [B, H, W, C] of any dtype.
-      targets: floating [B, K], a distribution over classes each.
+      targets: floating [B, K]; each row is a distribution over the classes.
       key: the random key.
-      alpha: the parameter of the kept shares, which are Beta(alpha, alpha) distributed before the image's border clips
-        the rectangle; above 0, such as 1.
+      alpha: the parameter of the fraction of image i that is kept, which is Beta(alpha, alpha) distributed before the
+        image's border clips the rectangle; above 0, such as 1.
 
     Returns:
-      Images and targets of the same shapes and dtypes; targets are mixed by the exact shares of pixels.
+      Images and targets of the same shapes and dtypes.
 
     Raises:
       UsageError: see `mixup`.
@@ -70,7 +73,10 @@ def cutmix(
 def cutmix_masks(
     images: Num[Array, "B H W C"], masks: Int[Array, "B H W"], key: jax.Array, alpha: float
 ) -> tuple[Num[Array, "B H W C"], Int[Array, "B H W"]]:
-    """Applies `cutmix`, with its `alpha`, to images and their masks [B, H, W] of any dtype, in the same rectangles."""
+    """Replaces a rectangle of image i, and of its mask, by the same rectangle of image and mask B - 1 - i.
+
+    Rectangles and `alpha` are as in `cutmix`; masks are not averaged. Raises UsageError if `alpha` is not above 0.
+    """
     share_key, place_key = jax.random.split(key)
     shares = _beta(share_key, images.shape[0], alpha)
     inside = _cut(place_key, shares, *images.shape[1:3]).contain(*images.shape[1:3])
@@ -86,11 +92,13 @@ def mixup_or_cutmix(
     *,
     cutmix_share: float = 0.5,
 ) -> tuple[jax.Array, jax.Array]:
-    """Applies mixup to some images and CutMix to the others, as in ImageNet recipes (timm's `Mixup`, per element).
+    """Applies mixup to some images of a batch and CutMix to the others, at random (timm's `Mixup` per element).
+
+    It returns images and targets of the same shapes and dtypes.
 
     Args:
       images: floating [B, H, W, C], normalised.
-      targets: floating [B, K], a distribution over classes each.
+      targets: floating [B, K]; each row is a distribution over the classes.
       key: the random key.
       mixup_alpha: see `mixup`; 0.8 is usual.
       cutmix_alpha: see `cutmix`; 1 is usual.
@@ -117,7 +125,7 @@ def _shares(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float)
 
 
 def _beta(key: jax.Array, batch: int, alpha: float) -> jax.Array:
-    """Draws each image's kept share from Beta(alpha, alpha), float32 [B]. UsageError if `alpha` is not above 0."""
+    """Draws a number for each image from Beta(alpha, alpha), float32 [B]; UsageError if `alpha` is not above 0."""
     if alpha <= 0:
         raise UsageError(
             f"alpha: got {alpha}; wanted a number above 0, such as 0.2; to train without mixing, remove the call"
@@ -126,7 +134,10 @@ def _beta(key: jax.Array, batch: int, alpha: float) -> jax.Array:
 
 
 def _cut(key: jax.Array, shares: jax.Array, height: int, width: int) -> Boxes:
-    """Draws rectangles around random pixels, not clipped, with the image's aspect ratio and 1 - share of its area."""
+    """Draws a rectangle around a random pixel of each image, with the image's aspect ratio and 1 - share of its area.
+
+    Rectangles may extend beyond the image. `shares` is float32 [B], the fraction of each image to keep.
+    """
     side = jnp.sqrt(1 - shares)
     heights = jnp.floor(height * side).astype(jnp.int32)
     widths = jnp.floor(width * side).astype(jnp.int32)
@@ -137,7 +148,7 @@ def _cut(key: jax.Array, shares: jax.Array, height: int, width: int) -> Boxes:
 
 
 def _kept(inside: jax.Array) -> jax.Array:
-    """The share of each image's pixels that `inside` does not mark, float32 [B]."""
+    """Computes the fraction of each image's pixels that `inside`, bool [B, H, W], does not mark, float32 [B]."""
     pixels = inside.shape[1] * inside.shape[2]
     return jnp.sum(~inside, axis=(1, 2), dtype=jnp.int32).astype(jnp.float32) / pixels
 

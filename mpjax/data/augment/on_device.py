@@ -20,18 +20,22 @@ from mpjax.errors import UsageError
 def prepare(
     batch: Mapping[str, jax.Array], key: jax.Array | None, *, config: Data, fields: Fields
 ) -> dict[str, jax.Array]:
-    """Augments and normalises a batch for the objective.
+    """Augments the images of a batch and normalises them to (image - mean) / std.
+
+    Crops, shifts, flips and RandAugment come before the normalisation (`moved`); erasing, mixup and CutMix come after
+    it (`mixed`).
 
     Args:
       batch: `image` [B, H, W, C]; uint8 is scaled from 0..255 to [0, 1], floating images are not scaled. A `mask`
         [B, H, W] moves with its image. With `config.alternate_flips`, `mirrored`, bool [B], marks the images to flip.
-      key: the random key of the augmentation. None: no augmentation.
-      config: the augmentations, and `mean` and `std` of one value or one per channel.
-      fields: the fields of the batch.
+        Other fields are passed on unchanged.
+      key: the random key of the augmentation. None: no augmentation, as in evaluation.
+      config: the augmentations, and `mean` and `std` of one value or one per channel, in the scaled range.
+      fields: the fields of the batch; with mixup or CutMix, `label` gives the number of classes.
 
     Returns:
-      The batch with float32 images and without `mirrored`. If labelled images were mixed, also a `target`, float32
-      [B, num_classes].
+      A new dict, with float32 images and without `mirrored`. If labelled images were mixed, it also has `target`,
+      float32 [B, num_classes], the mixed one-hot labels; `label` stays.
 
     Raises:
       UsageError: images have a wrong dtype or rank (RandAugment needs uint8 and 1 or 3 channels), `mean` or `std` has a
@@ -62,10 +66,11 @@ class _Keys(NamedTuple):
 
 
 def moved(batch: dict[str, jax.Array], config: Data, keys: _Keys) -> dict[str, jax.Array]:
-    """Crops, shifts, flips and applies RandAugment to the images and masks of a batch, by the settings in `config`.
+    """Crops, shifts, flips and applies RandAugment, in this order, to the images and masks of a batch.
 
-    This comes before the cast to float32, because uint8 moves a quarter of the bytes. Mask pixels that move in become
-    `IGNORED`; with `config.crop_edges` 'reflect', a shift reflects them with the image. Raises as `prepare`.
+    Each is applied only if `config` enables it. The dtype of the images stays: this comes before the cast to float32,
+    because uint8 moves a quarter of the bytes. Mask pixels that move in from outside become `IGNORED`; with
+    `config.crop_edges` 'reflect', a shift reflects them with the image. The result is a new dict. Raises as `prepare`.
     """
     images, mask = batch["image"], batch.get("mask")
     if config.random_resized_crop:
@@ -104,9 +109,10 @@ def _mirrored(batch: Mapping[str, jax.Array]) -> jax.Array:
 
 
 def mixed(batch: dict[str, jax.Array], config: Data, fields: Fields, keys: _Keys) -> dict[str, jax.Array]:
-    """Erases parts of normalised images, then mixes pairs, by the settings in `config`.
+    """Erases a rectangle of normalised images, then mixes pairs of images, each if `config` enables it.
 
-    Mixed labels become a `target`, float32 [B, num_classes]; a batch with masks has its masks mixed.
+    Mixed labels become the additional field `target`, float32 [B, num_classes]. In a batch with masks, the masks are
+    mixed by CutMix instead. Erasing replaces `image` in `batch` itself.
 
     Raises:
       UsageError: mixup is set for masks, which cannot be averaged.
@@ -131,7 +137,7 @@ def mixed(batch: dict[str, jax.Array], config: Data, fields: Fields, keys: _Keys
 
 
 def normalisation(config: Data, channels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Checks `mean` and `std`, and shapes each as float32 [1, 1, 1, 1 or C].
+    """Checks `config.mean` and `config.std`, and returns each as float32 [1, 1, 1, 1] or [1, 1, 1, C].
 
     Raises:
       UsageError: `mean` or `std` has neither one value nor one per channel, or a `std` is not positive.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def look_up(images: UInt8[Array, "B H W C"], table: Int[Array, "B C 256"]) -> UInt8[Array, "B H W C"]:
-    """Replaces each level of uint8 images by `table[b, c, level]`."""
+    """Replaces each level of channel c of image b by `table[b, c, level]`, cast to uint8."""
     batch, height, width, channels = images.shape
     levels = images.reshape(batch, height * width, channels).astype(jnp.int32)
     by_level = jnp.swapaxes(table, 1, 2).astype(jnp.uint8)
@@ -24,7 +24,7 @@ def look_up(images: UInt8[Array, "B H W C"], table: Int[Array, "B C 256"]) -> UI
 
 
 def histogram(images: UInt8[Array, "B H W C"]) -> Int[Array, "B C 256"]:
-    """Counts the pixels of each level in each channel of each image, int32."""
+    """Counts the pixels of each level 0..255 in each channel of each image, int32."""
 
     def counted(levels: jax.Array) -> jax.Array:
         return jnp.zeros(256, jnp.int32).at[levels].add(1, mode="promise_in_bounds")
@@ -35,33 +35,36 @@ def histogram(images: UInt8[Array, "B H W C"]) -> Int[Array, "B C 256"]:
 
 
 def identity() -> Int[Array, "1 1 256"]:
-    """A table that keeps every level, int32."""
+    """Builds a table that keeps every level, int32."""
     return jnp.arange(256, dtype=jnp.int32)[None, None, :]
 
 
 def invert() -> Int[Array, "1 1 256"]:
-    """A table that inverts every level: black becomes white."""
+    """Builds a table that inverts every level to 255 - level: black becomes white."""
     return 255 - identity()
 
 
 def solarize(threshold: Int[Array, " B"]) -> Int[Array, "B 1 256"]:
-    """A table that inverts levels from the int32 threshold on."""
+    """Builds a table that inverts the levels from `threshold` on, and keeps lower ones; 256 keeps all."""
     return jnp.where(identity() < threshold[:, None, None], identity(), invert())
 
 
 def posterize(bits: Int[Array, " B"]) -> Int[Array, "B 1 256"]:
-    """A table that keeps the highest `bits`, int32, of the 8."""
+    """Builds a table that keeps the highest `bits` of the 8 bits of a level, and sets the lower bits to 0."""
     dropped = (8 - bits)[:, None, None]
     return jnp.left_shift(jnp.right_shift(identity(), dropped), dropped)
 
 
 def brightness(factor: Float[Array, " B"]) -> Int[Array, "B 1 256"]:
-    """A table that scales levels by a float32 factor: 0 is black, 1 the image."""
+    """Builds a table that multiplies levels by `factor`, clipped to 0..255: 0 gives black, 1 keeps the image."""
     return blend(jnp.zeros_like(identity()), identity(), factor[:, None, None])
 
 
 def contrast(images: UInt8[Array, "B H W C"], factor: Float[Array, " B"]) -> Int[Array, "B 1 256"]:
-    """A table that scales the distance to each image's mean gray by a float32 factor: 0 is gray, 1 the image."""
+    """Builds a table that multiplies the distance of levels to each image's mean gray level by `factor`.
+
+    The results are clipped to 0..255: 0 gives uniform gray, 1 keeps the image.
+    """
     _, height, width, _ = images.shape
     # Whole levels and the rest of each row apart: the sum of a large image overflows int32.
     levels, rest = jnp.divmod(jnp.sum(gray(images), axis=2, dtype=jnp.int32), width)
@@ -72,7 +75,10 @@ def contrast(images: UInt8[Array, "B H W C"], factor: Float[Array, " B"]) -> Int
 
 
 def autocontrast(counts: Int[Array, "B C 256"]) -> Int[Array, "B C 256"]:
-    """A table that maps each channel's darkest level to 0 and brightest to 255, from its `histogram`."""
+    """Builds a table that maps each channel's darkest level to 0 and its brightest to 255, linearly between them.
+
+    `counts` is the `histogram` of the images. A channel of a single level is kept.
+    """
     there = counts > 0
     low = jnp.argmax(there, axis=-1).astype(jnp.int32)[..., None]
     high = 255 - jnp.argmax(there[..., ::-1], axis=-1).astype(jnp.int32)[..., None]
@@ -81,7 +87,11 @@ def autocontrast(counts: Int[Array, "B C 256"]) -> Int[Array, "B C 256"]:
 
 
 def equalize(counts: Int[Array, "B C 256"]) -> Int[Array, "B C 256"]:
-    """A table that equalizes the frequencies of each channel's levels, from its `histogram`."""
+    """Builds a table that equalizes the frequencies of each channel's levels, as Pillow does.
+
+    `counts` is the `histogram` of the images. A channel is kept if it has fewer than 255 pixels below its brightest
+    level.
+    """
     before = jnp.cumsum(counts, axis=-1, dtype=jnp.int32) - counts
     # The maximum counts all pixels below the brightest level that occurs.
     step = jnp.max(jnp.where(counts > 0, before, 0), axis=-1, keepdims=True) // 255
@@ -90,13 +100,20 @@ def equalize(counts: Int[Array, "B C 256"]) -> Int[Array, "B C 256"]:
 
 
 def blend(dull: jax.Array, images: jax.Array, factor: jax.Array) -> jax.Array:
-    """Blends `dull` (factor 0) and `images` (factor 1), or extrapolates. Clips to 0..255 and rounds integers down."""
+    """Interpolates between `dull` (factor 0) and `images` (factor 1), and extrapolates for other factors.
+
+    The arithmetic is float32. The result is clipped to 0..255 and cast to the dtype of `images`; integers are rounded
+    down.
+    """
     dull, wide = dull.astype(jnp.float32), images.astype(jnp.float32)
     return jnp.clip(dull + factor * (wide - dull), 0, 255).astype(images.dtype)
 
 
 def gray(images: UInt8[Array, "B H W C"]) -> Int[Array, "B H W"]:
-    """ITU-R BT.601 luma, int32, in Pillow's fixed-point arithmetic. A single channel is unchanged."""
+    """Computes ITU-R BT.601 luma of RGB images, int32, in Pillow's fixed-point arithmetic.
+
+    Images of one channel lose the channel axis, and keep their levels.
+    """
     wide = images.astype(jnp.int32)
     if images.shape[-1] == 1:
         return wide[..., 0]
@@ -104,12 +121,15 @@ def gray(images: UInt8[Array, "B H W C"]) -> Int[Array, "B H W"]:
 
 
 def gray_images(images: UInt8[Array, "B H W C"]) -> UInt8[Array, "B H W C"]:
-    """Copies the gray value of each pixel to every channel, uint8."""
+    """Converts images to gray, with the gray value of each pixel in every channel, uint8."""
     return jnp.broadcast_to(gray(images).astype(jnp.uint8)[..., None], images.shape)
 
 
 def smooth(images: UInt8[Array, "B H W C"]) -> UInt8[Array, "B H W C"]:
-    """Averages 3x3 pixels of uint8 images, with weight 5 for the centre. Border pixels stay unchanged."""
+    """Smooths images: each pixel becomes the mean of 3x3 pixels, the centre with weight 5, others 1, rounded.
+
+    Pixels on the border of the image stay unchanged.
+    """
     wide = images.astype(jnp.int32)
     rows = wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]
     sums = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:] + 4 * wide[:, 1:-1, 1:-1]
@@ -117,11 +137,12 @@ def smooth(images: UInt8[Array, "B H W C"]) -> UInt8[Array, "B H W C"]:
 
 
 def warp(values: Num[Array, "B H W *C"], moves: Float[Array, "B 2 3"], fill: int) -> Num[Array, "B H W *C"]:
-    """Applies affine transforms to images or masks of any dtype, by nearest neighbour.
+    """Applies an affine transform to each image or mask, of any dtype, by nearest neighbour.
 
     Args:
       values: the images, or masks without channels.
-      moves: float32, maps output to input coordinates (x, y, 1).
+      moves: float32; matrix b times the coordinates (x, y, 1) of a pixel centre in output b gives its (x, y) in the
+        input. x counts columns and y rows, from the top left corner of the image.
       fill: the value of output pixels that map outside the input.
     """
     batch, height, width = values.shape[:3]
@@ -138,7 +159,7 @@ def warp(values: Num[Array, "B H W *C"], moves: Float[Array, "B 2 3"], fill: int
 
 
 def rotation(degrees: Float[Array, " B"], height: int, width: int) -> Float[Array, "B 2 3"]:
-    """The `moves` for `warp` that rotate counterclockwise by `degrees` around the centre of the image."""
+    """Builds the `moves` for `warp` that rotate images counterclockwise by `degrees` around their centre."""
     angle = jnp.deg2rad(degrees)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     x, y = width / 2, height / 2
@@ -146,13 +167,16 @@ def rotation(degrees: Float[Array, " B"], height: int, width: int) -> Float[Arra
 
 
 def shear(x: Float[Array, " B"], y: Float[Array, " B"]) -> Float[Array, "B 2 3"]:
-    """The `moves` for `warp` that shift each row left by `x` times its y, and each column up by `y` times its x."""
+    """Builds the `moves` for `warp` that shift each row left by `x` times its y, and each column up by `y` times its x.
+
+    Coordinates count pixels from the top left corner, which stays in place.
+    """
     one, zero = jnp.ones_like(x), jnp.zeros_like(x)
     return _moves(one, x, zero, y, one, zero)
 
 
 def translation(x: Float[Array, " B"], y: Float[Array, " B"]) -> Float[Array, "B 2 3"]:
-    """The `moves` for `warp` that shift the image by `x` pixels to the left and `y` pixels up."""
+    """Builds the `moves` for `warp` that shift images by `x` pixels to the left and `y` pixels up."""
     one, zero = jnp.ones_like(x), jnp.zeros_like(x)
     return _moves(one, zero, x, zero, one, y)
 

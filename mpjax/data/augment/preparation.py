@@ -1,4 +1,4 @@
-"""Prepares a batch on the device for the model: augmentation, normalisation, and the user's own augmentation."""
+"""Builds the function that prepares a batch on the device: mpjax's augmentations, normalisation and the user's own."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -21,15 +21,16 @@ _OWN = 6
 
 
 def preparation_of(config: Data, fields: Fields) -> Prepare:
-    """Builds `(batch, key) -> batch` for batches of these fields. In evaluation the key is None: no augmentation.
+    """Builds the function `(batch, key) -> batch` that prepares batches of these fields for the model.
 
-    Images are scaled and augmented by the settings of `config`. The user's `config.augment` comes last, in training
-    only.
+    It augments and normalises images by the settings of `config` (`prepare`), and then calls the user's function
+    `config.augment`, if set, with a random key of its own. In evaluation the key is None: images are normalised, and
+    nothing is augmented. A batch without `image` reaches the user's function, or the model, unchanged.
 
     Raises:
-      UsageError: the function does not exist or does not take (batch, key), or the image would move or mix without
-        another field (`require_together`). During tracing: the function fails, drops a field, or changes a dtype or the
-        number of examples.
+      UsageError: the user's function does not exist or does not take (batch, key), or the image would move or mix
+        without another field (`require_together`). When the result is called: the user's function fails, returns no
+        dict, drops a field, or changes a dtype or the number of examples; or see `prepare`.
     """
     if "image" in fields:
         require_together(config, fields)
@@ -58,9 +59,9 @@ def _as_stored(batch: Mapping[str, jax.Array], key: jax.Array | None) -> Mapping
 
 
 def _require_alike(before: Mapping[str, jax.Array], after: Mapping[str, jax.Array], where: str) -> None:
-    """Raises UsageError if `after` is no dict, lacks a field, or has a field of another dtype or number of examples.
+    """Raises UsageError if `after` is no mapping, lacks a field of `before`, or changes a dtype or number of examples.
 
-    `where` is the setting, for messages. Added fields and other shapes of an example are accepted.
+    `where` is the setting, for messages. Additional fields and other shapes of an example are accepted.
     """
     if not isinstance(after, Mapping):
         raise UsageError(f"{where} returned {type(after).__name__}; wanted a dict of the same fields")

@@ -44,8 +44,9 @@ def randaugment(
     magnitude: float = 9.0,
     mask_fill: int = 0,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Applies random operations to each image in sequence.
+    """Applies random operations of `OPERATIONS` to each image in sequence, drawn anew for each image.
 
+    Each operation has the same probability, and may be drawn twice; its direction, if it has two, is random as well.
     Magnitude 10 has the ranges of AutoAugment (Cubuk et al., 2018, arXiv:1805.09501, table 6): rotation by 30 degrees,
     shear of 0.3, translation by 0.45 of the image, each in both directions; solarize from level 0 on; posterize to 4
     bits; brightness, contrast, color and sharpness by 0.1 or 1.9. At magnitude 0, only autocontrast, equalize and
@@ -54,13 +55,14 @@ def randaugment(
     Args:
       images: uint8 [B, H, W, C] of 1 or 3 channels.
       key: the random key.
-      mask: integer [B, H, W], moved with its image, or None.
+      mask: integer [B, H, W], moved with its image by the geometric operations, or None.
       operations: the number of operations per image, N in the paper.
       magnitude: the strength from 0 to 10, M in the paper.
-      mask_fill: the label of pixels that move in, such as the ignored class. In images they are gray.
+      mask_fill: the label of mask pixels that move in from outside, such as the ignored class. In images these pixels
+        are gray (128).
 
     Returns:
-      Images and mask, of the same shapes and dtypes.
+      Images and mask, of the same shapes and dtypes; the mask is None if none was given.
 
     Raises:
       UsageError: the dtype, rank or number of channels of the images is wrong, or the magnitude is outside 0..10.
@@ -83,14 +85,18 @@ def randaugment(
 def apply_operations(
     images: jax.Array, mask: jax.Array | None, choice: jax.Array, strength: jax.Array, *, mask_fill: int = 0
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Applies one operation to each image.
+    """Applies one operation of `OPERATIONS` to each image, and its move, if it is geometric, to its mask as well.
+
+    It returns images and mask of the same shapes and dtypes; the mask is None if none was given. Arguments are not
+    checked.
 
     Args:
       images: uint8 [B, H, W, C] of 1 or 3 channels.
       mask: integer [B, H, W] or None.
       choice: int32 [B], indices into `OPERATIONS`.
-      strength: float32 [B] in [-1, 1]; the sign is the direction of operations that have two.
-      mask_fill: the label of pixels that move in.
+      strength: float32 [B] in [-1, 1], a fraction of the strongest change; the sign is the direction of operations
+        that have two.
+      mask_fill: the label of mask pixels that move in from outside.
     """
     height, width = images.shape[1:3]
     factor = 1 + 0.9 * strength
@@ -106,7 +112,10 @@ def apply_operations(
 
 
 def _table(images: jax.Array, choice: jax.Array, strength: jax.Array, factor: jax.Array) -> jax.Array:
-    """The lookup table of the first stage, int32 [B, C, 256]."""
+    """Builds the lookup tables of levels, int32 [B, C, 256], for the operation `choice` of each image.
+
+    It is the identity for operations that no table describes. `factor`, float32 [B], scales brightness and contrast.
+    """
     counts = pixels.histogram(images)
     amount = jnp.abs(strength)
     made = {
@@ -125,7 +134,7 @@ def _table(images: jax.Array, choice: jax.Array, strength: jax.Array, factor: ja
 
 
 def _moves(choice: jax.Array, strength: jax.Array, height: int, width: int) -> jax.Array:
-    """The affine moves of the last stage, float32 [B, 2, 3]."""
+    """Builds the affine transforms for `warp`, float32 [B, 2, 3]; the identity if an operation is not geometric."""
     zero = jnp.zeros_like(strength)
     made = {
         "rotate": rotation(30 * strength, height, width),

@@ -1,4 +1,4 @@
-"""Opens images and decodes them on the host. An image whose depth differs from the set's is an error."""
+"""Opens image files and arrays, and decodes them on the host with Pillow."""
 
 import contextlib
 import dataclasses
@@ -26,16 +26,16 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
 
 class FileBytes(bytes):
-    """The content of a file, with its path for error messages."""
+    """The content of a file, with its `path` for error messages. Only `read` sets the path."""
 
     path: str
 
     @classmethod
     def read(cls, path: str) -> "FileBytes":
-        """Reads the file at `path`.
+        """Reads the whole file at `path`.
 
         Raises:
-          UsageError: the path is not a regular file; reading a pipe would block forever.
+          UsageError: the path is not a regular file, such as a pipe, which would block forever, or a folder.
           OSError: the file does not exist or cannot be read.
         """
         require_regular(path)
@@ -46,13 +46,16 @@ class FileBytes(bytes):
 
 
 def require_regular(path: str) -> None:
-    """Raises UsageError if `path` is a pipe, a socket, a device or a folder, and OSError if nothing is there."""
+    """Raises UsageError if `path` is a pipe, a socket, a device or a folder, and OSError if nothing is there.
+
+    A symbolic link to a regular file is accepted.
+    """
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise UsageError(f"{path}: not a regular file; wanted an image; remove it from the folder")
 
 
 def name_of(stored: object) -> str:
-    """The path of an image that was read from a file, or an empty string."""
+    """Finds the path of an encoded image that `FileBytes.read` read; empty for other bytes and for arrays."""
     return getattr(stored, "path", "")
 
 
@@ -61,12 +64,12 @@ class Picture:
     """A stored image whose header is read, but whose pixels are not decoded.
 
     Args:
-      stored: the encoded image, or an array.
-      channels: the number of channels to decode: 1, 3 or 4.
-      stored_size: width and height.
-      opens: opens the image with Pillow.
-      header: the header of a plain JPEG, or None.
-      depth: the depth of the set's images.
+      stored: the encoded image, or an array of pixels.
+      channels: the number of channels to decode to: 1, 3 or 4.
+      stored_size: width and height in pixels, as stored.
+      opens: a function that opens the image with Pillow; called once, when `image` is first used.
+      header: the header of a plain JPEG (`plain_header`), or None.
+      depth: the bit depth that the image must have, the same for all images of the set.
     """
 
     stored: bytes | np.ndarray
@@ -78,7 +81,7 @@ class Picture:
 
     @functools.cached_property
     def image(self) -> Image.Image:
-        """Pillow's image. Decoding changes it, so decode a picture only once.
+        """Pillow's image, opened at the first access and cached. Decoding changes it, so decode a picture only once.
 
         Raises:
           UsageError: the header is damaged.
@@ -88,25 +91,30 @@ class Picture:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height. After `shrink`, the size that will be decoded."""
+        """The width and height that `decoded` will have: the stored size, or a fraction of it after `shrink`."""
         return self.image.size
 
     @property
     def mode(self) -> str:
-        """Pillow's mode for the number of channels."""
+        """The mode of Pillow that 8-bit pixels are decoded to, by `channels`: `L`, `RGB` or `RGBA`."""
         return MODES[self.channels]
 
     def shrink(self, width: float, height: float) -> None:
-        """Makes a JPEG (no other format) decode at 1/2, 1/4 or 1/8 of its size, but not below `width` and `height`."""
+        """Makes a JPEG decode at the smallest of 1, 1/2, 1/4 and 1/8 of its size that has at least `width` x `height`.
+
+        It changes `image` and `size` in place. Images of other formats keep their size.
+        """
         self.image.draft(None, (math.ceil(width), math.ceil(height)))
 
     def decoded(self) -> Image.Image:
-        """Decodes the image to `channels` of 8 bits each, or to fractions of its range (Pillow's mode F).
+        """Decodes the image to `channels` channels of 8 bits each, or an image of another depth to floats of mode F.
 
-        A DataWarning tells of the lower bits of 16-bit channels, which are lost, and of transparency, which is dropped.
+        In mode F, which has one channel, the range of `depth` is mapped to 0 and 1. Palettes, CMYK and other modes are
+        converted. A DataWarning tells of the lower bits of 16-bit channels, which are lost, and of transparency, which
+        is dropped unless there are 4 channels. Call it once, because it changes `image`.
 
         Raises:
-          UsageError: the image is damaged, its depth differs from the set's, or its colours would be lost.
+          UsageError: the image is damaged, its depth differs from `depth`, or it has colours and `channels` is 1.
         """
         with named_errors(self.stored):
             image = self.image
@@ -147,11 +155,15 @@ def _tell(said: str) -> None:
 
 
 def read_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT) -> Picture:
-    """Reads the header of an encoded image without decoding its pixels, or wraps an array, which is of 8 bits.
+    """Reads the header of an encoded image without decoding its pixels, or wraps an array of pixels.
 
-    Decoding later converts palette, CMYK and other modes to `channels` channels; it raises UsageError for a colour
-    image if `channels` is 1, and for an image whose depth is not `depth`. A DataWarning tells of a rotation in EXIF
-    data, and of frames after the first, which are left out.
+    The depth and the colours of an encoded image are checked only when it is decoded (`Picture.decoded`). A DataWarning
+    tells of a rotation in EXIF data, which is not applied, and of frames after the first, which are left out.
+
+    Args:
+      stored: an encoded image, or a uint8 array [height, width, channels].
+      channels: the number of channels to decode to.
+      depth: the depth that an encoded image must have. It does not apply to arrays.
 
     Raises:
       UsageError: the header is damaged, `channels` is not 1, 3 or 4, or an array is not uint8 [height, width,
@@ -173,7 +185,10 @@ def read_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT)
 
 
 def read_plain_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT) -> Picture:
-    """Reads a header as `read_header` does. It reads the header of a plain JPEG without Pillow, which is faster.
+    """Reads a header as `read_header` does; it reads the header of a plain JPEG without Pillow, which is faster.
+
+    Pillow then opens the plain JPEG (`plain_header`) only when it is needed, so that errors in its data are raised
+    later.
 
     Raises:
       UsageError: see `read_header`.
@@ -187,18 +202,24 @@ def read_plain_header(stored: bytes | np.ndarray, channels: int, depth: Depth = 
 
 
 def decode(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT) -> np.ndarray:
-    """Decodes an encoded image at its stored size to `depth.dtype` [H, W, channels]. Arrays are returned unchanged."""
+    """Decodes an encoded image at its stored size to `depth.dtype` [H, W, channels]; returns an array unchanged.
+
+    An image of a `depth` other than 8 bits has 1 channel, whatever `channels` is.
+
+    Raises:
+      UsageError: see `read_header` and `Picture.decoded`. An array is not checked.
+    """
     return pixels(read_header(stored, channels, depth).decoded()) if isinstance(stored, bytes) else stored
 
 
 def pixels(image: Image.Image) -> np.ndarray:
-    """The pixels of an image, [H, W, C]: uint8, or float32 for an image of fractions of its range."""
+    """Converts an image of Pillow to an array [H, W, C], also with 1 channel: float32 for mode F, uint8 for 8 bits."""
     values = np.asarray(image)
     return values[..., None] if values.ndim == 2 else values
 
 
 def _has_colours(image: Image.Image) -> bool:
-    """True if a pixel has a colour other than gray."""
+    """True if at least one pixel is not gray; an RGB image whose channels are equal has no colours."""
     if is_gray(image.mode):
         return False
     red, green, blue = np.moveaxis(np.asarray(image.convert("RGB")), -1, 0)
@@ -206,7 +227,10 @@ def _has_colours(image: Image.Image) -> bool:
 
 
 def _is_transparent(image: Image.Image) -> bool:
-    """True if an image has an alpha channel or a transparent colour, and is not fully opaque."""
+    """True if a pixel of an image is not fully opaque, by its alpha channel or a colour marked as transparent.
+
+    An image of more than 8 bits with a transparent colour counts as transparent without a look at its pixels.
+    """
     if "transparency" in image.info:
         if depth_of(image) != EIGHT:
             return True  # Pillow cannot convert it
@@ -218,10 +242,10 @@ def _is_transparent(image: Image.Image) -> bool:
 
 
 def opened(stored: bytes | str) -> Image.Image:
-    """Opens an image in one of `FORMATS`, whatever its extension.
+    """Opens an image, bytes or a path, in one of `FORMATS`, whatever its extension; pixels are not decoded.
 
-    For other formats, such as EPS, Pillow would start programs. A DataWarning tells of what is left out: a rotation in
-    EXIF data, and all frames or pages but the first.
+    Other formats are refused, because Pillow would start programs for some, such as EPS. A DataWarning tells of what is
+    left out: a rotation in EXIF data, and all frames or pages but the first. Errors are Pillow's (`named_errors`).
     """
     image = _open(stored)
     try:
@@ -255,7 +279,7 @@ def _left_out(image: Image.Image) -> Iterator[str]:
 
 @contextlib.contextmanager
 def named_errors(stored: object, called: str = "image") -> Iterator[None]:
-    """Converts errors of any type, inside a `with` block, to a UsageError that names the image.
+    """Context manager that converts errors of any type, inside its `with` block, to a UsageError that names the image.
 
     Pillow raises many types for a damaged image: SyntaxError, struct.error and others. UsageError, warnings and
     errors of an exhausted machine pass unchanged.

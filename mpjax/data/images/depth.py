@@ -1,4 +1,4 @@
-"""Describes the bit depth of stored images, and reads images of more than 8 bits as fractions of their range."""
+"""Describes the bit depth of image files, and reads images of more than 8 bits as floats, usually from 0 to 1."""
 
 import dataclasses
 import re
@@ -9,11 +9,12 @@ from PIL import Image
 
 @dataclasses.dataclass(frozen=True)
 class Depth:
-    """The bit depth and range of the images of a set.
+    """The bit depth of the images of a set, and the range of their stored numbers.
 
     Args:
-      name: the kind of numbers, for messages; the same for all images of a set.
-      bounds: the numbers that become 0 and 1. None: the files do not state them.
+      name: the kind of numbers, such as `8-bit` or `16-bit grayscale`. It identifies the depth: all images of a set
+        must have the same name.
+      bounds: the stored numbers that become 0 and 1; the first may be the larger. None: the files do not state them.
     """
 
     name: str
@@ -21,19 +22,20 @@ class Depth:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the images in a batch: uint8, or float32 for numbers that 8 bits cannot hold."""
+        """The dtype of the images in a batch: uint8 for the depth `EIGHT`, float32 for any other."""
         return np.dtype(np.uint8 if self.name == EIGHT.name else np.float32)
 
     def told(self) -> str:
-        """Describes in words the kind of the stored numbers, and which of them become 0 and 1."""
+        """Describes in words, for a message, the kind of the stored numbers and which of them become 0 and 1."""
         low, high = self.bounds or (0, 1)
         read = "read as they are stored" if (low, high) == (0, 1) else f"{low:g} is read as 0 and {high:g} as 1"
         return f"{self.name}, {read}"
 
     def fractions(self, image: Image.Image) -> np.ndarray:
-        """Maps the numbers of an image linearly to float32 [H, W]: `bounds` become 0 and 1. Without bounds, they stay.
+        """Maps the stored numbers of a grayscale image linearly to float32 [H, W]: `bounds` become 0 and 1.
 
-        The image must not be decoded yet (`stored_numbers`).
+        Numbers outside the bounds are not clipped. If the bounds are None or (0, 1), numbers are only cast. The image
+        must not be decoded yet (`stored_numbers`), and is decoded here.
         """
         values = stored_numbers(image)
         low, high = self.bounds or (0, 1)
@@ -52,12 +54,18 @@ _UNSIGNED, _SIGNED = 1, 2
 
 
 def is_gray(mode: str) -> bool:
-    """True if images of Pillow's `mode` have no colours."""
+    """True if images of Pillow's `mode` are grayscale by definition: black and white, gray with or without alpha."""
     return mode in ("1", "L", "LA", "I", "F") or mode.startswith("I;16")
 
 
 def depth_of(image: Image.Image) -> Depth:
-    """The depth of an image, from its header."""
+    """Finds the depth of an image from its header, before it is decoded.
+
+    It is `EIGHT` for all images of 8 bits or fewer and for all colour images, whose channels Pillow reduces to 8 bits.
+    Grayscale of up to 16 bits is named by its bits, with the bounds 0 and the largest number that the format holds,
+    reversed if 0 is white. Floats have the bounds 0 and 1. The bounds are None for signed integers, 32-bit integers
+    and floats with small numbers for white, because files do not state their range.
+    """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         largest = _largest(image) or 2 ** int(_tag(image, _BITS, 16)) - 1
         name = _named(largest)
@@ -77,10 +85,11 @@ def depth_of(image: Image.Image) -> Depth:
 
 
 def stored_numbers(image: Image.Image) -> np.ndarray:
-    """Decodes an image of one channel to the numbers in its file, [H, W].
+    """Decodes an image of one channel to the numbers in its file, [H, W]; the palette of an image is not applied.
 
-    Pillow scales numbers of 2 or 4 bits to 8, and numbers of a PGM from its largest one to 255 or 65,535. It forgets
-    that scale when it decodes, so the image must not be decoded yet.
+    Pillow scales numbers of 2 or 4 bits to 8, and numbers of a PGM from its largest one to 255 or 65,535; this is
+    undone. Signed 8-bit numbers become int8 and unsigned 32-bit numbers uint32; other dtypes are as Pillow has them.
+    Pillow forgets its scale when it decodes, so the image must not be decoded yet.
     """
     largest = _largest(image)
     values = np.asarray(image)
@@ -93,7 +102,7 @@ def stored_numbers(image: Image.Image) -> np.ndarray:
 
 
 def _largest(image: Image.Image) -> int | None:
-    """The stored number of a gray image that Pillow scales to 255 or 65,535 when it decodes; None if it scales none."""
+    """Finds the stored number of a gray image that Pillow scales to 255 or 65,535; None if Pillow does not scale it."""
     if image.mode not in ("L", "I"):
         return None
     for words in _words_of_tiles(image):
@@ -110,7 +119,7 @@ def _named(largest: int) -> str:
 
 
 def lower_bits_lost(image: Image.Image) -> bool:
-    """True for an image, not yet decoded, whose 16 bits per channel Pillow reduces to 8."""
+    """True for an image, not yet decoded, whose channels of over 8 bits Pillow reduces to 8, such as 16-bit RGB."""
     if depth_of(image) != EIGHT:
         return False
     words = [word for words in _words_of_tiles(image) for word in words]
@@ -118,13 +127,17 @@ def lower_bits_lost(image: Image.Image) -> bool:
 
 
 def _words_of_tiles(image: Image.Image) -> list[tuple]:
-    """What Pillow's decoder is told of each tile of an image that is not yet decoded: how numbers are stored first."""
+    """Collects the arguments of Pillow's decoder for each tile of an image that is not yet decoded.
+
+    The first argument of a tile usually names the stored layout, such as `L;4`. The list is empty for a decoded image
+    and for one made from an array.
+    """
     tiles = getattr(image, "tile", ())  # an image made from an array has no tiles
     return [tile.args if isinstance(tile.args, tuple) else (tile.args,) for tile in tiles]
 
 
 def _tag(image: Image.Image, tag: int, otherwise: int) -> float:
-    """The first value of a TIFF tag; `otherwise` if the image lacks the tag."""
+    """Reads the first value of the TIFF tag numbered `tag`; `otherwise` if the image lacks it or is no TIFF."""
     value = getattr(image, "tag_v2", {}).get(tag, otherwise)
     return value[0] if isinstance(value, tuple) else value
 
@@ -140,5 +153,5 @@ def _is_signed_byte(image: Image.Image) -> bool:
 
 
 def _is_unsigned(image: Image.Image) -> bool:
-    """True for unsigned 32-bit numbers, which Pillow holds as int32."""
+    """True for a TIFF of unsigned 32-bit numbers, which Pillow holds as int32."""
     return image.mode == "I" and _tag(image, _BITS, 16) == 32 and _tag(image, _FORMAT, _UNSIGNED) == _UNSIGNED

@@ -1,4 +1,4 @@
-"""Reads the headers of a sample of a set's images: their size, channels and depth."""
+"""Finds the size, channels and depth of the images of a set, from the headers of a sample."""
 
 from collections.abc import Callable
 
@@ -11,13 +11,14 @@ from mpjax.errors import UsageError
 
 
 SAMPLE = 1000
+"""The largest number of images whose headers are read."""
 
 
 def stored_image(count: int, open_at: Callable[[int], bytes | str], called: str) -> Image:
     """Builds the image field of a set, from the headers of up to `SAMPLE` evenly spaced images.
 
-    Reading the headers of a million files takes minutes. An image outside the sample is an error on reading if its
-    depth differs, if it has colours and the sample has none, or if its size differs and images are not resized.
+    Reading the headers of a million files would take minutes. An image outside the sample is an error when it is read
+    if its depth differs, if it has colours and the sample has none, or if its size differs and images are not resized.
 
     Args:
       count: the number of images in the set.
@@ -25,7 +26,8 @@ def stored_image(count: int, open_at: Callable[[int], bytes | str], called: str)
       called: the name of the images in error messages.
 
     Returns:
-      The field. H and W are None if they vary. C is 1 if all sampled images are grayscale, else 3.
+      The field. H and W are both None if the sizes of the sampled images differ, or if `count` is 0. C is 1 if all
+      sampled images are grayscale, else 3.
 
     Raises:
       UsageError: the header of a sampled image is damaged, a path is not a regular file, or two images differ in depth.

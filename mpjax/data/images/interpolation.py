@@ -1,4 +1,4 @@
-"""Resizes images without antialiasing, and decodes their JPEGs with libjpeg-turbo."""
+"""Resizes images by linear interpolation without antialiasing, and decodes JPEGs with libjpeg-turbo."""
 
 import math
 import threading
@@ -13,7 +13,7 @@ from mpjax.errors import UsageError
 
 
 def require_packages() -> None:
-    """Raises UsageError if a package that `linear` needs is not installed."""
+    """Raises UsageError if OpenCV or simplejpeg, which `linear` needs, cannot be imported."""
     try:
         import cv2  # noqa: F401
         import simplejpeg  # noqa: F401
@@ -25,11 +25,11 @@ def require_packages() -> None:
 
 
 def linear(picture: Picture, box: Box, out: np.ndarray) -> None:
-    """Resizes a crop, rounded to whole pixels, into `out` by linear interpolation between the four nearest pixels.
+    """Resizes a crop into `out`, [side, side, channels], by linear interpolation between the four nearest pixels.
 
-    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size, if that is not below the output size. The remaining factor along
-    the shorter side is then below 2, so no pixel of the JPEG is skipped. This holds for crops below 16 times the output
-    size.
+    The crop is first rounded to whole pixels. A JPEG is decoded at 1/2, 1/4 or 1/8 of its size, if the crop is then not
+    below the output size. The remaining factor along the shorter side is below 2, so no pixel of the JPEG is skipped,
+    for crops below 16 times the output size.
 
     Raises:
       UsageError: the picture cannot be decoded.
@@ -47,7 +47,10 @@ def linear(picture: Picture, box: Box, out: np.ndarray) -> None:
 
 
 def _part(picture: Picture, size: int, box: Box) -> np.ndarray:
-    """Decodes the whole picture, at the fraction that `shrunk` sets, and returns the crop, uint8 [H, W, C]."""
+    """Decodes the whole picture, a JPEG at a fraction of its size (`shrunk`), and returns the crop, [H, W, C].
+
+    The dtype is uint8, or float32 for images of more than 8 bits. `size` is the side to which the crop will be resized.
+    """
     box = shrunk(picture, size, box)
     left, top, right, bottom = map(int, whole(box, *picture.size))
     decoded = _turbo_decoded(picture)
@@ -57,7 +60,9 @@ def _part(picture: Picture, size: int, box: Box) -> np.ndarray:
 
 
 def _plain_part(picture: Picture, size: int, box: Box) -> np.ndarray | None:
-    """Decodes the rows of a plain JPEG down to the end of the crop, and returns the crop.
+    """Decodes the rows of a plain JPEG from the top down to the end of the crop, and returns the crop.
+
+    The JPEG is decoded at a fraction of its size (`shrinks`), as `_part` does.
 
     Returns:
       uint8 [H, W, C], the same pixels as in the whole picture, in memory that the thread's next call overwrites. None
@@ -104,7 +109,10 @@ _threads = threading.local()
 
 
 def _memory(size: int) -> np.ndarray:
-    """At least `size` bytes. Reuse within a thread saves the kernel from clearing pages for each image."""
+    """Allocates at least `size` bytes, uint8 with any content, which the next call in the same thread may return again.
+
+    Reuse saves the kernel from clearing pages for each image. More than `_KEPT` bytes are not kept.
+    """
     memory = getattr(_threads, "memory", None)
     if memory is None or len(memory) < size:
         memory = np.empty(size, np.uint8)
@@ -119,7 +127,7 @@ result."""
 
 
 def _turbo_decoded(picture: Picture) -> np.ndarray | None:
-    """Decodes a JPEG to the same pixels as Pillow, without Pillow's copies.
+    """Decodes a JPEG, at the size that `Picture.shrink` set, to the same pixels as Pillow but without Pillow's copies.
 
     Returns:
       uint8 [H, W, C]. None for images left to Pillow: other formats and colours, and files for which libjpeg-turbo

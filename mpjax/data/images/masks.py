@@ -1,4 +1,4 @@
-"""Decodes masks and maps their stored values to class numbers and ignored pixels."""
+"""Decodes masks, and maps their stored values to class numbers and to the number of ignored pixels."""
 
 import dataclasses
 import functools
@@ -18,10 +18,10 @@ from mpjax.errors import DataWarning, UsageError
 
 
 def class_numbers(stored: Any) -> Any:
-    """Decodes a mask to the stored value of each pixel, [H, W, 1]. Arrays are returned unchanged.
+    """Decodes a mask to the stored value of each pixel, [H, W, 1]; returns anything but bytes unchanged.
 
-    A palette is not applied: its indices are the class numbers and its colours are only for display, as in Pascal VOC's
-    masks.
+    The values are not mapped to classes yet (`MaskValues`). A palette is not applied: its indices are the values, and
+    its colours are only for display, as in Pascal VOC's masks. A mask of 1 bit becomes uint8 0 and 1.
 
     Args:
       stored: an encoded image, or an array.
@@ -43,7 +43,7 @@ def class_numbers(stored: Any) -> Any:
 
 
 def with_decoded_masks(fields: Sequence[str], example: Example) -> Example:
-    """Decodes masks, the `fields` of an example, to arrays of stored values."""
+    """Copies an example with the masks named in `fields` decoded to arrays of stored values (`class_numbers`)."""
     return {**example, **{name: class_numbers(example[name]) for name in fields}}
 
 
@@ -56,8 +56,8 @@ class MaskValues:
     """The mapping from the stored values of masks to class numbers.
 
     Attributes:
-      classes: the stored value of each class, from class 0.
-      ignored: the stored values of ignored pixels.
+      classes: the stored value of each class; the position in the tuple is the class number.
+      ignored: the stored values of ignored pixels. They take precedence if they are also in `classes`.
       name: the name of the data set, for messages.
     """
 
@@ -66,7 +66,7 @@ class MaskValues:
     name: str
 
     def class_numbers(self, mask: np.ndarray) -> np.ndarray:
-        """Maps stored values to uint8 class numbers, and ignored pixels to `IGNORED`.
+        """Maps an integer array of stored values to class numbers, and ignored values to `IGNORED` (255), as uint8.
 
         >>> MaskValues(classes=(0, 255), ignored=(7,), name="cells").class_numbers(np.array([255, 0, 7]))
         array([  1,   0, 255], dtype=uint8)
@@ -89,32 +89,40 @@ class MaskValues:
         return meanings[place]
 
     def with_class_numbers(self, example: Example) -> Example:
-        """Replaces the stored values, integers, of an example's `mask`, if it has one. Raises as `class_numbers`."""
+        """Copies an example with the stored values of its `mask` mapped to class numbers.
+
+        An example without a mask is returned unchanged. Raises UsageError if the mask does not hold integers, or as
+        `class_numbers`.
+        """
         if "mask" not in example:
             return example  # `conform` reports the missing field
         return {**example, "mask": self.class_numbers(_integers(example["mask"]))}
 
     @functools.cached_property
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        """The known values in ascending order, and the class number or `IGNORED` for each."""
+        """The stored values with a meaning in ascending order, and the class number or `IGNORED` (uint8) of each."""
         meanings = {value: number for number, value in enumerate(self.classes)} | dict.fromkeys(self.ignored, IGNORED)
         values = sorted(meanings)
         return np.asarray(values), np.asarray([meanings[value] for value in values], np.uint8)
 
     @functools.cached_property
     def _places(self) -> np.ndarray:
-        """The index of each byte among the known values: a table is much faster than a search."""
+        """For each byte 0..255, the index in the values of `_sorted`, int [256]: a table is much faster than a search.
+
+        For a byte that is not among them, it is the index of some other value.
+        """
         return np.searchsorted(self._sorted[0], np.arange(256)).clip(max=len(self._sorted[0]) - 1)
 
 
 def mask_values(
     train: Examples, num_classes: int, config: Data, name: str, stored: Examples | None = None
 ) -> MaskValues:
-    """Finds the mapping from stored values to classes, by the settings or by the masks of the training split.
+    """Finds the mapping from stored values to classes, by the settings or by up to 256 masks of the training split.
 
-    Class numbers map to themselves. If the masks hold other values, and exactly as many as there are classes, the
-    values are the classes in ascending order, with a warning. Warnings also name classes that no searched mask
-    contains, and report if more than half of the pixels are ignored.
+    `config.mask_values`, if set, are the stored values of the classes. Otherwise stored values are class numbers. If
+    the masks hold other values, and exactly as many as there are classes, the values in ascending order are the
+    classes, with a DataWarning. Warnings also name classes that none of these masks contains, and report if more than
+    half of their pixels are ignored, or that JPEG compression may have changed the values.
 
     Args:
       train: the examples of the training split, with decoded masks.
@@ -167,10 +175,11 @@ def mask_values(
 def unknown_classes(
     train: Examples, config: Data, name: str, origin: str, stored: Examples | None = None
 ) -> UsageError:
-    """Builds, for the caller to raise, the error for an unknown number of classes.
+    """Builds the error for an unknown number of classes; the caller raises it.
 
-    It names the settings that fit the values in a sample of the masks, or the JPEG that has changed them. `origin` is
-    the column of the masks, for the message, or empty; the other arguments are those of `mask_values`.
+    It reads a sample of the masks, and names the settings that fit their values (also as its `repair`), or the JPEG
+    that has changed them. `origin` is the column of the masks, for the message, or empty; the other arguments are as in
+    `mask_values`.
     """
     counts, looked_at = _counted(train, name)
     seen = sorted(set(counts) - set(config.ignore_index))
@@ -200,7 +209,10 @@ _MOST_CLASSES = 64
 
 
 def _counted(train: Examples, name: str) -> tuple[dict[int, int], str]:
-    """Counts each stored value in a sample of the masks, and describes the sample."""
+    """Counts the pixels of each stored value in up to 256 masks, evenly spaced, and describes this sample in words.
+
+    Examples without a mask are skipped.
+    """
     indices = sorted({int(i) for i in np.linspace(0, len(train) - 1, _LOOKED_AT)}) if len(train) else []
     counts: dict[int, int] = {}
     for index in indices:
@@ -243,13 +255,13 @@ _LEVEL = 0.05
 
 
 def compression_noise(counts: Mapping[int, int], stored: Examples | None, looked_at: str) -> str:
-    """The message about masks that a lossy format has damaged, with advice; empty if none seems damaged.
+    """Formats the message about masks that JPEG compression has damaged, with advice; empty if none seems damaged.
 
     A JPEG of class numbers decodes to neighbouring values as well, nearly always one or two apart. Masks seem damaged
-    if two values are that near, and one of some 16 stored masks is a JPEG.
+    if two values differ by at most 2, and one of some 16 stored masks is a JPEG.
 
     Args:
-      counts: the count of each value in the decoded masks, without ignored values.
+      counts: the number of pixels of each value in the decoded masks, without ignored values.
       stored: the examples before their `mask` is decoded. None: the values differ from the files, so the result is
         empty.
       looked_at: describes the sample in which the values were counted.
@@ -269,9 +281,10 @@ def compression_noise(counts: Mapping[int, int], stored: Examples | None, looked
 
 
 def _levels(counts: Mapping[int, int]) -> list[int]:
-    """The values of at least `_LEVEL` of the pixels, ascending. Of two that are at most 2 apart, the rarer is dropped.
+    """Finds the values that at least the fraction `_LEVEL` of the pixels has, ascending.
 
-    In a chain, each value is compared with the last one kept.
+    Of two values that differ by at most 2, only the more frequent one is kept; each value is compared with the last one
+    kept.
     """
     levels: list[int] = []
     for value in sorted(value for value, count in counts.items() if count >= _LEVEL * sum(counts.values())):
@@ -283,7 +296,10 @@ def _levels(counts: Mapping[int, int]) -> list[int]:
 
 
 def _first_jpeg(stored: Examples) -> str | None:
-    """The name of the first sampled mask that is a JPEG, empty if it has no name; None if no sampled mask is a JPEG."""
+    """Finds the path of the first sampled mask that is a JPEG, empty if it was not read from a file; None without one.
+
+    About 16 examples, evenly spaced, are read. A mask that is an array is no JPEG.
+    """
     for index in range(0, len(stored), max(1, len(stored) // _HEADERS)):
         mask = stored[index].get("mask")
         if isinstance(mask, bytes) and mask.startswith(b"\xff\xd8"):

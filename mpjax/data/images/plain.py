@@ -1,4 +1,4 @@
-"""Recognises plain JPEGs. A part of their rows can be decoded to the same pixels as in the whole image."""
+"""Recognises simple JPEGs, of which the first rows can be decoded alone to the same pixels as in the whole image."""
 
 import dataclasses
 import re
@@ -17,8 +17,8 @@ class Plain:
     Args:
       width: the width in pixels.
       height: the height in pixels.
-      channels: 1 or 3.
-      height_at: the byte position of the height in the file.
+      channels: 1 for gray, 3 for YCbCr.
+      height_at: the byte offset, in the file, of the two bytes of the height.
     """
 
     width: int
@@ -28,10 +28,11 @@ class Plain:
 
 
 def plain_header(stored: bytes) -> Plain | None:
-    """Reads the header of a JPEG, or returns None unless it is plain.
+    """Reads the header of a JPEG; None if the bytes are no JPEG, or a JPEG that is not plain.
 
-    A plain JPEG has a JFIF segment, tables, comments, a frame and a scan. It has no EXIF data, colour profile, Adobe
-    segment or restart marker. Its tables and scan can still be damaged.
+    A plain JPEG is baseline, with 8 bits in gray or YCbCr, and consists of a JFIF segment, tables, comments, a frame
+    and a scan. It has no EXIF data, colour profile, Adobe segment or restart interval. Its tables and scan are not
+    checked, and can be damaged.
     """
     if stored[:2] != _START:
         return None
@@ -58,7 +59,10 @@ def plain_header(stored: bytes) -> Plain | None:
 
 
 def _frame(body: bytes, height_at: int) -> Plain | None:
-    """Reads the size and the channels from the frame segment of a JPEG; None unless the JPEG is plain."""
+    """Reads the size and the channels from the frame segment of a JPEG; None unless it is one of a plain JPEG.
+
+    `body` is the segment without marker and length; `height_at` is the offset of the height in the file.
+    """
     if len(body) not in (9, 15) or body[0] != 8:
         return None
     height, width, channels = struct.unpack_from(">HHB", body, 1)
@@ -71,10 +75,10 @@ def _frame(body: bytes, height_at: int) -> Plain | None:
 
 
 def first_rows(rows: int, stored: bytes, header: Plain) -> bytes:
-    """Cuts a JPEG to its first `rows`, fewer than in `stored`: the same file with another height in its header.
+    """Copies a plain JPEG with the height `rows` in its header, so that only its first `rows` pixel rows are decoded.
 
-    A decoder of the result skips the rest of the scan with a warning (`ENDS`). The last row may differ from the whole
-    image if chroma is interpolated between rows.
+    `rows` is fewer than the height of `stored`. The compressed data stay whole: a decoder skips the rest of them with a
+    warning (`ENDS`). The last row may differ from the whole image if chroma is interpolated between rows.
     """
     at = header.height_at
     return b"".join((stored[:at], struct.pack(">H", rows), memoryview(stored)[at + 2 :]))

@@ -1,4 +1,4 @@
-"""Chooses the crop of an image, and resizes it with Pillow to a square."""
+"""Chooses the crop of an image, and resizes it to a square with Pillow."""
 
 import math
 from collections.abc import Callable
@@ -17,19 +17,25 @@ Frame = Callable[[int, int, np.ndarray], Box]
 draws."""
 
 Resize = Callable[[Picture, Box, np.ndarray], None]
-"""A function that writes a crop of a picture into [side, side, channels], such as a row of a batch.
+"""A function that decodes a picture, resizes its crop, and writes it into an array [side, side, channels] in place.
 
 It raises UsageError if the picture cannot be decoded.
 """
 
 
 def averaged(picture: Picture, box: Box, out: np.ndarray) -> None:
-    """Resizes a crop into `out` by linear interpolation with antialiasing: every pixel of the crop has a weight."""
+    """Resizes a crop into `out` by linear interpolation with antialiasing: every pixel of the crop has a weight.
+
+    A JPEG is first decoded at a fraction of its size (`shrunk`). Raises UsageError if the picture cannot be decoded.
+    """
     _resize(picture, box, out, Resampling.BILINEAR)
 
 
 def nearest(picture: Picture, box: Box, out: np.ndarray) -> None:
-    """Resizes a crop of class numbers into `out` by nearest neighbour, without mixing them."""
+    """Resizes a crop of class numbers into `out` by nearest neighbour, without averaging them.
+
+    Raises UsageError if the picture cannot be decoded.
+    """
     _resize(picture, box, out, Resampling.NEAREST)
 
 
@@ -44,9 +50,10 @@ def _resize(picture: Picture, box: Box, out: np.ndarray, resample: Resampling) -
 
 
 def shrunk(picture: Picture, size: int, box: Box) -> Box:
-    """Makes a JPEG decode at a fraction of its size, at which the crop still has `size` pixels along each side.
+    """Makes a JPEG decode at the smallest fraction of its size at which the crop still has `size` pixels per side.
 
-    Returns the crop in pixels of the decoded image. Other formats decode at full size.
+    It changes `picture` in place (`Picture.shrink`), and returns the crop in pixels of the image to decode. Other
+    formats, and crops with fewer pixels, are decoded at full size.
     """
     width, height = picture.size
     side = min(box[2] - box[0], box[3] - box[1])
@@ -56,14 +63,14 @@ def shrunk(picture: Picture, size: int, box: Box) -> Box:
 
 
 def shrinks(width: int, height: int, size: int, box: Box) -> int:
-    """The divisor by which `shrunk` makes a JPEG of `width` and `height` decode: 8, 4, 2 or 1."""
+    """Computes the divisor by which `shrunk` makes a JPEG of `width` and `height` decode: 8, 4, 2 or 1 (full size)."""
     side = min(box[2] - box[0], box[3] - box[1])
     most = min(width // math.ceil(width * size / side), height // math.ceil(height * size / side))
     return next(divisor for divisor in (8, 4, 2, 1) if divisor == 1 or most >= divisor)
 
 
 def centre(share: float = 1.0) -> Frame:
-    """Builds a frame that crops the centre square, whose side is `share` of the image's shorter side.
+    """Builds a `Frame` that crops a centred square, whose side is the fraction `share` of the image's shorter side.
 
     >>> centre()(200, 100, None)
     (50.0, 0.0, 150.0, 100.0)
@@ -83,19 +90,24 @@ _SMALLEST, _LONGEST = 0.08, 4 / 3
 
 
 def draws(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Draws the random numbers for the crops of `count` images: float64 [count, tries, 4], uniform in [0, 1)."""
+    """Draws the random numbers for the crops of `count` images: float64 [count, 10, 4], uniform in [0, 1).
+
+    There are ten attempts per image, with four numbers each (`random_part`). It advances `rng`.
+    """
     return rng.random((count, _TRIES, 4))
 
 
 def random_part(width: int, height: int, drawn: np.ndarray) -> Box:
-    """Picks a random crop of 8% to 100% of the area and an aspect ratio of 3:4 to 4:3.
+    """Computes a random crop with 8% to 100% of the image's area and an aspect ratio (width : height) of 3:4 to 4:3.
 
-    If none of ten draws fits into the image, the crop is the centre square.
+    The first attempt that fits into the image is used. If none fits, the crop is the largest centred square. It is a
+    `Frame`, and not rounded to whole pixels.
 
     Args:
-      width: the width of the image.
-      height: the height of the image.
-      drawn: the area, aspect ratio, horizontal and vertical place of each try, all in [0, 1).
+      width: the width of the image in pixels.
+      height: the height of the image in pixels.
+      drawn: for each attempt, random numbers in [0, 1) for the area, the aspect ratio, and the position from the left
+        and from the top, [attempts, 4]; see `draws`.
     """
     for of_area, of_ratio, to_left, to_top in drawn.tolist():
         area = (_SMALLEST + (1 - _SMALLEST) * of_area) * width * height
@@ -108,7 +120,7 @@ def random_part(width: int, height: int, drawn: np.ndarray) -> Box:
 
 
 def whole_pixels(frame: Frame) -> Frame:
-    """Builds a frame that rounds the crops of `frame` to whole pixels, at least one along each axis.
+    """Builds a `Frame` that rounds the crops of `frame` to whole pixels, as `whole` does.
 
     >>> whole_pixels(lambda *_: (1.2, 0.5, 3.8, 0.9))(5, 5, None)
     (1.0, 0.0, 4.0, 1.0)
@@ -121,7 +133,7 @@ def whole_pixels(frame: Frame) -> Frame:
 
 
 def whole(box: Box, width: int, height: int) -> Box:
-    """Rounds a crop to whole pixels of an image, at least one along each axis."""
+    """Rounds a crop to whole pixels, as floats, within an image of this size; at least one pixel along each axis."""
     left, top = min(round(box[0]), width - 1), min(round(box[1]), height - 1)
     right, bottom = min(max(round(box[2]), left + 1), width), min(max(round(box[3]), top + 1), height)
     return float(left), float(top), float(right), float(bottom)

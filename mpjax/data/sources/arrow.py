@@ -1,4 +1,4 @@
-"""Converts Arrow columns to NumPy arrays and keeps the stored dtypes, which Python lists would lose."""
+"""Converts Arrow columns to NumPy arrays of the stored dtypes, which Python lists would lose."""
 
 from typing import Any
 
@@ -13,14 +13,16 @@ pc: Any = compute  # pyarrow creates its functions at import, so type checkers d
 
 
 def numbers(column: Any, called: str) -> np.ndarray:
-    """Converts a column of numbers, or of equally shaped nested lists of numbers, to an array [N, ...].
+    """Converts a column of numbers or bools, or of nested lists of them of one shape, to an array [N, ...].
+
+    The dtype is the stored one.
 
     Args:
-      column: a pyarrow array of N rows.
-      called: the column's name in error messages.
+      column: a pyarrow array, chunked or not, of N rows.
+      called: the name of the column in error messages.
 
     Raises:
-      UsageError: a value is missing, the lists differ in length, or the values are not numbers.
+      UsageError: a value or list is missing (null), the lists differ in length, or the values are not numbers or bools.
     """
     rows = len(column)
     column, shape = flat(column), []
@@ -41,13 +43,13 @@ def numbers(column: Any, called: str) -> np.ndarray:
 
 
 def flat(column: Any) -> Any:
-    """Merges the chunks of a column and unwraps extension types such as `datasets.Array3D`."""
+    """Merges the chunks of a column, and converts an extension type, such as `datasets.Array3D`, to plain Arrow."""
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return column.storage if isinstance(column.type, pa.BaseExtensionType) else column
 
 
 def require_all(column: Any, called: str) -> None:
-    """Raises UsageError if a value of the column is missing (null); `called` names the column."""
+    """Raises UsageError if a value of an Arrow column is missing (null); `called` is its name in the message."""
     if column.null_count:
         first = column.is_null().to_pylist().index(True)
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Checks the column names of csv and tsv files, which are in the first line or given by the user."""
+"""Checks the column names of csv and tsv files: is the first line one of names, or is it an example?"""
 
 import collections
 import warnings
@@ -13,10 +13,10 @@ _LOOKED_AT = 10_000
 
 
 def require_names(split: Any, header: Sequence[str]) -> None:
-    """Checks `header`, the names that the user gives, or else the names in the first line.
+    """Checks `header`, the column names that the user gives, or without it the names in the first line.
 
     Args:
-      split: a `datasets.Dataset` of a csv file.
+      split: a `datasets.Dataset` of a csv or tsv file; with `header`, its first row is the first line of the file.
       header: a name for each column of a file without a line of names. Empty: the first line has the names.
 
     Raises:
@@ -48,19 +48,21 @@ def require_names(split: Any, header: Sequence[str]) -> None:
 
 
 def as_compared(names: Sequence[str]) -> list[str]:
-    """Column names without their case and the spaces around them, which two files may write differently."""
+    """Converts column names to lower case without surrounding spaces, because two files may write them differently."""
     return [name.strip().lower() for name in names]
 
 
 def _require_example(split: Any, first: Sequence[str], header: Sequence[str]) -> None:
-    """Checks that the first line of a file is an example, not a line of names, as `header` implies.
+    """Checks that the first line of a file is an example, and not a line of names, when the user gives `header`.
+
+    The columns are compared with their first 10,000 values.
 
     Raises:
-      UsageError: the line has several of the given names, or it has only words that occur nowhere else in their columns
-        and one of the columns has only numbers.
+      UsageError: the line has several of the given names; or it has only words that occur nowhere else in their columns
+        (`_like_names`), and all other values of one of the columns are numbers.
 
     Warns:
-      DataWarning: it has only such words, and one of the columns is of classes (`_of_few_values`).
+      DataWarning: it has only such words, and the values of one of the columns look like classes (`_of_few_values`).
     """
     prefix = f"--data.header {' '.join(header)}: the first line of the file is {_shown(first)}"
     names = as_compared(header)
@@ -96,7 +98,10 @@ def _require_example(split: Any, first: Sequence[str], header: Sequence[str]) ->
 
 
 def _like_names(first: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
-    """True if no value of the first line is a number or occurs again in its column. One value may be empty."""
+    """True if each value of the first line has a letter, is no number, and does not occur again in its column.
+
+    One value may be empty, if there are others. `columns` has the other values of each column.
+    """
     words = [value for value in first if value]
     return len(words) >= max(1, len(first) - 1) and all(
         any(map(str.isalpha, value)) and not _is_number(value) and value not in column
@@ -106,14 +111,19 @@ def _like_names(first: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
 
 
 def _of_few_values(column: Sequence[str]) -> bool:
-    """True for a column of classes: 10 values or more, at least five per class on average, and at least two of each
-    class."""
+    """True if the values of a column look like classes, that is, each of a few values occurs several times.
+
+    There are 10 values or more, each distinct value occurs at least twice, and at least five times on average.
+    """
     counts = collections.Counter(column)
     return 10 <= len(column) >= 5 * len(counts) and min(counts.values()) > 1
 
 
 def _like_an_example(split: Any) -> str:
-    """The reason why names look like an example (a number, or twice among 10,000 values of its column), or empty."""
+    """Finds the reason why the column names of `split` look like an example; empty if they do not.
+
+    One of the names is a number, or occurs more than once among the first 10,000 values of its column.
+    """
     names = split.column_names
     if number := number_among(names):
         return f"{number!r} is a number"
@@ -123,7 +133,7 @@ def _like_an_example(split: Any) -> str:
 
 
 def number_among(names: Sequence[str]) -> str:
-    """The first name that is a number, or an empty string. Names that count the columns from 0 or 1 are accepted."""
+    """Finds the first name that is a number; empty if there is none, or if the names count the columns from 0 or 1."""
     numbers = [name for name in names if _is_number(name)]
     counts = ({*map(str, range(len(names)))}, {*map(str, range(1, len(names) + 1))})
     return numbers[0] if numbers and {*names} not in counts else ""
@@ -143,10 +153,10 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def _guessed(split: Any) -> tuple[str, ...]:
-    """Guesses a name for each column by the first 1000 rows.
+    """Guesses a name for each column from its first 1,000 values, in the order of the columns.
 
     `text` is the column whose texts are longest in total, if there are texts. `label` is, of the others without floats,
-    the one with the fewest distinct values. The rest are `column1`, `column2` and so on by position.
+    the one with the fewest distinct values. Any other column is `columnN`, where N is its position, from 1.
     """
     columns = {name: split.data.column(name).slice(0, 1000).to_pylist() for name in split.column_names}
     lengths = {name: sum(len(value) for value in values if isinstance(value, str)) for name, values in columns.items()}

@@ -1,4 +1,4 @@
-"""The default data sets: 1,797 handwritten digits from scikit-learn, for classification and for segmentation."""
+"""Writes the default data sets: handwritten digits from scikit-learn, for classification and for segmentation."""
 
 import pathlib
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ CITATION = """@misc{alpaydin1998optical,
 
 
 def _described(builder: tfds.core.DatasetBuilder, description: str, features: dict) -> tfds.core.DatasetInfo:
-    """Builds the info of a set. The first of `features` is the input, the second the target."""
+    """Builds the `DatasetInfo` of a set. The first of `features` is the input, the second the target."""
     return tfds.core.DatasetInfo(
         builder=builder,
         description=description,
@@ -41,7 +41,7 @@ def _described(builder: tfds.core.DatasetBuilder, description: str, features: di
 
 
 class Digits(tfds.core.GeneratorBasedBuilder):
-    """UCI handwritten digits: image uint8 [8, 8, 1], label in [0, 10); 1,437 train and 360 test examples."""
+    """Builder of `digits`: `image`, uint8 [8, 8, 1], and `label` in [0, 10); 1,437 training and 360 test examples."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -63,7 +63,11 @@ class Digits(tfds.core.GeneratorBasedBuilder):
 
 
 def digits_of(test: bool) -> Iterator[tuple[int, np.ndarray, int]]:
-    """Yields the digits of the test or training split: index in the original set, uint8 [8, 8] pixels, label."""
+    """Yields the digits of the test split, or else of the training split, in order.
+
+    Each is a tuple of its index in scikit-learn's set, its pixels, uint8 [8, 8], from 0 (black) to 255, and its label.
+    Every fifth digit is in the test split.
+    """
     from sklearn.datasets import load_digits
 
     digits: Any = load_digits()
@@ -73,7 +77,7 @@ def digits_of(test: bool) -> Iterator[tuple[int, np.ndarray, int]]:
 
 
 def prepare_digits(data_dir: pathlib.Path) -> None:
-    """Writes the data set `digits` below `data_dir`, unless it exists."""
+    """Writes the data set `digits` below `data_dir`, unless it exists. Raises as `prepare`."""
     prepare(Digits, data_dir)
 
 
@@ -93,7 +97,10 @@ From the UCI Machine Learning Repository, licensed under CC BY 4.0."""
 
 
 class DigitsCanvas(tfds.core.GeneratorBasedBuilder):
-    """Composed UCI digits: image uint8 [32, 32, 1], mask uint8 [32, 32] of 11 classes; 2,000 train and 400 test."""
+    """Builder of `digits_canvas`: `image`, uint8 [32, 32, 1], and `mask`, uint8 [32, 32], of 11 classes.
+
+    Each image has several digits on black. There are 2,000 training and 400 test examples.
+    """
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -120,14 +127,15 @@ class DigitsCanvas(tfds.core.GeneratorBasedBuilder):
 def compose(digits: list[tuple[np.ndarray, int]], random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Draws one image of two to four digits that do not overlap, and its mask.
 
-    After `TRIES` draws without enough free places, the image has fewer digits.
+    Digits are placed at random. If `TRIES` attempts do not find enough free places, the image has fewer digits.
 
     Args:
-      digits: the uint8 pixels [8, 8] and labels to draw from.
-      random: the generator to draw with.
+      digits: the digits to draw from, each with its pixels, uint8 [8, 8], and its label.
+      random: the generator to draw with, which is advanced.
 
     Returns:
-      The image and the mask, both uint8 [32, 32]. In the mask, 0 is background, and label + 1 is the ink of a digit.
+      The image and the mask, both uint8 [32, 32]. In the mask, 0 is background, and label + 1 marks the pixels of a
+      digit that are at least `INK` bright.
     """
     image, mask = np.zeros((SIZE, SIZE), np.uint8), np.zeros((SIZE, SIZE), np.uint8)
     occupied = np.zeros((SIZE, SIZE), bool)
@@ -150,5 +158,8 @@ def compose(digits: list[tuple[np.ndarray, int]], random: np.random.Generator) -
 
 
 def prepare_digits_canvas(data_dir: pathlib.Path) -> None:
-    """Writes the data set `digits_canvas`, images of digits with masks, below `data_dir`, unless it exists."""
+    """Writes the data set `digits_canvas`, images of digits with masks, below `data_dir`, unless it exists.
+
+    Raises as `prepare`.
+    """
     prepare(DigitsCanvas, data_dir)

@@ -1,4 +1,4 @@
-"""A text data set that needs no download: the docstrings of Python's standard library, labelled by package."""
+"""Writes a text data set that needs no download: the docstrings of Python's standard library, labelled by package."""
 
 import ast
 import collections
@@ -37,7 +37,8 @@ class Docstring(NamedTuple):
     """A documentation string.
 
     Attributes:
-      name: the name of the documented object, such as `json.decoder:JSONDecoder.decode`.
+      name: the module and the documented object, such as `json.decoder:JSONDecoder.decode`; `json.decoder:` is the
+        module itself.
       text: the docstring without its indentation.
     """
 
@@ -46,17 +47,20 @@ class Docstring(NamedTuple):
 
     @property
     def package(self) -> str:
-        """The top-level package or module."""
+        """The name of the top-level package or module, such as `json`."""
         return self.name.partition(":")[0].partition(".")[0]
 
     @property
     def is_test(self) -> bool:
-        """True if the docstring is in the test split, which is the same on every machine."""
+        """True if the docstring is in the test split: about every tenth, by a checksum of its name."""
         return zlib.crc32(self.name.encode()) % TEST_EVERY == 0
 
 
 class Docstrings(tfds.core.GeneratorBasedBuilder):
-    """Python's documentation strings: text, and label in [0, 10)."""
+    """Builder of the set `docstrings`: `text`, and `label` in [0, 10), one of ten packages of Python.
+
+    The texts are read from the source files of this Python, whose version is the name of the config.
+    """
 
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [  # noqa: RUF012
@@ -88,7 +92,10 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
 
 
 def read_docstrings(library: pathlib.Path) -> Iterator[Docstring]:
-    """Yields the docstrings below a folder, except of tests and files that cannot be parsed, ordered by path."""
+    """Yields the docstrings of the Python files below a folder, ordered by path and then by position in the file.
+
+    Files are parsed, not imported. Tests, installed packages and files that cannot be parsed are skipped.
+    """
     for path in sorted(library.rglob("*.py"), key=lambda path: path.relative_to(library).as_posix()):
         parts = path.relative_to(library).with_suffix("").parts
         if _SKIPPED.isdisjoint(parts):
@@ -111,9 +118,9 @@ def _documented(node: ast.AST, module: str, inside: tuple[str, ...]) -> Iterator
 
 
 def of_largest(docstrings: Iterable[Docstring]) -> tuple[list[Docstring], list[str]]:
-    """Selects the docstrings of the `CLASSES` packages with the most distinct texts, and lists the packages, sorted.
+    """Selects the docstrings of the ten packages with the most distinct texts, and lists these packages by name.
 
-    Of several docstrings with one text, only the first is kept and counted.
+    Of several docstrings with the same text, only the first is kept and counted. The order of docstrings stays.
 
     Raises:
       UsageError: fewer than `CLASSES` packages have docstrings.
@@ -136,7 +143,10 @@ def _library() -> pathlib.Path:
 
 
 def prepare_docstrings(data_dir: pathlib.Path) -> str:
-    """Writes the docstrings of this Python below `data_dir`, unless they exist, and returns the data set's name."""
+    """Writes the data set of this Python's docstrings below `data_dir`, unless it exists, and returns its name.
+
+    The name has the form `docstrings/pythonVERSION`. Raises UsageError as `prepare` and `of_largest`.
+    """
     config = Docstrings.BUILDER_CONFIGS[0].name
     prepare(Docstrings, data_dir, config)
     return f"{Docstrings.name}/{config}"

@@ -1,4 +1,4 @@
-"""Opens folders of images as a data set: one folder per class, or images and masks side by side."""
+"""Opens a folder of images as a data set: with one folder per class, or with a folder of images and one of masks."""
 
 import dataclasses
 import hashlib
@@ -31,7 +31,10 @@ _WHOLE = "train"  # the only split of a folder without split folders
 
 @dataclasses.dataclass(frozen=True)
 class FolderExamples(Examples):
-    """Examples whose columns are image files, read on access, or numbers in memory."""
+    """Examples whose columns are image files, whose bytes are read on access, or numbers in memory.
+
+    `files` has the paths of the files, and `numbers` arrays [N, ...], by column.
+    """
 
     files: Mapping[str, Sequence[str]]
     numbers: Mapping[str, np.ndarray]
@@ -44,7 +47,7 @@ class FolderExamples(Examples):
         return read | {name: values[index] for name, values in self.numbers.items()}
 
     def only(self, columns: Sequence[str]) -> "FolderExamples":
-        """Selects columns of the same examples."""
+        """Builds the same examples with only `columns`; unknown names are ignored."""
         return FolderExamples(
             {name: self.files[name] for name in columns if name in self.files},
             {name: self.numbers[name] for name in columns if name in self.numbers},
@@ -57,11 +60,12 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
     Images to classify are `PATH/SPLIT/CLASS/*.png`. For segmentation, images are `PATH/SPLIT/images/*.jpg` and their
     masks are `PATH/SPLIT/masks/*.png` with the same names. Without split folders, PATH is one split, `train`, and the
     settings select parts of it: `train[:90%]`, `train[90%:]`. The examples of a split are ordered by a hash of their
-    file names, so that each part is a random sample of all classes.
+    file names, so that each part is a random sample of all classes. Classes are numbered by their sorted folder names.
+    File names are listed now, and the headers of a sample of images are read; pixels are read later.
 
     Raises:
-      UsageError: the folder or split does not exist, the task needs text, a class is empty, a file is not an image,
-        or a mask or its image is missing.
+      UsageError: the folder or split does not exist, the task needs text, a class is empty, a file is not an image, a
+        split has a class that the first split lacks, or a mask or its image is missing.
     """
     set_name = f"{NAME}:{path}"
     root = expanded(path)
@@ -95,7 +99,11 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
 
 
 def _split_folders(root: pathlib.Path, wanted: list[str], set_name: str) -> dict[str, pathlib.Path]:
-    """Maps each split to its folder. Without split folders, `root` is the split `train`."""
+    """Maps each split of the names `wanted` to its folder; the split `all` stands for all folders in `root`.
+
+    If no folder named like a split has folders in it, `root` itself is the split `train`. Raises UsageError if some
+    splits have a folder and others have none.
+    """
     there = _folders(root)
     # A class may also be called train, but it holds files, not folders.
     if not any(name in there and _folders(root / name) for name in wanted):
@@ -111,7 +119,13 @@ def _split_folders(root: pathlib.Path, wanted: list[str], set_name: str) -> dict
 
 
 def _classes(folders: Mapping[str, pathlib.Path], set_name: str) -> tuple[dict[str, FolderExamples], tuple[str, ...]]:
-    """Collects the examples of every split, and the classes: sorted folder names, all of them in the first split."""
+    """Lists the examples of every split, and the names of the classes: the sorted names of their folders.
+
+    Examples are ordered by a hash of their file names; their labels are int32 indices into the names.
+
+    Raises:
+      UsageError: a split has a class that the first split lacks, or has no class, or a class has no images.
+    """
     files = {split: _files_by_class(folder, set_name) for split, folder in folders.items()}
     names = sorted({name for classes in files.values() for name in classes})
     first, *others = files
@@ -161,7 +175,9 @@ def _files_by_class(folder: pathlib.Path, set_name: str) -> dict[str, list[str]]
 
 
 def _pairs(folder: pathlib.Path) -> FolderExamples:
-    """Matches images with masks by name, whatever the extensions. All masks may share an ending, such as `_mask`.
+    """Pairs the files of `folder/images` and `folder/masks` by name, whatever their extensions.
+
+    The names of all masks may have a common ending, such as `_mask`. Examples are ordered by a hash of their names.
 
     Raises:
       UsageError: a mask or an image has no partner, two files differ only in their extension, a file is not an image,
@@ -180,7 +196,10 @@ def _pairs(folder: pathlib.Path) -> FolderExamples:
 
 
 def _without_ending(masks: dict[str, str], images: Mapping[str, str]) -> dict[str, str]:
-    """Removes the common ending of all masks, such as `_mask`, if the rest are exactly the names of the images."""
+    """Removes the common ending of the names of all masks, such as `_mask`, if the rest are the names of the images.
+
+    Otherwise `masks`, which maps names to paths, is returned unchanged.
+    """
     some = min(masks, default="")
     for ending in (some[at:] for at in range(1, len(some))):
         short = {name.removesuffix(ending): path for name, path in masks.items() if name.endswith(ending)}
@@ -202,10 +221,10 @@ def _by_stem(folder: pathlib.Path) -> dict[str, str]:
 
 
 def _images(folder: pathlib.Path) -> list[str]:
-    """Lists the paths of the images in a folder, in no order. Skips subfolders, hidden files, and `_LITTER`.
+    """Lists the paths of the images in a folder, in no order. Skips subfolders, hidden files and files in `_LITTER`.
 
     Raises:
-      UsageError: another file has no image extension. The content is not read.
+      UsageError: any other file does not have the extension of an image. The content of files is not read.
     """
     with os.scandir(folder) as entries:
         listing = list(entries)
@@ -223,5 +242,5 @@ def _images(folder: pathlib.Path) -> list[str]:
 
 
 def _spread(name: str) -> bytes:
-    """A hash of a file name as a sort key: the order looks random and is the same on every machine."""
+    """Hashes a file name to a sort key of 8 bytes: the order looks random and is the same on every machine."""
     return hashlib.blake2b(name.replace(os.sep, "/").encode(errors="surrogateescape"), digest_size=8).digest()

@@ -14,7 +14,7 @@ KINDS: Mapping[str, str] = {
     ".arrow": "arrow",
     ".txt": "text",
 }
-"""The format of a file by its extension."""
+"""The format of a file, one of `FORMATS`, by its extension in lower case."""
 
 FORMATS = ("csv", "tsv", "json", "parquet", "arrow", "imagefolder", "text")
 """The formats of `hf:FORMAT:PATH`."""
@@ -26,19 +26,25 @@ BY_FUNCTION = (
 
 
 def kind_of(file: pathlib.Path) -> str:
-    """The format of a file by its extension, in either case; empty if unknown."""
+    """Looks up the format of a file by its extension, in upper or lower case; empty if unknown."""
     return KINDS.get(file.suffix.lower(), "")
 
 
 def is_readable(path: pathlib.Path) -> bool:
-    """True if the extension of a file, or of any file below a folder, is one that `hf:PATH` reads."""
+    """True if the extension of a file, or of any file below a folder, is one that `hf:PATH` reads.
+
+    Below a folder, only extensions in lower case count.
+    """
     if not path.is_dir():
         return bool(kind_of(path))
     return any(file.suffix in KINDS for file in path.rglob("*"))  # `datasets` finds only lower case in a folder
 
 
 def way_to_read(file: pathlib.Path) -> str:
-    """Advice on how to read a file whose name does not reveal its format, by the formats that its first bytes allow."""
+    """Formats advice on how to read a file whose extension is unknown, with the formats that its first bytes allow.
+
+    It reads up to 4,096 bytes. A binary file of an unknown format gets the advice `BY_FUNCTION`.
+    """
     with file.open("rb") as opened:
         first = opened.read(4096)
     if first.startswith(b"PAR1"):

@@ -1,4 +1,4 @@
-"""Writes tensorflow-datasets sets that need no download to disk: once, completely and silently."""
+"""Writes tensorflow-datasets sets that need no download to disk, once and without output."""
 
 import contextlib
 import errno
@@ -14,10 +14,18 @@ from mpjax.errors import UsageError
 def prepare(kind: type[tfds.core.GeneratorBasedBuilder], data_dir: pathlib.Path, config: str = "") -> None:
     """Writes the set of the builder class `kind` below `data_dir` as array_record files, unless it exists.
 
-    See `write_once`. An existing set is not checked here. Its reader reports any damage.
+    An existing set is not checked; its reader reports any damage. Several processes may call it at once
+    (`write_once`).
+
+    Args:
+      kind: the builder class.
+      data_dir: the folder of prepared data sets.
+      config: the name of the builder's config, which is part of the path; empty if it has none.
 
     Raises:
-      UsageError: the set's folder has no dataset_info.json, a file is in the way, or `write_once` raises.
+      UsageError: the folder of the set exists without a dataset_info.json, a parent folder is a file, or the disk is
+        full.
+      OSError, RuntimeError: see `write_once`.
     """
     folder = data_dir / kind.name / config / str(kind.VERSION)
     if (folder / "dataset_info.json").exists():
@@ -30,10 +38,10 @@ def prepare(kind: type[tfds.core.GeneratorBasedBuilder], data_dir: pathlib.Path,
 
 
 def write_once(builder: tfds.core.DatasetBuilder) -> None:
-    """Writes the files of `builder`, unless they exist.
+    """Writes the files of `builder` without printing anything, unless they exist.
 
     Several processes may call it at once, and it may be killed: it writes to a temporary folder, and renames the folder
-    when it is complete.
+    when it is complete. If another process is first, its files are kept.
 
     Raises:
       UsageError: the disk is full.
@@ -62,7 +70,7 @@ def _complete(builder: tfds.core.DatasetBuilder) -> bool:
 
 @contextlib.contextmanager
 def _quiet():
-    """Context that disables the progress bars of tfds, and drops what is printed to stdout."""
+    """Context manager that disables the progress bars of tfds, and drops what is printed to stdout."""
     shown = tqdm_utils._active
     tfds.disable_progress_bar()
     try:

@@ -24,11 +24,13 @@ Read = Callable[[Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class ArrowExamples:
-    """One split. `datasets` memory-maps its files, so threads read without locks and copies.
+    """The examples of one split of a `datasets.Dataset`, read on access.
+
+    `datasets` memory-maps its files, so threads read without locks and copies.
 
     Args:
       dataset: a `datasets.Dataset` that returns Arrow tables.
-      read: the function that reads each column.
+      read: for each column of an example, the function that converts it.
     """
 
     dataset: Any
@@ -47,7 +49,7 @@ class ArrowExamples:
 
 
 def open_huggingface(what: str, config: Data) -> Table:
-    """Opens a data set with Hugging Face's `datasets`.
+    """Opens a data set with Hugging Face's `datasets` as a `Table`, whose splits are memory-mapped.
 
     Args:
       what: a path, or a name on the hub; see `load_splits`.
@@ -122,7 +124,7 @@ def _column(name: str, feature: Any, train: Any, test: Any) -> tuple[Column, Rea
 
 
 def _nested(feature: Any) -> str:
-    """The dtype of the numbers in nested lists, or an empty string for any other feature."""
+    """Finds the dtype, as text, of the numbers in a feature of nested lists; empty for any other feature."""
     import datasets
 
     if isinstance(feature, (datasets.Array2D, datasets.Array3D)):
@@ -135,9 +137,10 @@ def _nested(feature: Any) -> str:
 
 
 def _of_lists(called: str, dtype: str, first: Any) -> tuple[Column, Read]:
-    """Finds the type and reader of a column of nested lists, by its first row.
+    """Finds the type and reader of a column of nested lists of numbers, by its first row, `first`.
 
-    [H][W][C] is an image; [H][W] is an image to which the reader adds an axis of 1 channel.
+    Lists of three levels, [H][W][C], are images; lists of two, [H][W], are images to which the reader adds an axis of 1
+    channel. Lists of other levels are `Other`, as are lists of different lengths, which are read as Python lists.
     """
     read = _numbers(called)
     try:
@@ -188,13 +191,15 @@ def _stored(name: str, train: Any, test: Any) -> Image:
 
 
 def classes_in(name: str, set_name: str, train: Any, test: Any, ignored: Sequence[int]) -> tuple[Label, Read]:
-    """Builds the label type of a column and a reader of its class numbers, which are the same in both splits.
+    """Builds the label type of the column `name` and a reader of its class numbers, which are alike in both splits.
 
-    Integers, except ignored ones, are already class numbers, up to the largest. Booleans are classes 0 and 1. Texts are
-    numbered in alphabetical order.
+    Integers are class numbers already: there are as many classes as the largest number of both splits, plus 1. The
+    numbers `ignored` do not count. Booleans are classes 0 and 1. Texts are the names of classes, numbered in sorted
+    order over both splits. The whole column of both splits is read here.
 
     Raises:
-      UsageError: a value is missing, negative or an empty text, or the column holds neither integers nor text.
+      UsageError: a value is missing, negative or an empty text, all values are ignored, or the column holds neither
+        integers, booleans nor text.
     """
     called = f"column '{name}'"
     values = [arrow.flat(split.select_columns([name])[:][name]) for split in (train, test)]

@@ -26,7 +26,10 @@ _TABLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {"csv": ("csv", {}), "tsv
 
 
 def load_splits(what: str, header: Sequence[str] = ()) -> dict[str, Any]:
-    """Loads the splits of a data set as `datasets.Dataset`s by name; a single file is the split `train`.
+    """Loads the splits of a data set as `datasets.Dataset`s by name, with the package `datasets` of Hugging Face.
+
+    A data set without splits, such as a single file, is the split `train`. A name on the hub is downloaded, unless the
+    local cache has it. Progress bars are disabled meanwhile.
 
     Args:
       what: `PATH` of a file or folder, `FORMAT:PATH`, or `NAME`, `OWNER/NAME` or `OWNER/NAME/CONFIG` on the hub. If the
@@ -34,7 +37,8 @@ def load_splits(what: str, header: Sequence[str] = ()) -> dict[str, Any]:
       header: the column names of csv or tsv files whose first line is an example. Empty: the first line has the names.
 
     Raises:
-      UsageError: the package `datasets` is missing, or the data set does not exist or cannot be read.
+      UsageError: the package `datasets` is missing, the data set does not exist or cannot be read, `header` is given
+        for other files than csv and tsv, or the column names are wrong (`require_names`).
     """
     try:
         import datasets
@@ -105,10 +109,20 @@ def _require_no_header(what: str, header: Sequence[str]) -> None:
 
 
 def _read(datasets: Any, what: str, reading: Mapping[str, Any], header: Sequence[str], **where: Any) -> Any:
-    """Loads files with `datasets.load_dataset`; the columns of a table get the names `header`, unless it is empty.
+    """Loads files with `datasets.load_dataset`, and gives the columns of csv and tsv files the names `header`, if any.
 
-    `what` is a reader of `datasets`, such as csv, or the path of a data set; `reading` has its settings, `where` its
-    files. In csv and tsv, an empty text, NA or None in a text column stays a text, not a missing value.
+    In csv and tsv files, an empty text, NA or None in a column of text stays a text, and is a missing value in a column
+    of numbers; the files may be loaded twice for that.
+
+    Args:
+      datasets: the module.
+      what: a reader of `datasets`, such as `csv`, or the path of a data set.
+      reading: the settings of the reader.
+      header: the column names. Empty: the first line has the names.
+      **where: the files, as arguments of `load_dataset`.
+
+    Raises:
+      UsageError: the column names of a csv or tsv file are wrong (`require_names`).
     """
     settings = {**reading, **({"header": None} if header else {}), **where}
     if settings.get("sep") == "\t":
@@ -130,7 +144,11 @@ def _read(datasets: Any, what: str, reading: Mapping[str, Any], header: Sequence
 
 
 def _quoting(datasets: Any, what: str, settings: Mapping[str, Any]) -> dict[str, int]:
-    """The setting to read quotes of a tsv file as characters, with a warning, if they would join lines; else none."""
+    """Finds the setting `quoting` for a tsv file, as a dict; empty if its quotes are read as quotes.
+
+    If quotes would join lines, or one is not closed, they are read as characters, and a DataWarning tells of it. The
+    file is loaded to find this.
+    """
     try:
         loaded = datasets.load_dataset(what, **settings)
         if not any(_joins_lines(split.data.column(name)) for split in loaded.values() for name in split.column_names):
@@ -144,7 +162,10 @@ def _quoting(datasets: Any, what: str, settings: Mapping[str, Any]) -> dict[str,
 
 
 def _joins_lines(column: Any) -> bool:
-    """True if a text of the column has a line break and a tab, and so spans more than one line of the file."""
+    """True if a text of the column has both a line break and a tab, so that quotes joined several lines of the file.
+
+    False for a column that is not text.
+    """
     if str(column.type) not in _TEXTS:
         return False
     broken = arrow.pc.and_kleene(arrow.pc.match_substring(column, "\n"), arrow.pc.match_substring(column, "\t"))

@@ -1,4 +1,4 @@
-"""Opens a user's own data: arrays in memory, objects with a length and integer indices, or iterables."""
+"""Opens a user's own data: arrays in memory, objects with a length and integer indices, or iterables of examples."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ _TRIED = 16  # the number of examples that determine the shape of images
 
 @dataclasses.dataclass(frozen=True)
 class ArrayRows(Examples):
-    """Examples that are rows of arrays [N, ...]."""
+    """Examples that are the rows of arrays [N, ...], one array per column."""
 
     arrays: Mapping[str, np.ndarray]
 
@@ -38,9 +38,11 @@ class ArrayRows(Examples):
 
 @dataclasses.dataclass(frozen=True)
 class Indexed(Examples):
-    """Examples from an object with a length and integer indices, read on demand in each process and thread.
+    """Examples from an object with a length and integer indices, which each process and thread reads on demand.
 
-    An element that is a tuple or a list, as in torchvision, has the columns `0`, `1` and so on.
+    An element that is a tuple or a list, as in torchvision, has the columns `0`, `1` and so on. Tensors of other
+    libraries become NumPy arrays. An element that fails to load, or is neither a mapping nor a tuple or list, is a
+    UsageError when it is read.
 
     Args:
       dataset: the object, such as a `grain.MapDataset`, a torch `Dataset` or a list.
@@ -69,7 +71,10 @@ class Indexed(Examples):
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """Parts of splits, one after the other, with only the given columns."""
+    """The examples of ranges of splits, one range after the other, with only the columns `columns`.
+
+    Reading an example that lacks one of the columns is a UsageError.
+    """
 
     splits: Mapping[str, Examples]
     parts: Sequence[SplitPart]
@@ -87,7 +92,7 @@ class Joined:
         return [{name: _column_of(example, name) for name in self.columns} for example in examples]
 
     def _place(self, index: int) -> tuple[str, int]:
-        """The split of an example, and its number in that split."""
+        """Finds the split of example `index`, and its number in that split. Raises IndexError if there is none."""
         before = 0
         for part in self.parts:
             if before <= index < before + part.stop - part.start:
@@ -103,10 +108,16 @@ def _column_of(example: Example, name: str) -> Any:
 
 
 def open_own(config: Data) -> Table | Source:
-    """Opens the data that the function `config.name` returns, or the data passed in Python (`mpjax.extend.Source`).
+    """Opens the user's data that `config.name` names: the result of a function, or an object that is not callable.
+
+    A `Source` is returned unchanged. Otherwise the data are a pair (train, test) or a dict of splits by name, and are
+    returned as a `Table`. A split is a dict of arrays, an object with a length and integer indices, or an iterable or a
+    function that returns one. Iterables are read into memory now. The types of the columns are found from up to 16
+    examples of the first split in `config.train_split`.
 
     Raises:
-      UsageError: the function does not exist, fails or returns something else, or a split does not exist.
+      UsageError: the function does not exist, fails or returns something else, a split does not exist, its arrays
+        differ in length, or an iterable is empty or larger than `config.in_memory_mb`.
     """
     where = f"--data.name {config.name}"
     data = function = load_function(config.name, flag="--data.name")
@@ -142,7 +153,7 @@ def open_own(config: Data) -> Table | Source:
 
 
 def _is_column(values: Any) -> bool:
-    """True for an array or a list of values, which cannot be a split: the elements of a split have fields."""
+    """True for an array or a list of plain values, which is a column: the elements of a split have fields."""
     if isinstance(values, list):
         return bool(values) and not isinstance(values[0], (Mapping, tuple, list))
     return hasattr(values, "__array__")
@@ -177,10 +188,10 @@ def _rows(name: str, values: Any) -> np.ndarray:
 
 
 def _read(split: Iterable, where: str, config: Data) -> list[Any]:
-    """Reads an iterable into memory.
+    """Reads all examples of an iterable into a list.
 
     Raises:
-      UsageError: the iterable is empty, or larger than `config.in_memory_mb`.
+      UsageError: the iterable is empty, or its arrays are larger than `config.in_memory_mb`, in units of 10**6 bytes.
     """
     examples, size = [], 0
     for example in split:
@@ -201,25 +212,29 @@ def _read(split: Iterable, where: str, config: Data) -> list[Any]:
 
 
 def _bytes_of(value: Any) -> int:
-    """The bytes of an array, or of all arrays and numbers in lists, which may have unequal lengths."""
+    """Computes the size in bytes of an array or a number, or the sum for all in nested lists, of any lengths."""
     return sum(map(_bytes_of, value)) if isinstance(value, list | tuple) else np.asarray(value).nbytes
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Converts arrays and tensors of other libraries to NumPy arrays, and keeps other values."""
+    """Converts arrays and tensors of any library to NumPy arrays, and returns other values unchanged.
+
+    Raises UsageError, which names the column `name`, if an array has masked elements.
+    """
     require_unmasked(name, value)
     return np.asarray(value) if hasattr(value, "__array__") else value
 
 
 def _column(name: str, values: Sequence[Any], where: str) -> Column:
-    """Infers the type of a column from the first of some values: text, an image, or another type.
+    """Infers the type of the column `name` from some of its values: text, an image, or another type.
 
-    An image is an encoded image, or an array of three axes of unsigned integers or floats. Its height and width are
-    None if they vary among the values.
+    The first value decides. A str is text. Bytes are an encoded image if they have the header of one, else `Other`. An
+    array of three axes of unsigned integers or floats is an image. The height and width of an image are None if the
+    values differ in size.
 
     Raises:
-      UsageError: the first value is an array with 1 to 4 places in its first axis and not in its last: its channels are
-        first. Or it is an encoded image, and another value cannot be decoded or has another depth.
+      UsageError: the first value is an array whose first axis has 1 to 4 elements and whose last axis has not: its
+        channels come first. Or it is an encoded image, and another value cannot be decoded or has another depth.
     """
     first = values[0]
     if isinstance(first, str):

@@ -16,7 +16,11 @@ _NOISE = 64
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticExamples(Examples):
-    """Examples generated on access, each a function of the seed, the split (0: train, 1: test) and its index."""
+    """Random examples, generated on access: `image`, uint8 [H, W, C], and `label`, the index modulo the classes.
+
+    An image is the pattern of its class plus noise, a pure function of the seed, the split (0: train, 1: test) and the
+    index.
+    """
 
     num_classes: int
     image_shape: tuple[int, int, int]
@@ -41,7 +45,9 @@ class SyntheticExamples(Examples):
 
 
 def synthetic_source(num_classes: int, image_shape: tuple[int, int, int], size: int, seed: int = 0) -> Source:
-    """Generates a data set of random patterns that a model can learn.
+    """Builds a data set of random images, with a pattern per class that a model can learn; images are made on access.
+
+    The training and the test split have the same patterns and different noise.
 
     Args:
       num_classes: the number of classes; each has one pattern.
@@ -58,13 +64,15 @@ def synthetic_source(num_classes: int, image_shape: tuple[int, int, int], size: 
 
 
 def parse_synthetic(name: str, size: int) -> Source:
-    """Generates the data set of a name such as `synthetic:32x32x3:100` (height x width x channels : classes).
+    """Builds the data set of a name such as `synthetic:32x32x3:100` (height x width x channels : classes), with seed 0.
+
+    Each split has `size` examples.
 
     >>> parse_synthetic("synthetic:8x8x1:10", size=100).train[3]["image"].shape
     (8, 8, 1)
 
     Raises:
-      UsageError: the name has another form, one of its numbers is 0, or size is 0.
+      UsageError: the name has another form, one of its numbers is 0, or `size` is 0.
     """
     match = re.fullmatch(rf"{NAME}:([1-9]\d*)x([1-9]\d*)x([1-9]\d*):([1-9]\d*)", name)
     if not match:

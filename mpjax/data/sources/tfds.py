@@ -30,10 +30,12 @@ _AT_ONCE = 1000
 
 @dataclasses.dataclass(frozen=True)
 class PreparedExamples:
-    """One split on disk. Images of uint8 or uint16 stay encoded, so that mpjax can decode them at the wanted size.
+    """The examples of one split on disk. Images of uint8 or uint16 stay encoded bytes; mpjax decodes them later.
+
+    A damaged file is a UsageError when an example is read.
 
     Args:
-      records: the serialized examples.
+      records: the serialized examples, read from disk on access.
       parse: a function from a serialized example to its columns.
       folder: the folder of the set.
     """
@@ -54,7 +56,10 @@ class PreparedExamples:
 
 
 def prepared_names(data_dir: pathlib.Path) -> list[str]:
-    """Lists the sets below `data_dir` as `name/version` or `name/config/version`, oldest version first."""
+    """Lists the prepared sets below `data_dir` as `name/version` or `name/config/version`.
+
+    They are sorted by name, and the versions of a set by number, the oldest first. Incomplete sets are left out.
+    """
     levels = ("*/*", "*/*/*")  # no deeper: a folder may hold a million images
     paths = [info.parent.relative_to(data_dir) for at in levels for info in data_dir.glob(f"{at}/dataset_info.json")]
     # A process killed between writing and renaming leaves a folder called incomplete.XXXXXX_version.
@@ -64,10 +69,11 @@ def prepared_names(data_dir: pathlib.Path) -> list[str]:
 
 @contextlib.contextmanager
 def _damage_told(folder: pathlib.Path) -> Iterator[None]:
-    """Context that converts errors of any type, inside a `with` block, to a UsageError that names the damaged file.
+    """Context manager that converts errors, inside its `with` block, to a UsageError that names the damaged file.
 
-    UsageErrors and errors of an exhausted machine pass unchanged. The files of the prepared set are searched only after
-    an error. If all can be read, the error names the two files that describe the set.
+    UsageErrors and errors of an exhausted machine pass unchanged. Only after an error are the files of the prepared set
+    in `folder` read, up to the first damaged one. If all can be read, the message names the two files that describe the
+    set.
     """
     try:
         yield
@@ -84,7 +90,7 @@ def _repair(folder: pathlib.Path) -> str:
 
 
 def _damaged_files(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:
-    """Yields each unreadable file of a prepared set, and the reason."""
+    """Yields each unreadable file of a prepared set, and the error in words. It reads every file completely."""
     from array_record.python.array_record_module import ArrayRecordReader
 
     records = (file for file in folder.iterdir() if f".{_FORMAT}-" in file.name)
@@ -104,10 +110,10 @@ def _damaged_files(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:
 
 
 def _object_in(file: pathlib.Path) -> Mapping[str, Any]:
-    """Reads the JSON object in a file.
+    """Reads the JSON object in a file as a dict.
 
     Raises:
-      ValueError: the file holds something else.
+      ValueError: the file is no valid JSON, or holds something other than an object.
       OSError: the file cannot be read.
     """
     try:
@@ -120,7 +126,10 @@ def _object_in(file: pathlib.Path) -> Mapping[str, Any]:
 
 
 def _require_features_of_tfds(folder: pathlib.Path) -> None:
-    """Raises UsageError if a prepared set names classes of other packages, which would be imported."""
+    """Raises UsageError if the features.json of a prepared set names classes outside tensorflow_datasets.
+
+    tensorflow-datasets would import and run them. A set without the file passes.
+    """
     file = folder / "features.json"
     classes = list(_classes_in(_object_in(file))) if file.exists() else []
     if others := [name for name in classes if not name.startswith("tensorflow_datasets.")]:
@@ -137,7 +146,9 @@ def _classes_in(described: Any) -> Iterator[str]:
 
 
 def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
-    """Opens the newest version of the set `config.name`, or the version at the end of the name.
+    """Opens the newest prepared version of the set `config.name`, or the version at the end of the name.
+
+    Only the description of the set is read; examples are read later, without TensorFlow.
 
     Raises:
       UsageError: the set is not below `data_dir` (the message explains how to prepare it), is damaged, names features
@@ -171,7 +182,11 @@ def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
 
 
 def _columns_of(info: Any) -> tuple[dict[str, Column], dict[str, str]]:
-    """Finds the type of each column of a set, and the columns that it prefers for fields."""
+    """Finds the type of each column of a set, and the columns that it declares for the fields of a task.
+
+    The latter map `image` and `text` to the input of the set's `supervised_keys`, and `label` and `mask` to the target;
+    the dict is empty if the set declares no pair of columns.
+    """
     import tensorflow_datasets as tfds
 
     from mpjax.data.sources import digits
@@ -186,7 +201,11 @@ def _columns_of(info: Any) -> tuple[dict[str, Column], dict[str, str]]:
 
 
 def column_of(feature: Any, classes: int = 0) -> Column:
-    """Converts a tensorflow-datasets feature to a column type.
+    """Converts a tensorflow-datasets feature to the type of a column.
+
+    Labels and masks need a known number of classes; a plain tensor of integers with two axes is a mask too. Images and
+    plain tensors with three axes are images; encoded uint16 images of one channel have 16 bits. A feature of any other
+    kind becomes `Other`.
 
     Args:
       feature: the feature.
@@ -257,7 +276,7 @@ def _folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
 
 
 def _records(builder: Any, split: str) -> Sequence[bytes]:
-    """The serialized examples of a split, given in the notation of tfds.
+    """Opens the serialized examples of a split, given in the notation of tfds, such as `train[:90%]`.
 
     Raises:
       UsageError: the split does not exist, a part of it ends before it starts, one of its files is missing, or has

@@ -20,13 +20,13 @@ _AT_ONCE = 10_000  # texts: enough to occupy the tokenizer's threads, few enough
 
 @dataclasses.dataclass(frozen=True)
 class TokenizedExamples(Examples):
-    """Texts as `tokens` [length], padded at the end, with their `length` and `label`.
+    """Texts as `tokens`, int32 [length], padded at the end, with their `length` before padding and their `label`.
 
     Args:
-      values: unsigned [total], the tokens of all texts, concatenated.
-      starts: int64 [N + 1], the start of each text, and the total.
+      values: unsigned [total], the tokens of all texts, concatenated; no text has more than `length`.
+      starts: int64 [N + 1], the index in `values` at which each text starts, and the total.
       labels: the labels, [N].
-      length: the number of tokens of an example.
+      length: the number of tokens of an example, with padding.
       padding: the padding token.
     """
 
@@ -49,9 +49,10 @@ class TokenizedExamples(Examples):
 
 @dataclasses.dataclass(frozen=True)
 class Blocks(Examples):
-    """One long text in blocks of `tokens` [length + 1].
+    """One long text cut into blocks, each an example with `tokens`, int32 [length + 1].
 
-    The last token of a block is the first of the next block, so that each token is predicted once.
+    The last token of a block is the first of the next block, so that each token but the first is predicted once. Tokens
+    at the end that fill no block are left out.
 
     Args:
       values: unsigned [total], the tokens of the text.
@@ -79,11 +80,13 @@ def tokenized(
     label: Callable[[], Field],
     origin: str = "",
 ) -> Source:
-    """Tokenizes all texts of a set and holds the tokens in memory.
+    """Tokenizes all texts of both splits now, and holds the tokens in memory.
 
-    A token takes two bytes, or four if the vocabulary exceeds 2**16. For `language_modeling`, the texts of a split are
-    concatenated in order, with an end-of-text token before the first text and after each text. Tokens after the last
-    whole block are dropped.
+    A token takes two bytes, or four if the vocabulary exceeds 2**16. For `text_classification`, each text is cut to
+    `config.length` tokens with special tokens, and padded to that length: the fields are `tokens`, `length` and
+    `label`. For `language_modeling`, the texts of a split are concatenated in order, with an end-of-text token before
+    the first text and after each text, and cut into blocks: the only field is `tokens`, [config.length + 1]. Tokens
+    after the last whole block are dropped.
 
     Args:
       name: the name of the set, for messages.
@@ -165,9 +168,9 @@ def _text(example: Mapping[str, Any], where: str) -> str:
 
 
 def framed(texts: Sequence[str], tokenizer: Tokenizer, length: int) -> Ragged:
-    """Tokenizes texts for a classifier, with special tokens, each cut to at most `length` tokens.
+    """Tokenizes texts for a classifier (`Tokenizer.framed`), each with 1 to `length` tokens.
 
-    An empty text gets one padding token, because attention over no tokens is NaN.
+    A text without any token gets one padding token, because attention over no tokens is NaN.
     """
     ragged = tokenizer.framed(texts, length)
     empty = ragged.lengths == 0

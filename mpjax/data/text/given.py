@@ -1,4 +1,4 @@
-"""Reads a user's texts for a trained model: lines of files or stdin, or a column of a table."""
+"""Reads a user's texts as inputs to a trained model: lines of files or stdin, or a column of a table."""
 
 import csv
 import io
@@ -25,10 +25,10 @@ STDIN = "-"
 
 
 class StoredText(NamedTuple):
-    """A text as stored.
+    """A text as stored, not yet decoded or tokenized.
 
     Attributes:
-      name: the file and line of the text.
+      name: the file and line of the text, as `FILE:LINE`, counted from 1.
       text: the text, its UTF-8 bytes, or the error to raise when the text is read.
     """
 
@@ -37,12 +37,14 @@ class StoredText(NamedTuple):
 
 
 def given_texts(inputs: Sequence[str], source: Source, config: Data, *, column: str) -> Inputs:
-    """Reads texts, and tokenizes each as the texts of the set, when its rows are read.
+    """Reads all texts into memory now; each is tokenized, as the texts of the set are, only when a batch needs it.
 
     Args:
-      inputs: tables (.csv, .tsv), other files, in which each line is a text, or `-` for lines of stdin.
+      inputs: paths of tables (.csv, .tsv), of other files, in which each line is a text, also an empty one, or `-` for
+        the lines of stdin.
       source: the set that the model was trained on. If it has a field `length`, the model is a classifier: a text is
-        one row, cut to `config.length` tokens. Else a text is cut into rows of that length, and no token is lost.
+        one row of a batch, cut to `config.length` tokens. Otherwise it is a language model: a text is cut into as many
+        rows of that length as it needs, and `count` says how many tokens of a row are predicted.
       config: the tokenizer, the length, and the column names of tables without a line of names.
       column: the column of tables that holds the texts.
 
@@ -73,7 +75,8 @@ def _classified(text: str, tokenizer: Tokenizer, length: int) -> Arrays:
 def _modelled(text: str, tokenizer: Tokenizer, length: int) -> Arrays:
     """Puts an end-of-text token on each side of a text, and cuts it into blocks: `tokens` [n, length + 1], `count` [n].
 
-    The model predicts the first `count` tokens of a block.
+    The last token of a block is the first of the next. The model predicts tokens 1 to `count` of a block, counted from
+    0; the rest of the last block is padded with end-of-text tokens.
     """
     values = np.asarray([tokenizer.end, *tokenizer.whole([text]).values, tokenizer.end], np.int32)
     starts = range(0, len(values) - 1, length)
@@ -123,11 +126,11 @@ _END = "\0end of the file"
 
 
 class StoredRow(NamedTuple):
-    """A row as stored.
+    """A row of a table.
 
     Attributes:
-      line: the number of the row's first line.
-      values: the values of the columns.
+      line: the number, from 1, of the row's first line in the file; quotes may join several lines.
+      values: the texts of the columns.
     """
 
     line: int
@@ -137,18 +140,22 @@ class StoredRow(NamedTuple):
 def column_of_table(
     name: str, content: bytes, column: str, *, delimiter: str, header: Sequence[str] = ()
 ) -> Iterator[tuple[str, str | UsageError]]:
-    """Yields the file and line of each row, and its text in a column or, for a row of another length, an error.
+    """Yields a pair for each row of a table: its place, as `FILE:LINE`, and its text in the column `column`.
+
+    For a row with another number of values than the table has columns, the pair holds a UsageError in place of the
+    text, which is not raised here. Blank lines are skipped.
 
     Args:
-      name: the file, for messages.
+      name: the name of the file, for the places and messages.
       content: the bytes of the file.
       column: the name of the column.
       delimiter: the separator of values.
-      header: the column names if the first line does not hold them, `--data.header` of the run.
+      header: the column names, `--data.header` of the run, for a table whose first line is an example. If the first
+        line holds column names nevertheless (`_has_names`), they are used. Empty: the first line holds the names.
 
     Raises:
       UsageError: the table is not UTF-8, lacks the column or rows, starts with an example in place of names, or is a
-        csv file with an unclosed quote.
+        csv file with an unclosed quote. It is raised when the first pair is requested.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -183,14 +190,18 @@ def column_of_table(
 def _has_names(first: Sequence[str], header: Sequence[str]) -> bool:
     """True if `first`, the first line of a table, holds column names, although the run named columns by `header`.
 
-    It has all names of `header`, or one of them and another number of values than `header`.
+    It does if it has all names of `header`, or at least one of them and another number of values than `header`. Case
+    and surrounding spaces are ignored.
     """
     cells, names = {*as_compared(first)}, {*as_compared(header)}
     return names <= cells or (len(first) != len(header) and bool(cells & names))
 
 
 def _like_an_example(names: Sequence[str], rows: Sequence[StoredRow]) -> str:
-    """The reason why names look like an example, by the rules for training files, or an empty string."""
+    """Finds the reason why the first line of a table, `names`, looks like an example; empty if it does not.
+
+    One of the names is a number, or occurs more than once among the values of its column.
+    """
     if number := number_among(names):
         return f"'{number}' is a number"
     for at, name in enumerate(names):
@@ -200,7 +211,9 @@ def _like_an_example(names: Sequence[str], rows: Sequence[StoredRow]) -> str:
 
 
 def _rows(name: str, text: str, delimiter: str) -> list[StoredRow]:
-    """Parses the rows of a table. Quotes of a tsv file are characters if they would otherwise join lines.
+    """Parses the rows of a table, the first line included; blank lines are skipped.
+
+    Quotes of a tsv file are read as ordinary characters, with a DataWarning, if as quotes they would join lines.
 
     Raises:
       UsageError: a csv file has an unclosed quote.
@@ -221,7 +234,10 @@ def _rows(name: str, text: str, delimiter: str) -> list[StoredRow]:
 
 
 def _read(text: str, delimiter: str, quoting: int) -> tuple[list[StoredRow], int | None]:
-    """Parses the rows, except one with an unclosed quote, and finds the line of that row; None if there is none."""
+    """Parses the rows of a table, and finds the line, from 1, of a row with an unclosed quote; None if there is none.
+
+    The row with the unclosed quote is left out. `quoting` is a constant of `csv`, such as `csv.QUOTE_MINIMAL`.
+    """
     if not text:
         return [], None
     lines = list(io.StringIO(text.removesuffix("\n") + f"\n{_END}\n", newline=""))

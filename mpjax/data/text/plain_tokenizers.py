@@ -12,10 +12,10 @@ from mpjax.errors import UsageError
 
 
 class Ragged(NamedTuple):
-    """Sequences of different lengths.
+    """Token sequences of different lengths, concatenated without padding.
 
     Attributes:
-      values: int32 [sum of lengths], the concatenated sequences.
+      values: int32 [sum of lengths], the tokens of all sequences, one after the other.
       lengths: int64 [N], the length of each sequence.
     """
 
@@ -28,25 +28,31 @@ class Tokenizer(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """The vocabulary size. Token ids are below it."""
+        """The vocabulary size. Token ids are in [0, vocabulary), special tokens included."""
         ...
 
     @property
     def padding(self) -> int:
-        """The padding token."""
+        """The id of the padding token."""
         ...
 
     @property
     def end(self) -> int:
-        """The end-of-text token."""
+        """The id of the end-of-text token."""
         ...
 
     def whole(self, texts: Sequence[str]) -> Ragged:
-        """Tokenizes each whole text without special tokens."""
+        """Tokenizes each text in full, without truncation and without special tokens."""
         ...
 
     def framed(self, texts: Sequence[str], length: int) -> Ragged:
-        """Tokenizes each text with the special tokens that a classifier expects, truncated to `length` in total."""
+        """Tokenizes each text with the special tokens that a classifier expects, without padding.
+
+        The text is truncated at its end, so that a sequence has at most `length` tokens with the special ones.
+
+        Raises:
+          UsageError: `length` leaves no token for the text besides the special ones.
+        """
         ...
 
 
@@ -71,13 +77,22 @@ class BytesTokenizer:
     end: int = END
 
     def whole(self, texts: Sequence[str]) -> Ragged:
-        """Tokenizes the UTF-8 bytes of each text, with `?` for a character that UTF-8 cannot encode."""
+        """Converts each text in full to the tokens of its UTF-8 bytes, without special tokens.
+
+        A character that UTF-8 cannot encode, such as a lone surrogate, becomes `?`.
+        """
         encoded = [text.encode(errors="replace") for text in texts]
         values = np.frombuffer(b"".join(encoded), np.uint8).astype(np.int32) + SPECIAL
         return Ragged(values, np.fromiter(map(len, encoded), np.int64, len(encoded)))
 
     def framed(self, texts: Sequence[str], length: int) -> Ragged:
-        """Tokenizes each text as start, bytes, end, with the bytes cut to `length` tokens in all, 3 or more."""
+        """Converts each text to a start token, the tokens of its bytes, and an end token: at most `length` in total.
+
+        The bytes are cut at the end, perhaps within a character.
+
+        Raises:
+          UsageError: `length` is below 3.
+        """
         if length < 3:
             raise UsageError(f"--data.length {length}: wanted at least 3: the tokenizer adds a start and an end")
         # A character has at least one byte, so characters after `length` need not be encoded.
@@ -91,10 +106,10 @@ class BytesTokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class WordsTokenizer:
-    """A tokenizer of lower-case words and punctuation marks by their CRC-32 checksum. A few words share a token.
+    """A tokenizer that maps each lower-case word or punctuation mark to a token by its CRC-32 checksum.
 
-    This is the hashing trick (Weinberger et al., 2009, arXiv:0902.2206). Tokens cannot be decoded, so it is meant for
-    classification.
+    Different words may share a token (the hashing trick: Weinberger et al., 2009, arXiv:0902.2206). Tokens cannot be
+    decoded, so it is meant for classification. Padding is 0, end 1 and start 2; words are 3 to `vocabulary` - 1.
     """
 
     vocabulary: int = 8192
@@ -102,11 +117,15 @@ class WordsTokenizer:
     end: int = END
 
     def whole(self, texts: Sequence[str]) -> Ragged:
-        """Tokenizes the words of each text."""
+        """Converts each text in full to the tokens of its words and punctuation marks, without special tokens."""
         return _ragged([self._numbers(text) for text in texts])
 
     def framed(self, texts: Sequence[str], length: int) -> Ragged:
-        """Tokenizes each text as start, words, end, with the words cut to `length` tokens in all, 3 or more."""
+        """Converts each text to a start token, the tokens of its words, and an end token: at most `length` in total.
+
+        Raises:
+          UsageError: `length` is below 3.
+        """
         if length < 3:
             raise UsageError(f"--data.length {length}: wanted at least 3: the tokenizer adds a start and an end")
         return _ragged([[START, *self._numbers(text)[: length - 2], END] for text in texts])

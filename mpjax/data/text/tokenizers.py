@@ -1,4 +1,4 @@
-"""Loads the tokenizer of `--data.tokenizer`: a plain tokenizer, or one from Hugging Face."""
+"""Loads the tokenizer that `--data.tokenizer` names: one that needs no files, or one of Hugging Face."""
 
 import dataclasses
 import itertools
@@ -23,12 +23,12 @@ _INSTALL = "write: pip install 'mpjax[hf]'; or --data.tokenizer bytes"
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFaceTokenizer:
-    """A tokenizer of the `tokenizers` package, which uses all cores.
+    """A `Tokenizer` that wraps one of the `tokenizers` package, which uses all cores.
 
     Args:
       name: the name in messages.
-      tokenizer: a `tokenizers.Tokenizer`.
-      special: the ids of the tokens `padding` and `end`; None for a token that the tokenizer lacks.
+      tokenizer: a `tokenizers.Tokenizer`, whose settings of truncation and padding are changed in place.
+      special: the token ids of `padding` and `end`; None for a token that the tokenizer lacks.
     """
 
     name: str
@@ -37,17 +37,17 @@ class HuggingFaceTokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """The vocabulary size. Token ids are below it."""
+        """The largest token id, of all tokens with the added ones, plus 1."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
     def padding(self) -> int:
-        """The padding token, or `end` if there is none (GPT-2). Raises UsageError if the tokenizer has neither."""
+        """The id of the padding token, or of `end` if there is none (GPT-2). Raises UsageError if both are missing."""
         return self.end if (padding := self.special["padding"]) is None else padding
 
     @property
     def end(self) -> int:
-        """The end-of-text token. Raises UsageError if the tokenizer has none."""
+        """The id of the end-of-text token. Raises UsageError if the tokenizer has none."""
         if (end := self.special["end"]) is None:
             raise UsageError(
                 f"tokenizer {self.name} has no end-of-text token; wanted one of {', '.join(_USUAL_END)}, or eos_token "
@@ -56,14 +56,15 @@ class HuggingFaceTokenizer:
         return end
 
     def whole(self, texts: Sequence[str]) -> Ragged:
-        """Tokenizes each whole text without special tokens."""
+        """Tokenizes each text in full, without special tokens."""
         self.tokenizer.no_truncation()
         return self._encoded(texts, special=False)
 
     def framed(self, texts: Sequence[str], length: int) -> Ragged:
-        """Tokenizes each text with the special tokens of a single text, such as [CLS] text [SEP].
+        """Tokenizes each text with the special tokens of a single text, such as [CLS] text [SEP], without padding.
 
-        The text is cut so that there are at most `length` tokens in total. UsageError if that leaves it no token.
+        The text is truncated, so that there are at most `length` tokens with the special ones. Raises UsageError if
+        that leaves the text no token.
         """
         if length <= (added := self.tokenizer.num_special_tokens_to_add(False)):
             raise UsageError(
@@ -80,11 +81,12 @@ class HuggingFaceTokenizer:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """Loads the tokenizer `name`.
+    """Loads the tokenizer `name`; one on the Hugging Face hub is downloaded, unless the local cache has it.
 
     Args:
-      name: `bytes`, `words`, `auto` (bytes, where no `Config` says what the model is), a tokenizer.json, a folder with
-        that file or the files of a `transformers` tokenizer, or a name on the Hugging Face hub.
+      name: `bytes`, `words`, `auto` (the same as `bytes` here), the path of a tokenizer.json, a folder with that file
+        or the files of a `transformers` tokenizer, or a name on the Hugging Face hub. An existing path takes precedence
+        over a name on the hub.
 
     Raises:
       UsageError: the tokenizer does not exist or is damaged, or the package that reads it is missing.
@@ -124,9 +126,9 @@ def _from_file(file: pathlib.Path, name: str) -> HuggingFaceTokenizer:
 
 
 def _named_beside(file: pathlib.Path) -> dict[str, str]:
-    """Reads `pad_token`, `eos_token` and `sep_token`, where set, from the files next to a tokenizer.json.
+    """Reads the texts of `pad_token`, `eos_token` and `sep_token`, where set, from the files next to a tokenizer.json.
 
-    tokenizer_config.json overrides special_tokens_map.json. A damaged file is a UsageError.
+    tokenizer_config.json overrides special_tokens_map.json; missing files are skipped. A damaged file is a UsageError.
     """
     tokens: dict[str, str] = {}
     for beside in ("special_tokens_map.json", "tokenizer_config.json"):
@@ -170,7 +172,9 @@ def _from_transformers(folder: pathlib.Path, name: str) -> HuggingFaceTokenizer:
 
 
 def _downloaded(name: str) -> pathlib.Path:
-    """Downloads the files of a tokenizer from the hub, unless the local cache has them, and returns their folder.
+    """Downloads the files of the tokenizer `name` from the Hugging Face hub, unless the local cache has them.
+
+    It returns the folder of the files in the cache.
 
     Raises:
       UsageError: the package huggingface_hub is missing, or the hub cannot be reached or has no such name.
