@@ -108,9 +108,7 @@ class Emulator:
     ) -> list[Pair]:
         """Emulates a closed jaxpr in half precision and, with `reference`, in float32.
 
-        Returns a `Pair` for each output.
-
-        The operations run one by one, and `recorder` gets a reading of each.
+        The operations run one by one, and `recorder` gets a reading of each. Returns a `Pair` for each output.
 
         Args:
           jaxpr: the program.
@@ -158,9 +156,8 @@ class Emulator:
     def with_exact(self, pairs: list[Pair], atoms: Sequence, place: Place, eqn=None) -> list[Pair]:
         """Gives each constant among `pairs` its value in the float32 program as reference value.
 
-        Other pairs are unchanged.
-
-        If an operand becomes zero or inf in half precision, a reading with the operation "constant ..." is recorded.
+        Other pairs are unchanged. If an operand becomes zero or inf in half precision, a reading with the operation
+        "constant ..." is recorded.
 
         Args:
           pairs: the operands of an equation, or the outputs of a body.

@@ -51,7 +51,7 @@ class Update(NamedTuple):
       size: the sum of squares of the update's finite values.
       lost: the sum of squares of the values that leave the parameter unchanged.
       finite: True if all values of the update are finite.
-      wide_size: as `size`, with everything in float32.
+      wide_size: the sum of squares of the update with everything in float32.
       wide_lost: as `lost`, with everything in float32.
       wide_finite: as `finite`, with everything in float32.
     """
