@@ -17,7 +17,10 @@ from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32, is_floating
 
 
 def in_numpy(*arrays: np.ndarray, primitive, params: tuple) -> list[np.ndarray] | None:
-    """Evaluates a JAX primitive in NumPy; None if no rule of `IN_NUMPY` applies, or an operand has over 32 bits.
+    """Evaluates a JAX primitive in NumPy. Returns its results, or None if the caller has to use JAX.
+
+    That is the case if `IN_NUMPY` does not have the primitive, if its rule does not support the case, or if an operand
+    has more than 32 bits.
 
     Args:
       arrays: the operands.
@@ -75,15 +78,16 @@ IN_NUMPY: Mapping[str, Callable] = {
 
 
 def round_to(values: jax.Array, dtype: np.dtype, *, top: bool = True, bottom: bool = True) -> jax.Array:
-    """Rounds float32 `values` to the nearest number of a half or float8 dtype, ties to even; the result stays float32.
+    """Rounds float32 values to the nearest number of a half or float8 dtype, ties to even. The result stays float32.
 
     As in IEEE 754, overflow gives inf, and small values become subnormal or zero. In e4m3fn, which has no inf, overflow
     gives NaN.
 
     Args:
       values: float32 array of any shape.
-      dtype: the dtype; float32 and float64 leave the values unchanged.
-      top: False keeps float32's largest exponents, so that nothing overflows.
+      dtype: the dtype to round to; any other dtype, such as float32, returns the values unchanged.
+      top: False keeps float32's largest exponents, so that nothing overflows. bfloat16 has float32's exponents: `top`
+        and `bottom` have no effect on it.
       bottom: False keeps float32's smallest exponents and all bits of small values, so that nothing underflows.
     """
     if dtype in (*FLOAT8, FLOAT16) and top != bottom:
@@ -104,6 +108,7 @@ def round_to(values: jax.Array, dtype: np.dtype, *, top: bool = True, bottom: bo
 
 @functools.partial(compiled, numpy=np.where)
 def _chosen(which: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
+    """Selects elements of `yes` where `which` is True, else of `no`."""
     return jnp.where(which, yes, no)
 
 
@@ -116,11 +121,13 @@ def _with_bits_numpy(values: np.ndarray, *, mantissa_bits: int) -> np.ndarray:
 
 @functools.partial(compiled, numpy=_with_bits_numpy)
 def _with_bits(values: jax.Array, *, mantissa_bits: int) -> jax.Array:
+    """Rounds the significand to `mantissa_bits` bits, ties to even, and keeps float32's exponent range."""
     return jax.lax.reduce_precision(values, exponent_bits=8, mantissa_bits=mantissa_bits)
 
 
 @functools.partial(compiled, numpy=lambda values: values.astype(np.float16).astype(np.float32))
 def _round_to_float16(values: jax.Array) -> jax.Array:
+    """Rounds float32 values to float16, with its subnormal numbers and with inf. The result stays float32."""
     # XLA may remove a cast to float16 and back, but not reduce_precision, which flushes subnormals to zero.
     normal = jax.lax.reduce_precision(values, exponent_bits=5, mantissa_bits=10)
     # Below 2^-14 the spacing of float16 is 2^-24; jnp.round rounds ties to even.
@@ -129,9 +136,9 @@ def _round_to_float16(values: jax.Array) -> jax.Array:
 
 
 def narrowed(values: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Casts float32 `values`, already rounded to a half dtype, to that dtype: the same numbers in half the memory.
+    """Casts float32 values that are already rounded to a half dtype to that dtype: the same numbers in half the memory.
 
-    Values rounded to float8 stay float32.
+    With a float8 dtype the values stay float32.
     """
     if dtype in FLOAT8:
         return values
@@ -160,10 +167,10 @@ def is_half(aval) -> bool:
 
 
 def casts_down(eqn) -> bool:
-    """True if an equation's results may be narrow although an operand is float32.
+    """True if an equation's results may have half precision or float8 although an operand is float32.
 
-    It is a cast to half precision or float8, or an operation whose operands autocast casts to the compute dtype, such
-    as a matrix product.
+    Such an equation is a cast to half precision or float8, or an operation whose operands autocast casts to the compute
+    dtype, such as a matrix product.
     """
     name = eqn.primitive.name
     to_half = name == "convert_element_type" and eqn.params["new_dtype"] in NARROW
@@ -171,15 +178,19 @@ def casts_down(eqn) -> bool:
 
 
 def is_opaque(eqn) -> bool:
-    """True if an equation is valid in its own dtypes only: a kernel, or an operation on bits."""
+    """True if an equation must run in its own dtypes, because float32 operands would change its meaning.
+
+    It is a kernel, or an operation on the bits of its operand.
+    """
     return eqn.primitive.name in _BITS or OPERATIONS.rule(eqn.primitive.name) == "as_traced"
 
 
 def room_for(values: list):
-    """The power of two by which arrays are scaled so that no sum of their values overflows float16.
+    """The power of two by which to multiply arrays so that no sum of their values overflows float16.
 
-    This holds for arrays of at most 2^15 values; in larger ones the magnitudes become at most 1. The power is 1 if all
-    floating values are zero, if one of them is not finite, or if there are none.
+    This holds for arrays of at most 2^15 values. In larger arrays the magnitudes become at most 1, and a sum may
+    overflow. Arrays of integers are ignored. The power is 1 if all floating values are zero, if one of them is inf or
+    NaN, or if there are none.
     """
     floats = [x for x in values if is_floating(x) and x.size]
     if not floats:
@@ -190,7 +201,7 @@ def room_for(values: list):
 
 
 def widened(value):
-    """Casts a half-precision or float8 array to float32; any other value is unchanged."""
+    """Casts a half-precision or float8 array to float32. Returns any other value unchanged."""
     return converted(value, dtype=FLOAT32) if getattr(value, "dtype", None) in NARROW else value
 
 
@@ -206,6 +217,10 @@ def converted(value, *, dtype: np.dtype) -> jax.Array:
 
 @functools.partial(compiled, numpy=in_numpy)
 def _bound(*values, primitive, params: tuple) -> list:
+    """Binds a primitive: computes its results, in NumPy if the operands are small.
+
+    `params` are pairs of name and value.
+    """
     return list(bind(primitive, values, dict(params)))
 
 
@@ -226,13 +241,16 @@ _UNTRACKED: Mapping[str, Callable] = {
 def results_of(
     eqn, values: list, debug_info, *, true_half: bool, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
 ) -> list:
-    """Computes the results of an equation; half-precision results are held in float32.
+    """Computes the results of an equation. Half-precision results are returned in float32.
+
+    Nothing is rounded to half precision unless `true_half` is set. Small results may be NumPy arrays.
 
     Args:
       eqn: an equation of a jaxpr.
-      values: the operands; half-precision operands are held in float32.
+      values: the operands; half-precision operands are given in float32.
       debug_info: the debug info of the jaxpr.
-      true_half: True to compute in half precision itself, False to compute in float32.
+      true_half: True to cast the operands to their half dtypes and compute in those, as the device does; False to
+        compute in float32.
       precision: the precision of matrix products in float32. The default is true float32 on every device.
     """
     if (untracked := _UNTRACKED.get(eqn.primitive.name)) is not None:

@@ -1,4 +1,4 @@
-"""Rounds values to block formats, MX and NVFP4, whose numbers share a scale in each block.
+"""Rounds values to the block formats MXFP8 and NVFP4, in which each block of consecutive values has one scale.
 
 A diagnosis estimates the noise that these formats would cause. NumPy computes it on concrete values, so that the bits
 do not depend on a compiler.
@@ -23,7 +23,8 @@ class BlockFormat:
       size: the number of values that share a scale.
       payload: the dtype of the values, divided by their scales.
       scale: the dtype of the scales.
-      whole: True if the array also has a float32 scale, with which the scales of the blocks use their whole range.
+      whole: True if the array also has one float32 scale, chosen so that the largest scale of a block is the largest
+        number of `scale`.
     """
 
     name: str
@@ -48,14 +49,15 @@ Language Models with NVFP4", 2025, arXiv:2509.25149).
 
 
 def round_in_blocks(values: np.ndarray, format: BlockFormat) -> np.ndarray:
-    """Rounds float32 values to the nearest numbers of a block format, ties to even; the result stays float32.
+    """Rounds float32 values to the nearest numbers of a block format, ties to even. The result stays float32.
 
-    A block that contains inf or NaN becomes NaN. Values beyond the largest number saturate, which a rounded scale may
-    cause. A block whose scale underflows to zero becomes zero. A result beyond float32 becomes inf.
+    Blocks are consecutive values along the last axis. A block that contains inf or NaN becomes NaN. Values beyond the
+    largest number saturate, which happens if the scale of their block was rounded down. A block whose scale underflows
+    to zero becomes zero. A result beyond float32 becomes inf.
 
     Args:
       values: float32 [..., K]; the last block may be shorter.
-      format: the format.
+      format: the block format.
     """
     values = np.asarray(values, np.float32)
     if not values.size:
@@ -69,14 +71,14 @@ def round_in_blocks(values: np.ndarray, format: BlockFormat) -> np.ndarray:
 
 
 def sqnr_in_blocks(values: np.ndarray, format: BlockFormat) -> float:
-    """The signal-to-quantisation-noise ratio of values in a block format, in decibels, at most 200, as without noise.
+    """The signal-to-quantisation-noise ratio of values in a block format, in decibels, at most 200.
 
-    It is ten times the decimal logarithm of the sum of squares over the sum of squares of the rounding errors. NaN if a
-    value is not finite; -inf if a finite value is rounded to inf.
+    The ratio is ten times the decimal logarithm of the sum of squares over the sum of squares of the rounding errors.
+    It is 200 if nothing is lost, NaN if a value is not finite, and -inf if a finite value is rounded to inf.
 
     Args:
       values: float32 [..., K].
-      format: the format.
+      format: the block format.
     """
     if not np.isfinite(values).all():
         return math.nan
@@ -89,6 +91,7 @@ def sqnr_in_blocks(values: np.ndarray, format: BlockFormat) -> float:
 
 
 def _rounded(blocks: np.ndarray, format: BlockFormat) -> np.ndarray:
+    """Rounds blocks float32 [..., number of blocks, block size] as in `round_in_blocks`."""
     top = np.float64(float(ml_dtypes.finfo(format.payload).max))
     exact = blocks.astype(np.float64)  # float64 represents quotients by powers of two exactly
     largest = np.max(np.abs(exact), axis=-1, keepdims=True)
@@ -102,7 +105,15 @@ def _rounded(blocks: np.ndarray, format: BlockFormat) -> np.ndarray:
 
 
 def _for_all(largest: np.ndarray, top: np.float64, format: BlockFormat) -> np.float64:
-    """The inverse scale of a whole array, with which its largest block has the largest scale."""
+    """The factor by which a whole array is multiplied, so that its largest block gets the largest scale.
+
+    It is the inverse of the array's float32 scale, at most float32's largest number; 1 if all finite blocks are zero.
+
+    Args:
+      largest: the largest magnitude of each block; blocks with inf or NaN are ignored.
+      top: the largest number of the payload dtype.
+      format: the block format.
+    """
     whole = np.max(largest, where=np.isfinite(largest), initial=0.0)
     if not whole:
         return np.float64(1)
@@ -111,7 +122,7 @@ def _for_all(largest: np.ndarray, top: np.float64, format: BlockFormat) -> np.fl
 
 
 def _powers(ratio: np.ndarray) -> np.ndarray:
-    """The smallest powers of two at or above the ratios, within the range of e8m0."""
+    """The smallest powers of two at or above `ratio`, from 2^-127 to 2^127 as in e8m0; 2^-127 for a ratio of zero."""
     mantissa, exponent = np.frexp(ratio)
     power = np.where(mantissa == 0.5, exponent - 1, exponent)
     return np.ldexp(1.0, np.clip(np.where(ratio > 0, power, -127), -127, 127))

@@ -33,11 +33,15 @@ SMALL = 2**14
 def compiled(fn: Callable[P, R], numpy: Callable | None = None) -> Callable[P, R]:
     """Wraps `fn` so that it runs compiled ahead of time for the shapes of its arrays, or in NumPy if they are small.
 
-    `fn` itself runs within a trace, and if an array is not on the default device alone.
+    Small means at most `SMALL` values in all, on a CPU; the result is then a NumPy array. The last `KEPT` compiled
+    programs are cached.
+
+    Within a trace, and if an array is not on the default device alone, the wrapper calls `fn` itself.
 
     Args:
       fn: a JAX function of arrays, and of keyword options. If an option cannot be hashed, `fn` runs uncompiled.
-      numpy: the same function in NumPy, for small arrays on a CPU; it returns None for unsupported cases.
+      numpy: the same function in NumPy, for small arrays on a CPU; it returns None for unsupported cases, which then
+        run compiled.
     """
 
     @functools.wraps(fn)
@@ -66,9 +70,9 @@ def _are_small(arrays) -> bool:
 
 
 def brought_here(array):
-    """Copies an array to the default device, for which programs are compiled, if this process can address it all.
+    """Copies a JAX array to the default device, for which programs are compiled.
 
-    Other arrays, and tracers, are returned as they are.
+    Returns NumPy arrays, tracers, and arrays with shards on other processes as they are.
     """
     if isinstance(array, Tracer) or _is_here(array) or not array.is_fully_addressable:
         return array
@@ -84,9 +88,10 @@ def _is_here(array) -> bool:
 
 @functools.lru_cache(maxsize=KEPT)
 def _program(fn: Callable, options: tuple, shapes: tuple, device):
-    """Compiles `fn` for the default device, which is `device`: a part of the key of the cache.
+    """Compiles `fn` for the default device, with a cache.
 
-    The shapes have no sharding, so that results are not committed to the device: a `shard_map` moves them.
+    `device` is the default device. It is only a part of the cache's key. The shapes have no sharding, so that results
+    are not committed to the device: a `shard_map` moves them.
     """
 
     def run(*arrays):  # a new function, so that JAX shares no cache between programs
@@ -96,6 +101,7 @@ def _program(fn: Callable, options: tuple, shapes: tuple, device):
 
 
 def _trim():
+    """Finds glibc's `malloc_trim`; without glibc, a function that does nothing."""
     try:
         return ctypes.CDLL(None).malloc_trim  # glibc only
     except (AttributeError, OSError, TypeError):
@@ -106,7 +112,7 @@ _malloc_trim = _trim()
 
 
 def give_back() -> None:
-    """Releases the C library's free memory to the operating system.
+    """Releases the C library's free memory to the operating system; does nothing without glibc.
 
     Allocation of arrays of many sizes leaves holes between the live arrays. Glibc keeps the holes: in a ResNet-50 they
     take half as much memory as the arrays themselves.

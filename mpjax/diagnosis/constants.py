@@ -48,7 +48,7 @@ def constants_of(half, full) -> Constants:
 
 
 def _matched(half, full, exact: dict) -> Iterator[bool]:
-    """Fills `exact`, as in `Constants`, and yields for each part of `half` whether `full` computes the same there."""
+    """Fills `exact`, as in `Constants`, and yields for each comparison of the two programs whether they agree."""
     first, second = _Origins(half), _Origins(full)
     mine, theirs = first.operations, second.operations
     pairs = list(_in_step(mine, theirs))
@@ -80,11 +80,12 @@ def _in_step(mine: Sequence, theirs: Sequence) -> Iterator[tuple[Any, Any]]:
 
 
 def _key(eqn) -> tuple:
+    """The properties by which equations of two programs are matched: the primitive, and the shapes of the results."""
     return eqn.primitive.name, tuple(getattr(var.aval, "shape", None) for var in eqn.outvars)
 
 
 def _same(mine: tuple[int, np.ndarray] | None, theirs: tuple[int, np.ndarray] | None, exact: dict) -> bool:
-    """Records in `exact` the float32 value of a constant; False if the two programs do not match here.
+    """Records the float32 value of a constant in `exact`. Returns False if the two programs do not match here.
 
     They match if both have a constant of one shape, whose float32 value does not differ from one recorded before, or if
     neither has a constant. `mine` is the id and the value of the constant in the half-precision program, `theirs` in

@@ -29,7 +29,7 @@ class BodyRunner(Protocol):
 
     @property
     def recorder(self) -> Any:
-        """The recorder of the readings, or None."""
+        """The recorder of the readings; None if no readings are taken."""
         ...
 
     @property
@@ -38,7 +38,7 @@ class BodyRunner(Protocol):
         ...
 
     def run_body(self, jaxpr, inputs: list[Pair], place: Place) -> list[Pair]:
-        """Runs a jaxpr and returns its outputs."""
+        """Emulates a jaxpr, and returns a pair for each output. Empties `inputs`."""
         ...
 
     def held(self, pair: Pair, aval) -> Pair:
@@ -46,14 +46,14 @@ class BodyRunner(Protocol):
         ...
 
     def recording(self, recorder) -> Self:
-        """Copies the emulator with another recorder, or with None."""
+        """Copies the emulator with another recorder; None takes no readings."""
         ...
 
 
 def cond(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
-    """Emulates `lax.cond` or `lax.switch`: the reference too takes the branch that the half-precision run selects.
+    """Emulates `lax.cond` or `lax.switch`. The reference also takes the branch that the half-precision run selects.
 
-    Inside a compiled loop the branches take no readings.
+    An index out of range selects the nearest branch. Inside a compiled loop the branches take no readings.
     """
     index, *operands = pairs
     branches = eqn.params["branches"]
@@ -77,7 +77,11 @@ def cond(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pai
 
 
 def while_loop(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
-    """Emulates `lax.while_loop`: the reference takes as many iterations as the half-precision run."""
+    """Emulates `lax.while_loop` as one compiled loop for the half-precision run and the reference.
+
+    The half-precision run alone decides when the loop ends, so the reference takes as many iterations. The readings of
+    all iterations are combined.
+    """
     params = eqn.params
     cond_consts, body_consts, carry = _split(pairs, params["cond_nconsts"], params["body_nconsts"])
 
@@ -96,7 +100,10 @@ def while_loop(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> li
 
 
 def scan(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
-    """Emulates `lax.scan`: the half-precision run and the reference are one compiled loop."""
+    """Emulates `lax.scan` as one compiled loop for the half-precision run and the reference.
+
+    The readings of all iterations are combined.
+    """
     params = eqn.params
     num_consts, num_carry = scan_counts(params)
     consts, carry, xs = _split(pairs, num_consts, num_carry)
@@ -120,10 +127,10 @@ def scan(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pai
 
 
 def with_every_rounding(run: Callable, *args):
-    """Computes `run(*args)` without the excess precision of XLA, so that every operation of a loop is rounded.
+    """Computes `run(*args)` as one compiled program in which XLA rounds the result of every operation.
 
-    XLA may otherwise compute several operations in float32 and round once. Inside another loop or a jitted step, `run`
-    is only traced into the outer program.
+    By default XLA may compute several operations in float32 and round once (`xla_allow_excess_precision`). Inside
+    another loop or a jitted step, `run` is only traced into the outer program.
     """
     program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
     body, consts = opened(program)
@@ -163,11 +170,11 @@ class _Loop:
         self.start = arrays_of(carry), none_like(shapes)
 
     def pairs(self, state) -> list[Pair]:
-        """The carry in a state of the loop, which is `(arrays of the carry, readings)`, as pairs."""
+        """Makes pairs of the carry in a state of the loop, which is `(arrays of the carry, readings so far)`."""
         return [Pair(wide, low, self.path, free, m) for (wide, low, m), free in zip(state[0], self.free, strict=True)]
 
     def turn(self, state, *rows):
-        """Runs one iteration on a state; returns the next state and the arrays of the other outputs."""
+        """Runs one iteration on a state. Returns the next state, and the arrays of the outputs that are not carried."""
         outputs, measured = self._recorded(state, rows)
         carry, ys = outputs
         return (carry, joined(state[1], measured)), ys
@@ -179,6 +186,10 @@ class _Loop:
         return self.pairs(state)
 
     def _recorded(self, state, rows):
+        """Runs one iteration.
+
+        Returns the arrays of its outputs, and its readings, which are empty without a recorder.
+        """
         recorder = self.emulator.recorder and self.emulator.recorder.within()
         outputs = self._run(self.emulator.recording(recorder), state, rows)
         if recorder is None:
@@ -187,6 +198,7 @@ class _Loop:
         return outputs, recorder.stacked()
 
     def _run(self, emulator: BodyRunner, state, rows):
+        """Runs one iteration, and stores which of its outputs are free. Returns the arrays of its outputs."""
         carry, ys = self.once(emulator, self.pairs(state), *rows)
         self._free_after, self.free_ys = [pair.free for pair in carry], [pair.free for pair in ys]
         return arrays_of(carry), arrays_of(ys)
@@ -197,9 +209,9 @@ def _split(pairs: Sequence[Pair], first: int, second: int) -> tuple[list[Pair], 
 
 
 def arrays_of(pairs: Sequence[Pair]) -> list[tuple]:
-    """The arrays of each pair that a loop carries: the value in the reference, in half precision, and the marks.
+    """Unpacks each pair into a tuple for a compiled loop: its value in the reference, in half precision, its marks.
 
-    Half-precision values are in float32, because the input of an iteration may be rounded and its output not.
+    Half-precision values are cast to float32, because the input of an iteration may be rounded and its output not.
     """
     return [(_array(p.wide), _array(p.low), Marks(*map(jnp.asarray, p.marks))) for p in pairs]
 
@@ -215,7 +227,7 @@ def held(emulator: BodyRunner, pairs: list[Pair], eqn) -> list[Pair]:
 
 
 def function(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
-    """Emulates the function that a primitive stands for, such as a search among sorted values."""
+    """Emulates a primitive that stands for a JAX function, such as a search among sorted values."""
     with standing_at(eqn):
         body = expanded(eqn)
     return emulator.run_body(body, pairs, place)
@@ -225,7 +237,10 @@ HANDLERS = {"cond": cond, "while": while_loop, "scan": scan, "call_hi_primitive"
 
 
 def shard_map(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
-    """Emulates `jax.shard_map`: the half-precision run and the reference, both on the devices of its mesh."""
+    """Emulates `jax.shard_map`: the half-precision run and the reference, both on the devices of its mesh.
+
+    Inputs and outputs pass through the host. The readings of all devices are combined.
+    """
     params = eqn.params
     axes = sorted(manual_axes(params))
     devices = PartitionSpec(tuple(axes))
@@ -261,11 +276,11 @@ def shard_map(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> lis
 
 
 def _fetched(tree: Any) -> Any:
-    """Fetches arrays to the host; tracers are unchanged."""
+    """Fetches the arrays of a pytree to the host. Tracers are unchanged."""
     return jax.tree.map(lambda x: x if isinstance(x, Tracer) else jax.device_get(x), tree)
 
 
 def _over_devices(measured: Measured) -> Measured:
-    """Combines the readings of all devices, which are stacked along the first axis; there may be no readings."""
+    """Combines the readings of all devices, stacked along the first axis, into one; empty if there are none."""
     devices = [x.shape[0] for x in jax.tree.leaves(measured)[:1]]
     return functools.reduce(joined, apart(measured, *devices)) if devices else {}

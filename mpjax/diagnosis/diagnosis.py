@@ -1,4 +1,4 @@
-"""The result of `diagnose`, which prints as text and exports to JSON and HTML."""
+"""Defines `Diagnosis`, the result of `diagnose`, which prints as text and exports to JSON and HTML."""
 
 import dataclasses
 import pathlib
@@ -29,22 +29,25 @@ class Diagnosis(Facts):
         modules are out of float8, to the compute dtype; empty if none are needed or none help.
       better_scale: a loss scale with which the step is healthy, under the rules if there are any; None if none is
         needed or none helps.
-      verified: True if the step is healthy when run with the advice: the better scale, the rules, or float32
-        parameters.
-      float32_flops: the share of the FLOPs of matrix products and convolutions that the rules move to float32.
+      verified: True if the step was run with the advice (the better scale, the rules, or float32 parameters) and is
+        healthy; False also if there is nothing to repair or no repair was found.
+      float32_flops: the fraction of the FLOPs of matrix products and convolutions that the rules move to float32.
       advice: the recommended changes, one line each.
       table: one row for each module and direction, in program order, and one for each parameter's update, if computed.
       policy: the policy, as text.
-      loss_scale: the loss scale.
-      loss: the loss of the step in half precision and in float32.
-      flushed: the share of gradient values that are zero in half precision and not in float32, by parameter.
+      loss_scale: the loss scale of the diagnosed step.
+      loss: the loss of the step in half precision, and in float32; neither multiplied by the loss scale.
+      flushed: the fraction of gradient values that are zero in half precision and not in float32, by parameter.
       reason: the failure in float32, for "not_precision"; empty for other verdicts, and for an index out of range.
     """
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
-        """Encodes all fields as JSON text, with inf and nan as text, and writes it to `file` if given.
+        """Encodes all fields as JSON, and writes them to `file` if given. Returns the text.
 
-        "exponents" has the first exponent of the histograms in the table, and the exponent after the last.
+        Inf and nan become strings: "Infinity", "-Infinity" and "NaN".
+
+        "exponents" has two numbers: the base-2 exponent of the first bin of the table's histograms, and the exponent
+        after the last bin.
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["table"] = [row._asdict() | {"dtype": row.dtype.name} for row in self.table]
@@ -56,7 +59,7 @@ class Diagnosis(Facts):
 
         Args:
           file: the file to write; None to write none.
-          scales: `(step, loss scale, skipped)` for steps of the run, plotted as a curve; empty for no plot.
+          scales: `(step, loss scale, skipped)` for steps of a run, in order, plotted as a curve; empty for no plot.
         """
         text = page_of(self, [ScaleStep(*step) for step in scales])
         if file is not None:

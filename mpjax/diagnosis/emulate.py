@@ -54,7 +54,7 @@ def nothing(eqn, place: Place) -> bool:
 
 
 def sums_of_cotangents(eqn, place: Place) -> bool:
-    """True for an equation in the backward pass that sums an array, or that adds one more term to a sum."""
+    """True, as `Emulator.keeps`, for a backward equation that sums an array or adds a term to a running sum."""
     return place.backward and (eqn.primitive.name in SUMS or is_addition(eqn, place.callers))
 
 
@@ -65,15 +65,15 @@ def nowhere(path: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Emulator:
-    """The settings of an emulated run, and the run itself.
+    """Emulates a program in half precision and, beside it, in float32. The attributes are its settings.
 
     Attributes:
       rounds: `(module path) -> bool`: True if the module's operations and stored parameters are rounded.
-      top: True if half precision has its own largest exponents, so that values overflow.
-      bottom: True if half precision has its own smallest exponents, so that values underflow.
-      keeps: `(equation, place) -> bool`: True if the results stay in float32 until another equation takes and rounds
-        them.
-      reference: True to run the reference too; otherwise `wide` is `low`.
+      top: True if large values overflow as in half precision; False gives half precision float32's largest exponents.
+      bottom: True if small values underflow as in half precision; False gives it float32's smallest exponents.
+      keeps: `(equation, place) -> bool`: True if the results of an equation stay in float32 until the next equation
+        rounds them.
+      reference: True to run the float32 reference too; otherwise `Pair.wide` is `Pair.low`.
       isolated: True to give each module the reference's values as inputs, which measures the module's own error;
         otherwise errors propagate from module to module.
       recorder: takes a reading of each result; None takes none.
@@ -95,7 +95,7 @@ class Emulator:
 
     @property
     def ranged(self) -> bool:
-        """True if half precision has its own exponent range at both ends."""
+        """True if values overflow and underflow as in half precision."""
         return self.top and self.bottom
 
     def run(
@@ -106,7 +106,9 @@ class Emulator:
         progress: Progress = SILENT,
         exact: Mapping[int, np.ndarray] | None = None,
     ) -> list[Pair]:
-        """Emulates a closed jaxpr in half precision and, with `reference`, in float32; returns the pair of each output.
+        """Emulates a closed jaxpr in half precision and, with `reference`, in float32.
+
+        The operations run one by one, and `recorder` gets a reading of each. Returns a `Pair` for each output.
 
         Args:
           jaxpr: the program.
@@ -124,11 +126,17 @@ class Emulator:
         return ready.run_body(jaxpr, pairs, Place())
 
     def recording(self, recorder) -> Self:
-        """Copies the emulator with another recorder, or with None."""
+        """Copies the emulator with another recorder; None takes no readings."""
         return dataclasses.replace(self, recorder=recorder)
 
     def entered(self, var, value, owner: str) -> Pair:
-        """Makes the pair of a program input that `var` holds, and records its rounding if `var` is half precision."""
+        """Makes the pair of a program input, and records how rounding changes it if `var` has half precision.
+
+        Args:
+          var: the variable of the input in the program, with its dtype.
+          value: the array.
+          owner: the module path of the input.
+        """
         pair = self.constant(var, value, owner)
         if self.recorder is None or not is_floating(var.aval):
             return pair
@@ -140,18 +148,21 @@ class Emulator:
         return pair._replace(marks=Marks(finite, finite))
 
     def constant(self, var, value, owner: str) -> Pair:
-        """Makes the pair of an input or constant array that `var` holds, rounded if module `owner` rounds."""
+        """Makes the pair of an input or constant array, rounded to the dtype of `var` if module `owner` rounds."""
         value, rounds = widened(value), self.rounds(owner)
         low = self._rounded(value, var.aval, rounds)
         return self.held(Pair(value, low, None, not rounds and is_half(var.aval)), var.aval)
 
     def with_exact(self, pairs: list[Pair], atoms: Sequence, place: Place, eqn=None) -> list[Pair]:
-        """Sets the reference value of each constant among `pairs` to its value in the float32 program.
+        """Gives each constant among `pairs` its value in the float32 program as reference value.
+
+        Other pairs are unchanged. If an operand becomes zero or inf in half precision, a reading with the operation
+        "constant ..." is recorded.
 
         Args:
           pairs: the operands of an equation, or the outputs of a body.
           atoms: the variables and literals of the pairs.
-          place: the place of the equation or body.
+          place: the module and direction of the equation or body.
           eqn: the equation; None for the outputs of a body.
         """
         if not any(id(atom) in self.exact for atom in atoms):
@@ -163,6 +174,7 @@ class Emulator:
         ]
 
     def _exact(self, atom, pair: Pair, place: Place, rounds: bool, eqn) -> Pair:
+        """Makes the pair of a constant with its float32 value as reference, as in `with_exact`."""
         exact, value, marks = self.exact[id(atom)], np.asarray(widened(pair.low)), Marks()
         low = value if rounds and self.ranged else self._rounded(exact, atom.aval, rounds)
         lost = (exact != 0) & (value == 0) | np.isfinite(exact) & ~np.isfinite(value)
@@ -174,7 +186,10 @@ class Emulator:
         return self.held(Pair(exact, low, place.path, not rounds and is_half(atom.aval), marks), atom.aval)
 
     def held(self, pair: Pair, aval) -> Pair:
-        """Stores a rounded value in its half dtype until its next use. Without a reference, `wide` becomes `low`.
+        """Stores a rounded value in its half dtype until its next use, to save memory.
+
+        Values that are not rounded, or rounded with float32's exponents, stay float32. Without a reference, `wide`
+        becomes `low`.
 
         Args:
           pair: the value.
@@ -186,12 +201,12 @@ class Emulator:
         return pair if self.reference else pair._replace(wide=pair.low)
 
     def run_body(self, jaxpr, inputs: list[Pair], place: Place) -> list[Pair]:
-        """Runs an open or closed jaxpr inside the program and returns its outputs.
+        """Emulates an open or closed jaxpr inside the program. Returns a pair for each output.
 
         Args:
           jaxpr: the body to run.
           inputs: the input pairs. The list is emptied, so that a value is freed after its last use.
-          place: the place of the body's equations.
+          place: the module, direction and callers of the body's equations.
         """
         count = itertools.count(1)
 
@@ -224,9 +239,10 @@ class Emulator:
         return self.with_exact(outputs, opened(jaxpr)[0].outvars, place)
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Computes the results of an operation, rounded and in the reference, and records their readings.
+        """Computes the results of an operation in half precision and in the reference, and records their readings.
 
-        It empties `pairs`, the list of the operands, so that values without further uses are freed.
+        Empties `pairs`, the list of the operands, so that values without further uses are freed. Returns a pair for
+        each result.
         """
         some_half = any(is_half(atom.aval) for atom in (*eqn.outvars, *eqn.invars))
         rounds = self.rounds_in(place, eqn, pairs)
@@ -265,18 +281,18 @@ class Emulator:
         return outputs
 
     def rounds_in(self, place: Place, eqn, pairs: list[Pair]) -> bool:
-        """True if the results of an equation are rounded; `eqn` is None at the end of a body.
+        """True if the results of an equation are rounded. `eqn` is None for the outputs of a body.
 
-        They are not rounded if their module does not round, if `keeps` says so, or if an operand is free: float32, so
-        that it promotes the result. A free operand does not count in a cast to half precision, at the end of a body, or
-        if any `keeps` is set.
+        Results are not rounded if their module does not round, if `keeps` says so, or if an operand is free
+        (`Pair.free`): a float32 operand promotes the results to float32. A free operand does not matter to a cast to
+        half precision or a matrix product (`casts_down`), at the end of a body, or if `keeps` is set.
         """
         if not self.rounds(place.path) or (eqn is not None and self.keeps(eqn, place)):
             return False
         return eqn is None or casts_down(eqn) or self.keeps is not nothing or not any(pair.free for pair in pairs)
 
     def taken(self, pair: Pair, aval, path: str, rounds: bool):
-        """The half-precision value of an operand, as float32, as an equation in module `path` gets it.
+        """The value of an operand as an equation in module `path` gets it: in float32, rounded to half precision.
 
         In an isolated run, an operand from another module is the reference's value, without that module's errors.
 
@@ -284,7 +300,8 @@ class Emulator:
           pair: the operand.
           aval: its abstract value in the program.
           path: the module of the equation.
-          rounds: whether the equation rounds; if so, an operand that is not rounded yet is rounded here.
+          rounds: True if the equation rounds. An operand that is not rounded yet, because it is free or the
+            reference's, is then rounded here.
         """
         elsewhere = self.isolated and pair.path != path
         value = widened(pair.wide if elsewhere and is_floating(aval) else pair.low)

@@ -1,4 +1,4 @@
-"""The fields of a diagnosis, and the text to paste into a config, a command line or a policy."""
+"""Defines the fields of a diagnosis, and formats its repair for a config file, a command line or a policy."""
 
 import dataclasses
 import json
@@ -40,15 +40,15 @@ class Facts:
     reason: str = ""
 
     def beyond_dtypes(self, reason: str, numbers: str, advice: Sequence[str]) -> Self:
-        """Copies the diagnosis with the verdict "not_precision", for a failure that float32 has too.
+        """Copies the diagnosis with the verdict "not_precision", for a failure that was found in float32 too.
 
-        The copy has no rules and no better scale. A sentence is added to its evidence.
+        The copy has no rules and no better scale. Its evidence ends in a new sentence, "But REASON: NUMBERS."
 
         Args:
-          reason: the failure, not empty: the headline of the page, and the start of that sentence, after "But" unless
-            the verdict was "not_precision" before.
-          numbers: the rest of that sentence, after a colon.
-          advice: replaces the advice for a repair by dtypes.
+          reason: the failure, not empty. It is also the headline of the HTML page. In the sentence, "But" comes before
+            it unless the verdict was "not_precision" already.
+          numbers: the numbers behind it, for the sentence.
+          advice: the new advice, which replaces the old.
         """
         clause = reason if self.verdict == "not_precision" else f"But {reason[0].lower()}{reason[1:]}"
         return dataclasses.replace(
@@ -65,7 +65,7 @@ class Facts:
 
     @property
     def worst(self) -> list[TraceRow]:
-        """The rows of the table, most harmful first (`TraceRow.harm`)."""
+        """The rows of the table, sorted by `TraceRow.harm`, the most harmful first."""
         return sorted(self.table, key=lambda row: row.harm, reverse=True)
 
     @property
@@ -85,7 +85,7 @@ class Facts:
     def repaired_policy(self) -> str:
         """The policy with the diagnosis's rules before its own, as text for `apply_policy` and `autocast`.
 
-        Its own rules that no longer have an effect are dropped. It is empty if the diagnosis has no rules.
+        Its own rules that no longer have an effect are dropped. The text is empty if the diagnosis has no rules.
         """
         if not self.rules:
             return ""
@@ -95,6 +95,6 @@ class Facts:
 
     @property
     def headline(self) -> str:
-        """A line with the verdict and, if known, the module, direction and operation."""
+        """One line, "verdict: overflow in layers/0 (forward, mul)"; only the verdict if the module is not known."""
         place = "" if self.path is None else f" in {self.path or 'no module'} ({self.direction}, {self.operation})"
         return f"verdict: {self.verdict}{place}"

@@ -32,15 +32,15 @@ SCALES = (2.0**15, 2.0**10, 2.0**5, 1.0)
 
 
 class Candidate(NamedTuple):
-    """A policy that was tried.
+    """A policy that was tried on a step, with its errors against float32.
 
     Attributes:
       preset: the name of the preset.
       rules: the rules to add to the preset, from module path to "float32".
       within: True if the step under this policy is within the tolerance.
-      float32_flops: the share of the FLOPs of matrix products and convolutions that the rules keep in float32.
-      loss_scale: the loss scale of the trial; 1 for none.
-      loss_error: the relative error of the loss.
+      float32_flops: the fraction of the FLOPs of matrix products and convolutions that the rules keep in float32.
+      loss_scale: the loss scale of the trial; 1 means no scaling.
+      loss_error: the relative error of the loss; inf or NaN if the step is not finite.
       gradient_error: the relative error of all gradients together, in the Euclidean norm.
     """
 
@@ -66,7 +66,7 @@ class Fastest:
       best: the policy within the tolerance with the least `float32_flops`, the first tried among equals; None if no
         policy is within the tolerance, or only with all FLOPs in float32.
       tried: all policies that were tried, in order.
-      tolerance: the largest accepted relative error of the loss, and the largest accepted share of a gradient's norm
+      tolerance: the largest accepted relative error of the loss, and the largest accepted fraction of a gradient's norm
         that underflows to zero.
       float8: the layers that can multiply in float8; None if they were not searched. They are not part of `best`,
         because their speed depends on the GPU.
@@ -78,7 +78,10 @@ class Fastest:
     float8: Float8Layers | None = None
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
-        """Encodes all fields as JSON text, with inf and nan as text, and writes it to `file` if given."""
+        """Encodes all fields as JSON, with inf and nan as strings, and writes them to `file` if given.
+
+        Returns the text.
+        """
         fields = {
             "best": self.best and self.best._asdict(),
             "tried": [candidate._asdict() for candidate in self.tried],
@@ -109,17 +112,18 @@ def fastest_policy(model, loss_fn: Callable, batch, *, tolerance: float = 0.05) 
 
     The search tries bfloat16 and float16, first as the parameter dtype too (with float32 master weights), then as the
     compute dtype alone. If no policy is within the tolerance, it tries the compute dtypes again with the smallest set
-    of modules in float32. It also searches for the layers that can multiply in float8.
+    of modules in float32. It also searches for the layers that can multiply in float8. Nothing is timed: fewer FLOPs in
+    float32 count as faster.
 
     Args:
-      model: an NNX module, in training or evaluation mode. It is not modified.
+      model: an NNX module, in training or evaluation mode. It is not modified, and its own dtypes do not matter.
       loss_fn: `loss_fn(model, batch)`; returns a scalar, or a pair of the scalar and auxiliary values.
       batch: a pytree of arrays.
-      tolerance: the largest accepted relative error of the loss, and the largest accepted share of a gradient's norm
+      tolerance: the largest accepted relative error of the loss, and the largest accepted fraction of a gradient's norm
         that underflows to zero.
 
     Returns:
-      A `Fastest`: the best policy, and all policies that were tried.
+      A `Fastest`: the best policy, all policies that were tried, and the layers for float8. It prints as text.
 
     Raises:
       UsageError: the step is not finite in float32, the model is not an NNX module, the loss is not a floating scalar,
@@ -131,7 +135,8 @@ def fastest_policy(model, loss_fn: Callable, batch, *, tolerance: float = 0.05) 
 def fastest_policy_of_function(loss_fn: Callable, params, batch, *, tolerance: float = 0.05) -> Fastest:
     """Searches like `fastest_policy`, for a function of parameters and batch under autocast.
 
-    The parameter dtypes do not change: the search tries the compute dtype alone.
+    `loss_fn(params, batch)` is as in `diagnose_function`. The parameter dtypes do not change: the search tries the
+    compute dtype alone.
 
     Raises:
       UsageError: the step is not finite in float32, the loss is not a floating scalar, or the tolerance is not positive
@@ -184,6 +189,7 @@ def fastest_program(
 def _tried(
     make: Callable[[Policy], Program], name: str, policy: Policy, rules: dict, reference: Reference
 ) -> Candidate:
+    """Emulates the step under a preset and rules, and measures its errors."""
     program = make(with_rules(policy, rules))
     scale = _scale(program, name)
     low = outputs_of(ROUNDING, program, scale)
@@ -199,7 +205,10 @@ def _tried(
 
 
 def _scale(program: Program, name: str) -> float:
-    """The first of `SCALES` with which the step is finite, else 1; 1 for a preset of bfloat16, which needs no scale."""
+    """The first of `SCALES` with which the step is finite; 1 if none is.
+
+    Presets of bfloat16 need no loss scale: for them the result is always 1.
+    """
     if "bfloat16" in name:
         return 1.0
     return next((scale for scale in SCALES if all_finite(outputs_of(ROUNDING, program, scale))), 1.0)

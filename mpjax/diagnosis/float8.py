@@ -19,12 +19,12 @@ class SaturationRunner(Protocol):
 
     @property
     def top(self) -> bool:
-        """True if values overflow."""
+        """True if values beyond the largest number of their dtype overflow, or saturate in float8."""
         ...
 
     @property
     def recorder(self) -> Any:
-        """The recorder of the readings, or None."""
+        """The recorder of the readings; None if no readings are taken."""
         ...
 
     def rounds_in(self, place: Place, eqn: Any, pairs: list[Pair]) -> bool:
@@ -32,20 +32,20 @@ class SaturationRunner(Protocol):
         ...
 
     def taken(self, pair: Pair, aval: Any, path: str, rounds: bool) -> Any:
-        """The half-precision value of an operand, as float32, as an equation in module `path` gets it."""
+        """The value of an operand as an equation in module `path` gets it: in float32, rounded to half precision."""
         ...
 
 
 def saturated(runner: SaturationRunner, eqn: Any, pair: Pair, place: Place) -> Pair:
-    """Runs the call that limits a value to the range of a float8 dtype, and records values beyond it as overflow.
+    """Emulates the call that clips a value to the range of a float8 dtype, and records clipped values as overflow.
 
-    The reference's value is not limited, nor is a value in a module that does not round.
+    Inf and NaN pass unchanged. So does the reference's value, and any value if the module does not round.
 
     Args:
       runner: the emulator.
-      eqn: the call; its name says the dtype.
+      eqn: the call; its name ends in the name of the dtype.
       pair: the value.
-      place: the place of the call.
+      place: the module and direction of the call.
     """
     dtype = np.dtype(eqn.params["name"].removeprefix(SATURATE))
     limit, rounds = np.float32(range_of(dtype).largest), runner.rounds_in(place, eqn, [pair])
@@ -61,11 +61,13 @@ def saturated(runner: SaturationRunner, eqn: Any, pair: Pair, place: Place) -> P
 
 
 def with_own_scales(eqn: Any, wide: list, low: list) -> list:
-    """Replaces the reference's results `wide` by the program's results `low`, for a float32's bits read as an integer.
+    """Replaces the reference's float32 bits read as integers, `wide`, by the program's own, `low`.
 
-    Other equations keep `wide`, and so do elements that are not positive and finite in `low`.
-    Operations on bits compute the scales of float8. Without rounding the scales do not matter, because results are
-    divided by them. But values with different scales cannot be compared.
+    The scales of float8 are computed by such operations on bits. Results are divided by the scales, so the scales do
+    not matter without rounding, but values with different scales cannot be compared.
+
+    For an equation that does not read float32 bits as uint32, returns `wide` unchanged. Elements keep `wide` where
+    `low` is not positive and finite.
     """
     if eqn.primitive.name != "bitcast_convert_type" or low[0].dtype != np.uint32:
         return wide

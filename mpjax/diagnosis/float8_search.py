@@ -29,16 +29,16 @@ PRESET = "mixed_float8"
 
 
 class QuantisedLayer(NamedTuple):
-    """A layer whose products are in float8 under the preset.
+    """A layer whose matrix products are in float8 under the preset `mixed_float8`.
 
     Attributes:
       path: the module path.
       float8: True if it stays in float8.
       sqnr: the signal-to-quantisation-noise ratio of the noisiest operand, forward or backward, in decibels.
-      underflow: the share of values that underflow to zero, in the operand with most of them. An outlier has most of
-        the signal, so that decibels do not show the underflow.
-      sqnr_mxfp8: the same ratio in MX blocks; None if it was not measured, as in a loop.
-      sqnr_nvfp4: the same ratio in NVFP4 blocks; None likewise.
+      underflow: the fraction of values that underflow to zero, in the operand with most of them. `sqnr` does not show
+        it if one outlier has most of the signal.
+      sqnr_mxfp8: the same ratio in MX blocks; None if it was not measured, as for a product in a loop.
+      sqnr_nvfp4: the same ratio in NVFP4 blocks; None if it was not measured.
     """
 
     path: str
@@ -54,12 +54,14 @@ class Float8Layers:
     """The layers that can multiply in float8.
 
     Attributes:
-      layers: the layers in float8 under the preset: layers that underflow, then the noisiest first.
+      layers: the layers in float8 under the preset: first those whose underflow exceeds the tolerance, most underflow
+        first; then the others, the noisiest first.
       rules: the rules to add to the preset, from module path to the compute dtype, for layers that cannot be in float8.
-      within: True if the step with these rules is within the tolerance; False if no layer is left.
-      float8_flops: the share of the FLOPs of matrix products and convolutions in layers that stay in float8.
-      loss_error: the relative error of the loss, with these rules; 0 if no layer is left.
-      gradient_error: the relative error of all gradients together, in the Euclidean norm; 0 if no layer is left.
+      within: True if the step with these rules is within the tolerance; False if no layer can be in float8.
+      float8_flops: the fraction of the FLOPs of matrix products and convolutions in layers that stay in float8.
+      loss_error: the relative error of the loss with these rules; 0 if no layer can be in float8.
+      gradient_error: the relative error of all gradients together, in the Euclidean norm; 0 if no layer can be in
+        float8.
       reason: the reason why no layer is in float8; empty if a layer is.
     """
 
@@ -101,13 +103,15 @@ def _decibels(value: float | None) -> str:
 
 
 def float8_layers(make: Callable[[Policy], Program], reference: Reference) -> Float8Layers:
-    """Searches for the layers that can multiply in float8, under `mixed_float8` and its rules.
+    """Searches for the layers that can multiply in float8, under `mixed_float8` with rules for the other layers.
 
-    If the step with all of them is not right (`is_repaired`), the search takes layers out, in numbers that double, but
-    keeps one. Layers whose underflow exceeds the tolerance are first, by decreasing underflow; then the noisiest. It
-    then puts back every layer that need not be out. If one layer alone is not right either, no layer is left.
-    Each set is tried on the step that is traced under its rules. A UsageError of `make` under the preset, as for a
-    model without a suitable layer, becomes the `reason` of an empty result.
+    If the step with all layers in float8 is not right (`is_repaired`), the search takes layers out of float8, in
+    numbers that double, until the step is right. Layers whose underflow exceeds the tolerance are taken out first, most
+    underflow first; then the noisiest. It then puts back every layer that need not be out. Each set is tried on the
+    step traced under its rules, with a loss scale of 1.
+
+    If even one layer alone is not right, `within` is False, the rules take all layers out, and `reason` says so. If the
+    model has no suitable layer, the result is empty but for `reason`; no error is raised.
 
     Args:
       make: a function from policy to the step's program.
@@ -162,7 +166,10 @@ def float8_layers(make: Callable[[Policy], Program], reference: Reference) -> Fl
 
 
 def _noise(trace: Trace) -> dict[str, tuple[float, float]]:
-    """The least decibels and the largest share of underflow of values rounded to float8, by module path."""
+    """The noise of values rounded to float8, by module path.
+
+    It is a pair: the least signal-to-quantisation-noise ratio in decibels, and the largest fraction of underflow.
+    """
     noise: dict[str, tuple[float, float]] = {}
     for site, reading in zip(trace.sites, trace.readings, strict=True):
         if site.dtype in FLOAT8 and reading.exact:
@@ -172,6 +179,7 @@ def _noise(trace: Trace) -> dict[str, tuple[float, float]]:
 
 
 def _order(sqnr: float, underflow: float, tolerance: float) -> tuple[float, float]:
+    """The sort key of a layer: layers with much underflow first, then those with the least `sqnr` in decibels."""
     return -underflow if underflow > tolerance else 0.0, sqnr
 
 
@@ -179,9 +187,10 @@ FORMATS = (MXFP8, NVFP4)
 
 
 def noise_in_blocks(program: Program) -> dict[str, dict[str, float]]:
-    """Measures the signal-to-quantisation-noise ratio in block formats, in decibels, by module path and format.
+    """Measures the signal-to-quantisation-noise ratio in block formats, by module path and format.
 
-    The noisiest operand of a module's products, forward and backward, determines the ratio. Blocks lie along the
+    The result is in decibels: `{"layers/0": {"mxfp8": 31.2, "nvfp4": 19.5}}`. The noisiest operand of a module's
+    products, forward and backward, determines the ratio. Operands with inf or NaN are ignored. Blocks lie along the
     contracted axis. Products in a loop are skipped, because their operands are unknown before the loop runs.
 
     Args:
@@ -197,7 +206,8 @@ class Listening(Emulator):
     """An emulator without rounding that measures the operands of products in float8.
 
     Attributes:
-      heard: the decibels of the noisiest operand, by module path and name of a format; filled by a run.
+      heard: the signal-to-quantisation-noise ratio of the noisiest operand, in decibels, by module path and name of a
+        format. A run fills it.
     """
 
     rounds: Callable[[str], bool] = nowhere
@@ -205,7 +215,7 @@ class Listening(Emulator):
     heard: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Measures the operands of a product in float8, and computes the results of an equation."""
+        """Computes the results of an equation. If it is a product in float8, measures its operands first."""
         if eqn.primitive.name == "dot_general" and any(var.aval.dtype in FLOAT8 for var in eqn.invars):
             for pair, axes in zip(pairs, eqn.params["dimension_numbers"][0], strict=True):
                 if not isinstance(pair.low, Tracer):
@@ -213,6 +223,7 @@ class Listening(Emulator):
         return super().applied(eqn, pairs, place, debug_info)
 
     def _listen(self, path: str, values: np.ndarray, axes: tuple[int, ...]) -> None:
+        """Measures an operand of a product in module `path`, with blocks along the contracted `axes`."""
         last = tuple(range(values.ndim - len(axes), values.ndim))
         rows = np.moveaxis(values, axes, last).reshape(*np.delete(values.shape, axes), -1)
         sqnrs = self.heard.setdefault(path, {})

@@ -1,6 +1,7 @@
-"""The dtypes that a program rounds to, half precision and float8, and rounding to float8 in float32, bit for bit.
+"""Defines the dtypes that a diagnosis rounds to, half precision and float8, and rounds float32 values to float8.
 
-e4m3fn has no inf: values more than half a step above 448 become NaN. e5m2 has inf, like the formats of IEEE 754.
+The rounded values are exactly those of a cast to float8. e4m3fn has no inf: values more than half a step above 448
+become NaN. e5m2 has inf, like the formats of IEEE 754.
 """
 
 import functools
@@ -19,7 +20,7 @@ from mpjax.precision.float8.recipes import E4M3, E5M2
 FLOAT8 = (E4M3, E5M2)
 
 NARROW = (*HALF, *FLOAT8)
-"""The dtypes that a diagnosis rounds to."""
+"""The dtypes that a diagnosis rounds to. Docstrings call them all half precision, unless they name float8."""
 
 _LARGEST: Mapping[np.dtype, float] = {E4M3: 448.0, E5M2: 57344.0}
 _BITS: Mapping[np.dtype, int] = {E4M3: 3, E5M2: 2}
@@ -27,7 +28,7 @@ _LOWEST: Mapping[np.dtype, int] = {E4M3: -6, E5M2: -14}
 
 
 def range_of(dtype: np.dtype) -> Range:
-    """The representable range of a dtype of a program, including float8."""
+    """The largest, smallest normal and smallest subnormal number, and the epsilon, of a floating or float8 dtype."""
     if dtype not in FLOAT8:
         return float_range(dtype)
     info = ml_dtypes.finfo(dtype)
@@ -43,13 +44,15 @@ def _float8_numpy(values: np.ndarray, *, dtype: np.dtype, ranged: bool) -> np.nd
 
 @functools.partial(compiled, numpy=_float8_numpy)
 def round_to_float8(values: jax.Array, *, dtype: np.dtype, ranged: bool) -> jax.Array:
-    """Rounds float32 values to the nearest number of a float8 dtype, ties to even; the result stays float32.
+    """Rounds float32 values to the nearest number of a float8 dtype, ties to even. The result stays float32.
+
+    It is a NumPy array if `values` is small and the default device is a CPU (`compiled`).
 
     Args:
       values: float32 array of any shape.
       dtype: float8_e4m3fn or float8_e5m2.
-      ranged: True for float8's range: values beyond it become inf, or NaN in e4m3fn, and small ones subnormal or zero.
-        False rounds the significand only and keeps float32's exponent range.
+      ranged: True applies float8's range: values beyond it become inf, or NaN in e4m3fn, and small values become
+        subnormal or zero. False rounds the significand only, so that nothing overflows or underflows.
     """
     normal = jax.lax.reduce_precision(values, exponent_bits=8, mantissa_bits=_BITS[dtype])
     if not ranged:

@@ -21,11 +21,11 @@ from mpjax.precision.dtypes import is_floating
 
 @dataclasses.dataclass(frozen=True)
 class Terms(Emulator):
-    """An emulator without rounding, in which `wide` is the sum of the magnitudes of a result's terms.
+    """An emulator without rounding, in which `Pair.wide` is the sum of the magnitudes of the terms of a value.
 
-    The error of a loss whose terms cancel is compared with this sum. The terms of a scalar sum, difference or mean are
-    the terms of its operands. Every other result is one term, because cancellation within a layer is a fault of the
-    layer.
+    The error of a loss whose terms cancel is compared with this sum: for 3 - 2 it is 5. The terms of a scalar sum,
+    difference or mean are the terms of its operands. Every other result is one term, because cancellation within a
+    layer is a fault of the layer.
     """
 
     rounds: Callable[[str], bool] = nowhere
@@ -59,7 +59,7 @@ _MOVES = ARRANGES.difference(REPEATS) | {"convert_element_type", "neg"}
 
 @dataclasses.dataclass(frozen=True)
 class Spread(Emulator):
-    """An emulator without rounding, in which `wide` is the root of the sum of squares of a result's terms.
+    """An emulator without rounding, in which `Pair.wide` is the root of the sum of squares of a value's terms.
 
     The terms of a gradient are the terms of the last product or sum in its backward pass, such as one for each example.
     At the end of training they cancel. The error is then large relative to the gradient, but not relative to `wide`.
@@ -85,7 +85,7 @@ class Spread(Emulator):
 
 
 LOST = 0.5
-"""The relative error from which a gradient in float8 is lost. Healthy gradients have a tenth to a fifth."""
+"""The relative error above which a gradient in float8 is wrong. Healthy gradients have a tenth to a fifth."""
 
 WRONG = 0.3
 """The error from which a gradient in half precision is wrong, relative to the gradient or, if larger, to its terms."""
@@ -124,7 +124,7 @@ class Reference:
         return self.accepts or (WRONG if self.without_float8 is None else LOST)
 
     def has_loss(self, low: Sequence, scale: float) -> bool:
-        """True if a step is finite and accurate, judged by its loss and its gradients.
+        """True if a step is finite, and its loss and its gradients are accurate.
 
         The loss has an error of at most `tolerance`, and each gradient one of at most `limit` (`lost_gradients`). A
         loss with a larger error is harmless if it is near zero (`loss_is_small`) and the gradients together are off by
@@ -141,9 +141,10 @@ class Reference:
         return max(self.lost_gradients(low, scale), default=0.0) <= self.limit
 
     def is_repaired_by(self, low: Sequence, scale: float) -> bool:
-        """True if a repaired step, which is finite, is accurate as in `has_loss`.
+        """True if a repaired step, which must be finite, is accurate enough.
 
-        If the loss is right, gradients are judged only in float8, or if they were the fault (`accepts` is set).
+        It is accurate enough if `has_loss` is True. If the loss is right, errors of gradients matter only in float8, or
+        if they were the fault (`accepts` is set).
 
         Args:
           low: as in `has_loss`.
@@ -154,7 +155,7 @@ class Reference:
         return (right and not judged) or self.has_loss(low, scale)
 
     def lost_gradients(self, low: Sequence, scale: float) -> list[float]:
-        """The relative error of each gradient, in the Euclidean norm.
+        """The relative error of each gradient, in the Euclidean norm, as a list in the order of the gradients.
 
         The loss may hide these errors: a derivative adds values that the loss does not add, and an outlier in float8
         may destroy the gradient of one layer. An error above the limit (in float8, `LOST`) becomes zero if float32 does
@@ -179,6 +180,7 @@ class Reference:
         ]
 
     def _errors_in_half(self, gradients: Sequence) -> list[float]:
+        """The errors of `lost_gradients` without float8."""
         norms = [float(np.linalg.norm(np.asarray(wide, np.float64))) for wide in self.outputs[1:]]
         whole = _MINOR * max(norms, default=0.0)
         pairs = zip(self.outputs[1:], gradients, strict=True)
@@ -197,16 +199,18 @@ class Reference:
 
     @functools.cached_property
     def _spreads(self) -> list[float]:
-        """The norm of each gradient if its terms had random signs."""
+        """The Euclidean norm that each gradient would have if its terms had random signs (`Spread`)."""
         pairs = Spread().run(*self.program.at(1.0))[1:]
         return [float(np.linalg.norm(np.asarray(pair.wide, np.float64))) for pair in pairs]
 
     @functools.cached_property
     def _wider_errors(self) -> list[float]:
+        """The relative errors of the gradients if products are in the compute dtype in place of float8."""
         assert self.without_float8 is not None
         return self._gradient_errors(self.without_float8()[1:])
 
     def _gradient_errors(self, gradients: Sequence) -> list[float]:
+        """The relative error of each gradient; 0 if its float32 norm is at most `_SMALL` of the largest norm."""
         norms = [float(np.linalg.norm(np.asarray(wide, np.float64))) for wide in self.outputs[1:]]
         return [
             0.0 if norm <= _SMALL * max(norms) else distance([wide], [gradient])
@@ -214,10 +218,10 @@ class Reference:
         ]
 
     def fault(self, low: Sequence, scale: float) -> float:
-        """The distance of a step from the reference, at most `tolerance` if loss and gradients are within their limits.
+        """How far a step is from the reference: at most `tolerance` if loss and gradients are within their limits.
 
-        It is the error of the loss or, if larger, the worst error of a gradient times `tolerance / limit`. It is inf if
-        the step is not finite.
+        The distance is the error of the loss or, if larger, the worst error of a gradient times `tolerance / limit`. It
+        is inf if the step is not finite.
 
         Args:
           low: as in `has_loss`.
@@ -229,11 +233,15 @@ class Reference:
         return max(loss_error(self.outputs[0], low[0] / scale), lost)
 
     def loss_is_small(self, low: Sequence, scale: float) -> bool:
-        """True if the terms of the loss cancel, or float32 does not determine the loss either."""
+        """True if a large relative error of the loss is harmless, because it is near zero.
+
+        Either its terms cancel (`terms_cancel`), or float32 does not determine it (`determined`). The arguments are as
+        in `has_loss`.
+        """
         return self.terms_cancel(low, scale) or not self.determined(slice(1))
 
     def terms_cancel(self, low: Sequence, scale: float) -> bool:
-        """True if the loss and its error are at most `tolerance` times the magnitudes of the loss's terms together."""
+        """True if the loss and its error are both at most `tolerance` times the sum of the magnitudes of its terms."""
         loss = float(self.outputs[0])
         return max(abs(loss), abs(float(low[0]) / scale - loss)) <= self.tolerance * self.terms
 
@@ -247,11 +255,11 @@ class Reference:
         return self.gradient_error(low, scale) <= 0.5 or not self.determined(slice(1, None))
 
     def determined(self, part: slice) -> bool:
-        """True if a change in the last float32 bits of the inputs changes a part of the outputs by at most `tolerance`.
+        """True if changes in the last float32 bits of the inputs change the chosen outputs by at most `tolerance`.
 
-        The change of that part is measured together, relative to its Euclidean norm.
-        The inputs change once in each of two opposite directions. The smaller change of the outputs decides, because
-        the change in the opposite direction may cross a jump, such as that of a truncation.
+        The change of the chosen outputs is relative to their Euclidean norm, all together. The inputs change once in
+        each of two opposite directions. The smaller change of the outputs decides, because the change in the opposite
+        direction may cross a jump, such as that of a truncation. The emulated runs for this are cached.
 
         Args:
           part: the slice of the outputs to look at; output 0 is the loss, the others are the gradients.
@@ -269,7 +277,7 @@ class Reference:
 
     @functools.cached_property
     def terms(self) -> float:
-        """The sum of the magnitudes of the loss's terms."""
+        """The sum of the magnitudes of the loss's terms (`Terms`), without the loss scale."""
         return float(Terms().run(*self.program.at(1.0))[0].wide)
 
     @functools.cached_property
@@ -278,6 +286,7 @@ class Reference:
         return [outputs_of(WITHOUT_ROUNDING, self.program._replace(inputs=self._inputs(by)), 1.0) for by in _NUDGES]
 
     def _inputs(self, by: float) -> list:
+        """Copies the program's inputs, with each floating value changed by a relative `by`, with a random sign."""
         keys = iter(jax.random.split(jax.random.key(0), len(self.program.inputs)))
         return [_nudged(x, next(keys), by) if is_floating(x) else x for x in self.program.inputs]
 
@@ -335,10 +344,11 @@ def outputs_of(emulator: Emulator, program: Program, scale: float) -> list[np.nd
 def lost_shares(
     reference: Reference, program: Program, scale: float, low: Sequence, rounds: Callable = everywhere
 ) -> list[float]:
-    """The share of each gradient's norm that underflows to zero.
+    """The fraction of each gradient's Euclidean norm that underflows to zero, as a list in the order of the gradients.
 
-    If a share is above the tolerance, the step runs again with unlimited range. Then the shares are of the norms of
-    that run, and 0 for a gradient that is off by its whole norm there: rounded terms that cancel are no underflow.
+    If a fraction is above the tolerance, the step runs again with unlimited range, and the fractions are of the norms
+    in that run. A gradient whose error in that run is as large as its norm then gets 0: its zeros come from rounded
+    terms that cancel, and not from underflow.
 
     Args:
       reference: as in `is_repaired`.
@@ -362,7 +372,7 @@ def lost_shares(
 def distance(wanted: Sequence, got: Sequence) -> float:
     """The Euclidean norm of the difference of two lists of arrays, relative to the norm of the first.
 
-    If that norm is zero, it is 1 for any difference, else 0.
+    If the norm of the first is zero, the distance is 1 for any difference, else 0.
     """
     pairs = [(np.asarray(w, np.float64), np.asarray(g, np.float64)) for w, g in zip(wanted, got, strict=True)]
     return ratio(sum(float(np.sum(np.square(g - w))) for w, g in pairs), sum(float(np.sum(w * w)) for w, _ in pairs))
@@ -377,12 +387,13 @@ def loss_error(wide, low) -> float:
 
 
 def flushed_share(wide, low) -> float:
-    """The share of a gradient's values that are zero in half precision and not in the reference; 0 if it is empty."""
+    """The fraction of a gradient's values that are zero in half precision but not in float32; 0 if it is empty."""
     wide, low = np.asarray(wide), np.asarray(low)
     return float(np.mean((low == 0) & (wide != 0))) if wide.size else 0.0
 
 
 def _share(part: float, whole: float) -> float:
+    """Divides `part` by `whole`. If `whole` is zero, the result is 1 for a positive part, else 0."""
     return part / whole if whole > 0 else float(part > 0)
 
 
@@ -392,5 +403,6 @@ def all_finite(arrays: Sequence) -> bool:
 
 
 def _zero_share(wide, low) -> float:
+    """The fraction of the Euclidean norm of `wide` in those values that are zero in `low`."""
     wide, low = np.asarray(wide, np.float64), np.asarray(low, np.float64)
     return ratio(float(np.sum(np.square(wide[low == 0]))), float(np.sum(np.square(wide))))

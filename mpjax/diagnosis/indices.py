@@ -1,4 +1,4 @@
-"""Finds an index out of range, such as a label of no class, for which JAX reads NaN."""
+"""Finds an index out of range, such as a label that is no class, for which a gather in JAX returns NaN."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,10 +14,11 @@ from mpjax.diagnosis.program import Program
 
 @dataclasses.dataclass(frozen=True)
 class Indices(Emulator):
-    """An emulator without rounding that records the indices for which gathers read NaN.
+    """An emulator without rounding that records the indices for which gathers return NaN.
 
     Attributes:
-      found: the first index out of range and the size of its axis, for each axis of each gather that reads NaN.
+      found: `(index, size of its axis)` for each axis of each gather that returns NaN; of each axis only the first
+        index out of range. A run fills it.
     """
 
     rounds: Callable[[str], bool] = nowhere
@@ -25,9 +26,9 @@ class Indices(Emulator):
     found: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Computes the results of an equation, and checks the indices of a gather that is not finite, unlike its rows.
+        """Computes the results of an equation, and checks the indices of a gather that makes NaN of a finite array.
 
-        Gathers in loops are not checked. Gathers that clip indices, or that fill in a number, stay finite.
+        Gathers in loops are not checked. Gathers that clip their indices, or fill in a number, stay finite.
         """
         if eqn.primitive.name != "gather" or any(isinstance(pair.low, Tracer) for pair in pairs):
             return super().applied(eqn, pairs, place, debug_info)
@@ -43,7 +44,7 @@ class Indices(Emulator):
 
 
 def out_of_range(program: Program, scale: float) -> tuple[int, int] | None:
-    """The first index out of range for which a gather reads NaN, and the size of the axis that it indexes; else None.
+    """The first index out of range for which a gather returns NaN, and the size of the axis; None if there is none.
 
     Args:
       program: the step, which runs without rounding.

@@ -1,4 +1,4 @@
-"""Reads statistics of a step inside its compiled program: of each module's outputs, matrix products and casts.
+"""Measures a step inside its compiled program: the outputs, matrix products and casts of each module.
 
 The step runs in its own dtypes. A result to read is computed in float32 from the same operands and then rounded, which
 shows the values that rounding turned into inf or zero. On a GPU, float32 products may use TF32, with ten bits, which is
@@ -38,24 +38,24 @@ from mpjax.precision.presets import get_policy
 
 @dataclasses.dataclass(frozen=True)
 class Native(Emulator):
-    """Runs operations in their own dtypes. Results to read are computed in float32 and rounded.
+    """Runs operations in their own dtypes. The results to measure are computed in float32 and rounded.
 
-    Sums, kernels, and functions of several multiplications (`SUMS`, `PRODUCTS`) run as traced even if they are read: no
-    overflow or underflow of their own rounding is seen.
+    Sums, kernels, and functions of several multiplications (`SUMS`, `PRODUCTS`) run in their own dtypes even if they
+    are measured: overflow and underflow in their own rounding are not counted.
 
     Attributes:
-      read: the `id` of each equation whose results are read.
+      read: the `id` of each equation whose results are measured.
     """
 
     read: frozenset[int] = frozenset()
 
     def constant(self, var, value, owner: str) -> Pair:
-        """Makes the pair of an array, cast to the dtype of the variable."""
+        """Makes the pair of an array, cast to the dtype of the variable. Integers are unchanged."""
         value = value.astype(var.aval.dtype) if is_floating(var.aval) else value
         return Pair(value, value)
 
     def entered(self, var, value, owner: str) -> Pair:
-        """Makes the pair of an input, cast to the dtype of `var`, and records the rounding if it is half precision."""
+        """Makes the pair of an input, cast to the dtype of `var`, and records its rounding to half precision."""
         pair = self.constant(var, value, owner)
         if self.recorder is not None and is_floating(var.aval) and var.aval.dtype in NARROW:
             site = parameter_site(owner, "forward", var.aval)
@@ -63,7 +63,7 @@ class Native(Emulator):
         return pair
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Computes the results of an operation in its own dtypes, and records statistics of the results to read."""
+        """Computes the results of an operation in its own dtypes, and records statistics if its `id` is in `read`."""
         arrays = cast_like([pair.low for pair in pairs], [atom.aval for atom in eqn.invars])
         as_traced = as_function(eqn, debug_info)
         if self.recorder is None or id(eqn) not in self.read:
@@ -85,10 +85,11 @@ class Native(Emulator):
 
 
 def telling(jaxpr) -> Iterator:
-    """Yields equations to read: those whose results leave a module, products, and casts to half precision or float8.
+    """Yields the equations to measure: module outputs, matrix products, and casts to half precision or float8.
 
-    It also searches control flow and calls. Of a value that is only moved or cast, such as by a reshape, it yields the
-    equation that computed the value. The outputs of the whole program are not read.
+    A module output is a value that another module reads. For a value that is only moved or cast, such as by a reshape,
+    it is the equation that computed the value. Bodies of control flow and calls are searched too. The outputs of the
+    whole program are not measured.
     """
     for body in bodies(jaxpr):
         makers, paths, leaving = {}, {}, []
@@ -119,10 +120,10 @@ _MOVES = ARRANGES | {"convert_element_type"}
 
 
 def probe(model, loss_fn: Callable, batch, *, policy: "str | Policy" = "mixed_float16", loss_scale=1.0) -> Layers:
-    """Measures a Flax NNX model in one training step: forward, backward, and each gradient.
+    """Measures the activations, cotangents and gradients of a Flax NNX model in one training step, by layer.
 
-    Call it inside `jax.jit` or `nnx.jit`. It costs about four steps, which is negligible every hundredth step.
-    `layers = probe(model, loss_fn, batch, loss_scale=...)` goes inside, `layers.by_layer()` outside.
+    Call it inside `jax.jit` or `nnx.jit`. It costs about four steps, which is negligible every hundredth step. `layers
+    = probe(model, loss_fn, batch, loss_scale=...)` goes inside, `layers.by_layer()` outside.
 
     Args:
       model: an NNX module, used in its current mode; it is not changed.
@@ -130,6 +131,9 @@ def probe(model, loss_fn: Callable, batch, *, policy: "str | Policy" = "mixed_fl
       batch: a pytree of arrays.
       policy: the policy of the step; it overrides the model's own dtypes and may be float32.
       loss_scale: the factor that multiplies the loss before differentiation, a number or an array.
+
+    Returns:
+      A `Layers`, a pytree of arrays that a jitted function may return. Its `by_layer` makes readable rows.
 
     Raises:
       UsageError: the model is not an NNX module, or the loss is not a floating scalar.
@@ -148,7 +152,7 @@ def probe_function(
 
 
 def read_step(program: Program, scale, recorder: LayerRecorder) -> tuple[jax.Array, dict]:
-    """Runs a step and records statistics of its layers and gradients.
+    """Runs a step in its own dtypes, and records statistics of its layers and gradients.
 
     Args:
       program: the step, traced.
@@ -156,8 +160,8 @@ def read_step(program: Program, scale, recorder: LayerRecorder) -> tuple[jax.Arr
       recorder: receives the statistics.
 
     Returns:
-      The loss without the loss scale, and the gradients by parameter path, multiplied by the loss scale. The statistics
-      of gradients are without it.
+      The loss without the loss scale, and the gradients by parameter path, still multiplied by the loss scale. The
+      recorded statistics of gradients are without it.
     """
     run = Native(reference=False, recorder=recorder, read=frozenset(map(id, telling(program.jaxpr))))
     loss, *pairs = run.run(program.jaxpr, [*program.inputs, jnp.asarray(scale, jnp.float32)], program.owners)
@@ -168,7 +172,7 @@ def read_step(program: Program, scale, recorder: LayerRecorder) -> tuple[jax.Arr
 
 
 def read_updates(recorder: LayerRecorder, updates: Mapping, before: Mapping, after: Mapping) -> None:
-    """Records updates by parameter. Nonzero values that do not change the parameter are recorded as underflow.
+    """Records the update of each parameter. Nonzero values that leave the parameter unchanged count as underflow.
 
     Args:
       recorder: receives the statistics.

@@ -16,18 +16,19 @@ from mpjax.precision.dtypes import FLOAT32
 
 
 class Layer(NamedTuple):
-    """Statistics of a module, or of a parameter, in one direction.
+    """Statistics of a module, or of a parameter, in one direction. Fractions are between 0 and 1.
 
     Attributes:
-      path: the path of the module or parameter; outside all modules the file and line, `train.py:31`.
+      path: the path of the module or parameter; for values outside all modules, the file name and line, `train.py:31`.
       direction: "forward" (activations), "backward" (cotangents), "gradient" (of a parameter, unscaled) or "update".
       dtype: the narrowest dtype of the values read.
-      largest: largest finite magnitude.
-      mean: mean of the finite magnitudes.
-      non_finite: share of values that are inf or nan.
-      overflow: share that rounding turned into inf.
-      underflow: share that rounding turned into zero; of an update, the share that does not change the parameter.
-      subnormal: share of values that are not zero, but below the smallest normal number of their dtype.
+      largest: largest finite magnitude; 0 if there is none.
+      mean: mean of the finite magnitudes; 0 if there are none.
+      non_finite: fraction of values that are inf or nan.
+      overflow: fraction that rounding turned into inf.
+      underflow: fraction that rounding turned into zero; for an update, the fraction that is not zero but leaves the
+        parameter unchanged.
+      subnormal: fraction of values that are not zero, but smaller than the smallest normal number of their dtype.
       histogram: [88] counts by exponent (`EXPONENTS`) of a sample of at most 1,024 values of each result.
     """
 
@@ -44,25 +45,30 @@ class Layer(NamedTuple):
 
     @property
     def counts(self) -> dict[int, int]:
-        """The nonzero counts of the histogram, by exponent."""
+        """The counts of the histogram that are not zero, by exponent: key e counts the magnitudes in [2^e, 2^(e+1))."""
         return {exponent: count for exponent, count in zip(EXPONENTS, self.histogram, strict=True) if count}
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layers:
-    """Statistics of a step, on the device.
+    """Statistics of one step, on the device. `by_layer` combines them into readable rows.
 
     Attributes:
-      array: float32 [number of sites, 95], one row for each site.
-      sites: the sites of the rows, in program order.
+      array: float32 [number of sites, 95], one row for each site: six sums (`_SUMS`), the largest magnitude, and the
+        histogram.
+      sites: where each row was measured (module, direction, operation), in program order.
     """
 
     array: jax.Array
     sites: tuple[Site, ...] = dataclasses.field(metadata={"static": True})
 
     def by_layer(self) -> list[Layer]:
-        """Fetches the statistics to the host and combines them by layer and direction, in program order."""
+        """Fetches the statistics to the host and combines them by module or parameter, and by direction.
+
+        Values outside all modules are combined by file and line. The layers are in the order in which the program first
+        computes a value of theirs.
+        """
         together: dict[tuple[str, str], list[int]] = {}
         for index, site in enumerate(self.sites):
             place = site.path or pathlib.Path(site.source).name
@@ -71,6 +77,13 @@ class Layers:
         return [self._layer(place, rows[indices], indices) for place, indices in together.items()]
 
     def _layer(self, place: tuple[str, str], rows: np.ndarray, indices: list[int]) -> Layer:
+        """Combines rows of `array`.
+
+        Args:
+          place: the path and the direction of the layer.
+          rows: float64 [number of indices, 95].
+          indices: the indices of these rows in `sites`.
+        """
         size, total, non_finite, overflow, underflow, subnormal = rows[:, : len(_SUMS)].sum(0)
         finite = max(size - non_finite, 1.0)
         return Layer(
@@ -91,10 +104,10 @@ _SUMS = ("size", "total", "non_finite", "overflow", "underflow", "subnormal")
 
 
 class LayerRecorder:
-    """Records the statistics of a step during its trace, as a `Recorder` records readings.
+    """Records statistics of the results of a step while the step is traced, in place of a `Recorder`.
 
     Attributes:
-      sites: the sites of the values, in program order.
+      sites: where each recorded value is computed, in program order.
     """
 
     def __init__(self):
@@ -103,22 +116,24 @@ class LayerRecorder:
         self._samples: list[jax.Array] = []
 
     def observe(self, site: Site, wide, exact, low, marks: Sequence[Marks]) -> Marks:
-        """Records the statistics of a result: `exact` before rounding, `low` after.
+        """Records the statistics of the result `low`, which is `exact` after rounding.
 
-        `wide` and `marks` are ignored, and the marks that it returns have no history.
+        Overflow and underflow are counted only if `site.dtype` is half precision or float8. `wide` and `marks` are
+        ignored. Always returns the default `Marks()`, because this recorder does not track which inputs a value depends
+        on.
         """
         rounded = site.dtype in NARROW
         self.add(site, low, underflow=(low == 0) & (exact != 0) if rounded else None, exact=exact if rounded else None)
         return Marks()
 
     def add(self, site: Site, values, *, underflow=None, exact=None) -> None:
-        """Records the statistics of values.
+        """Records the statistics of an array, computed in float32.
 
         Args:
-          site: the site of the values.
+          site: where the values are computed; its dtype decides which values are subnormal.
           values: an array of any shape.
-          underflow: a mask of the values that underflow; None for no underflow.
-          exact: the values before rounding; None if they were not rounded.
+          underflow: a boolean mask of the values that count as underflow; None counts none.
+          exact: the values before rounding, to count overflow; None counts none.
         """
         values = values.astype(FLOAT32)
         finite = jnp.isfinite(values)
@@ -136,18 +151,21 @@ class LayerRecorder:
         self._samples.append(flat[:: max(1, -(-flat.size // _SAMPLE))])
 
     def within(self) -> "LayerRecorder":
-        """Makes an empty recorder for the body of a loop."""
+        """Makes an empty recorder for the body of a loop. `extend` then adds the body's statistics to this recorder."""
         return LayerRecorder()
 
     def extend(self, sites: Sequence[Site], measured: Sequence[Measured]) -> None:
-        """Adds the sites and statistics of the body of a loop."""
+        """Adds the sites in the body of a loop, and their statistics over all iterations."""
         self.sites += sites
         self._found += measured
         self._samples += [jnp.zeros(0)] * len(sites)
 
     @property
     def measured(self) -> list[Measured]:
-        """The fields `{"sums": [6], "largest": [], "histogram": [88]}` of each site, float32."""
+        """The statistics of each site: a dict of float32 arrays "sums" [6], "largest" [] and "histogram" [88].
+
+        `_SUMS` names the sums. The dicts are in the order of `sites`, and computed anew at each access.
+        """
         if not self._found:
             return []
         histograms = _histograms(self._samples)
@@ -157,20 +175,25 @@ class LayerRecorder:
         ]
 
     def stacked(self) -> Measured:
-        """The fields of all sites, stacked."""
+        """The dict of `measured` with the values of all sites stacked along a new first axis; empty without sites."""
         return stacked(self.measured)
 
     def layers(self) -> Layers:
-        """Stacks all statistics into one array."""
+        """Stacks the statistics of all sites into one array [number of sites, 95]."""
         rows = [jnp.concatenate([m["sums"], m["largest"][None], m["histogram"]]) for m in self.measured]
         width = len(_SUMS) + 1 + len(EXPONENTS)
         return Layers(jnp.stack(rows) if rows else jnp.zeros((0, width), FLOAT32), tuple(self.sites))
 
 
 def _summed(size, flags: Sequence) -> Measured:
-    """Computes the fields "sums" and "largest" of magnitudes `size`, in one pass.
+    """Computes the entries "sums" [6] and "largest" [] of `LayerRecorder.measured`, in one pass over the array.
 
-    "sums" has the number of values, the sum of the magnitudes, and the count of each flag.
+    "sums" has the number of values, the sum of their magnitudes, and the number of True values in each of the four
+    flags.
+
+    Args:
+      size: the magnitudes, of any shape, with 0 in place of inf and nan.
+      flags: four boolean arrays of the same shape.
     """
 
     def together(a, b):
@@ -186,7 +209,10 @@ def _summed(size, flags: Sequence) -> Measured:
 
 
 def _histograms(samples: Sequence[jax.Array]) -> jax.Array:
-    """Counts the positive values of samples by exponent: [number of samples, 88], in one program."""
+    """Counts the positive values of each sample by exponent, all in one program: float32 [number of samples, 88].
+
+    Values outside of `EXPONENTS` count in the first or the last bin.
+    """
     sizes = np.array([sample.size for sample in samples])
     numbers = np.repeat(np.arange(len(samples)), sizes)
     values = jnp.concatenate(samples)

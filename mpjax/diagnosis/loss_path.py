@@ -1,4 +1,4 @@
-"""Finds the variables of the derivative of a step: its other outputs depend on them, and its loss does not."""
+"""Finds the variables that belong to the backward pass of a step: the gradients depend on them, the loss does not."""
 
 import functools
 from collections.abc import Sequence
@@ -12,9 +12,10 @@ from mpjax.precision.casting.walk import bodies
 
 @functools.lru_cache(maxsize=16)
 def only_in_derivative(jaxpr) -> frozenset:
-    """The variables, also inside calls and loops, that a gradient depends on but the loss (the first output) does not.
+    """The variables of a jaxpr that its other outputs (gradients) depend on, but its first output (the loss) does not.
 
-    Results of literals alone are excluded, such as the zero gradients of an evaluation.
+    Variables inside calls and loops are included. Results of equations with only literals as operands are excluded,
+    such as the zero gradients of an evaluation. The answer is cached for the last 16 jaxprs.
     """
     body = opened(jaxpr)[0]
     loss, all_outputs = ([index < count for index, _ in enumerate(body.outvars)] for count in (1, len(body.outvars)))
@@ -29,7 +30,7 @@ def only_in_derivative(jaxpr) -> frozenset:
 
 
 def _computed(body, used: Sequence[bool]) -> frozenset:
-    """The variables that the outputs with True in `used` depend on, without results of literals alone."""
+    """The variables that the outputs marked True in `used` depend on, without results of literals alone."""
     reduced, _ = partial_eval.dce_jaxpr(body, list(used))
     eqns = (eqn for inner in bodies(reduced) for eqn in inner.eqns)
     return frozenset(

@@ -19,7 +19,7 @@ _SAMPLE, _BLOCK = 4096, 2**14
 
 
 class Marks(NamedTuple):
-    """The history of a value, as arrays that loops can carry.
+    """What is known of a value's history, as arrays that loops can carry.
 
     Attributes:
       finite: True if the whole value is finite in half precision.
@@ -33,7 +33,7 @@ class Marks(NamedTuple):
 
 
 Measured = dict[str, Any]
-"""The fields of a `Reading` as arrays."""
+"""The fields of a `Reading` as arrays; sums of squares are as in `SQUARES`."""
 
 LARGEST = frozenset({"largest", "flushed"})
 """The fields that are combined by their maximum. All other fields are summed."""
@@ -53,11 +53,11 @@ def _measure_numpy(wide, exact, low, smallest_normal, rounds) -> Measured:
 
 @functools.partial(compiled, numpy=_measure_numpy)
 def measure(wide, exact, low, smallest_normal, rounds) -> Measured:
-    """Computes the sums of a result, its "all_non_finite" and its "sample".
+    """Computes the counts, maxima and sums of a `Reading`, with two entries more and without the histogram and history.
 
-    "all_non_finite" counts all values that are not finite in half precision, whether or not they are finite in the
-    reference. "sample" holds the values for the histogram. Each shape is compiled once: `smallest_normal` and `rounds`
-    are arrays, so that they cause no further compilation.
+    The entry "all_non_finite" counts all values that are not finite in half precision, whether or not they are finite
+    in the reference. The entry "sample" [4096] holds magnitudes for `histogram`. Each shape is compiled once:
+    `smallest_normal` and `rounds` are arrays, so that they cause no further compilation.
 
     Args:
       wide: the result in the reference, of any shape.
@@ -127,6 +127,7 @@ def _sums(xp, wide, exact, low, smallest_normal, rounds) -> Measured:
 
 
 def _reduced(xp, combine: str, *columns) -> Sequence:
+    """Reduces columns [n] to scalars by "add" or "maximum". In JAX it is one reduction of all columns."""
     if xp is np:
         return [getattr(np, combine).reduce(column, initial=0) for column in columns]
     zeros = tuple(np.zeros((), column.dtype) for column in columns)
@@ -136,13 +137,13 @@ def _reduced(xp, combine: str, *columns) -> Sequence:
 
 @jax.jit
 def onward(non_finite, reference_non_finite, underflow, marks: tuple[Marks, ...], number) -> tuple[Measured, Marks]:
-    """Computes the part of a reading that depends on the operands' marks, and the marks of the result.
+    """Computes the fields "begins", "reference_begins" and "flushed" of a reading, and the marks of its result.
 
     Args:
       non_finite: the number of values of the result that are not finite in half precision.
       reference_non_finite: the number of values that are not finite in the reference.
       underflow: the number of values that underflow to zero.
-      marks: the marks of the operands.
+      marks: the marks of the operands; empty for an input.
       number: the index of the result's site.
     """
     flushed = functools.reduce(jnp.maximum, (mark.flushed for mark in marks), jnp.int32(-1))
@@ -184,12 +185,12 @@ def stacked(measured: Sequence[Measured]) -> Measured:
 
 
 def apart(measured: Measured, count: int) -> list[Measured]:
-    """The readings of `count` sites, of readings that are stacked."""
+    """Splits stacked readings into a list of the readings of `count` sites: the opposite of `stacked`."""
     return [jax.tree.map(lambda values, row=row: values[row], measured) for row in range(count)]
 
 
 def none_like(shapes: Measured) -> Measured:
-    """Makes readings that have measured nothing, to start a loop with.
+    """Makes the initial readings of a loop, which count nothing.
 
     Args:
       shapes: readings as abstract arrays, whose shapes and dtypes the new readings have.
@@ -199,7 +200,10 @@ def none_like(shapes: Measured) -> Measured:
 
 
 def joined(first: Measured, second: Measured) -> Measured:
-    """Combines two readings into one, on the device: sums and counts are added, the largest values are kept."""
+    """Combines two readings into one, on the device: adds sums and counts, and keeps the larger maxima (`LARGEST`).
+
+    Sums of squares with different scales are brought to the larger scale first.
+    """
 
     def join(name, a, b):
         if name in LARGEST:

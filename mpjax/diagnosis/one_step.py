@@ -44,25 +44,30 @@ def diagnose(
 ) -> Diagnosis:
     """Runs one training step of a Flax NNX model under a policy and in float32, and explains the differences.
 
+    A progress bar appears on a terminal if the diagnosis takes more than a second. Nothing is trained or written.
+
     Args:
       model: an NNX module, in training or evaluation mode. It is not modified. Its own dtypes do not matter.
-      loss_fn: `loss_fn(model, batch)`; returns a scalar, or a pair of the scalar and auxiliary values.
+      loss_fn: `loss_fn(model, batch)`; returns a scalar, or a pair of the scalar and auxiliary values, which are
+        ignored.
       batch: a pytree of arrays.
       policy: the policy to diagnose: a `Policy` or an argument of `get_policy`.
       loss_scale: the factor that multiplies the loss before differentiation.
-      tolerance: the largest relative error of the loss, and the largest share of a gradient's norm that underflows to
-        zero, in a healthy step.
+      tolerance: the largest relative error of the loss, and the largest fraction of a gradient's norm that underflows
+        to zero, in a healthy step.
       search: True to search for the smallest set of modules to keep in float32, and to verify it; False for no rules.
-      tx: the optimizer, to also check its update if the step is healthy: it may be too small to change parameters in
-        half precision. None checks no update.
+      tx: the optimizer, to also check its update if the step is healthy: in half precision it may be too small to
+        change the parameters. None checks no update.
       opt_state: the optimizer's state for `nnx.state(model, nnx.Param)`; None for a fresh `tx.init`.
 
     Returns:
-      A `Diagnosis`: `verdict`, `path`, `direction`, `operation`, `source`, `rules`, `verified`, `table`.
+      A `Diagnosis`, which prints as text. Its main fields are `verdict`, `path` (the module at fault), `rules` (to add
+      to the policy) and `verified`.
 
     Raises:
-      UsageError: the policy has neither half precision nor float8, the model is not an NNX module, the loss is not a
-        floating scalar, `loss_scale` or `tolerance` is not positive and finite, or `opt_state` is given without `tx`.
+      UsageError: the policy is unknown or has neither half precision nor float8, the model is not an NNX module, the
+        loss is not a floating scalar, `loss_scale` or `tolerance` is not positive and finite, or `opt_state` is given
+        without `tx`.
     """
     from flax import nnx
 
@@ -96,10 +101,10 @@ def diagnose_function(
     """Diagnoses a function of parameters and batch under autocast, for Flax linen, Haiku, Equinox or your own code.
 
     Args:
-      loss_fn: `loss_fn(params, batch)`; returns a scalar, or a pair of the scalar and auxiliary values. Its named
-        scopes are the module paths. Linen and Haiku open them; an Equinox module has its own paths.
-      params: a pytree, for example an Equinox module. Its floating arrays are differentiated.
-      batch: a pytree.
+      loss_fn: `loss_fn(params, batch)`; returns a scalar, or a pair of the scalar and auxiliary values, which are
+        ignored. Its named scopes are the module paths. Linen and Haiku open them; an Equinox module has its own paths.
+      params: a pytree, for example an Equinox module. The loss is differentiated with respect to its floating arrays.
+      batch: a pytree, not differentiated.
       policy: as in `diagnose`; `autocast` inserts its casts.
       loss_scale: as in `diagnose`.
       tolerance: as in `diagnose`.
@@ -109,8 +114,8 @@ def diagnose_function(
       A `Diagnosis`, as in `diagnose`.
 
     Raises:
-      UsageError: the policy has neither half precision nor float8, the loss is not a floating scalar, or `loss_scale`
-        or `tolerance` is not positive and finite.
+      UsageError: the policy is unknown or has neither half precision nor float8, the loss is not a floating scalar, or
+        `loss_scale` or `tolerance` is not positive and finite.
     """
     make = functools.partial(program_of_function, loss_fn, params, batch)
     with progress_at() as progress:
@@ -118,6 +123,7 @@ def diagnose_function(
 
 
 def _with_half(spec: "str | Policy") -> Policy:
+    """Parses a policy, as `get_policy`; raises UsageError if it has neither half precision nor float8."""
     policy = get_policy(spec)
     rules = map(policy.computes, policy.rules.values())
     if not policy.recipes and not set(HALF) & {policy.compute_dtype, policy.param_dtype, *rules}:
@@ -135,15 +141,16 @@ def diagnose_program(
     progress: Progress = SILENT,
     optimizer: UpdateRule | None = None,
 ) -> Diagnosis:
-    """Diagnoses the program that `make` returns for a policy; unlike in `diagnose`, the policy may be float32.
+    """Diagnoses the program that `make` returns for a policy. Unlike in `diagnose`, the policy may be float32.
 
     Args:
-      make: a function from policy to the step's program.
+      make: a function from policy to the step's program; called for `policy`, for float32, and for each policy of the
+        search.
       policy: the policy to diagnose.
       scale: the loss scale.
       tolerance: as in `diagnose`.
       search: as in `diagnose`.
-      progress: shows the progress.
+      progress: receives the progress; the default shows none.
       optimizer: the optimizer whose update is checked too if the step is healthy; None to check none.
 
     Raises:
@@ -199,7 +206,10 @@ def diagnose_program(
 
 
 def without_float8(make: Callable[[Policy], Program], policy: Policy, scale: float) -> list[np.ndarray]:
-    """Emulates a step with the policy's compute dtype in place of float8; returns the unscaled loss and gradients."""
+    """Emulates a step with the policy's compute dtype in place of float8.
+
+    Returns the loss and the gradients, without the loss scale.
+    """
     kept = {pattern: value for pattern, value in policy.rules.items() if not isinstance(value, Recipe)}
     program = make(dataclasses.replace(policy, products=None, rules=kept))
     return [x / scale for x in outputs_of(ROUNDING, program, scale)]
@@ -211,9 +221,9 @@ def _module(path: str) -> str:
 
 
 def _in_the_table(finding: Finding, table: Iterable[TraceRow]) -> Iterator[str]:
-    """Yields a sentence with the share of the module's values that overflow or underflow; none for other verdicts.
+    """Yields a sentence with the fraction of the module's results that overflow or underflow, as in the table's row.
 
-    The evidence has the share of one operation.
+    The evidence has the fraction of one operation only. Yields nothing for other verdicts, or if the fraction is 0.
     """
     site, faults = finding.site, {"overflow": "overflow", "loss_scale": "overflow", "underflow": "underflow"}
     if site is None or finding.verdict not in faults:
@@ -227,9 +237,9 @@ def _in_the_table(finding: Finding, table: Iterable[TraceRow]) -> Iterator[str]:
 
 
 def _called(site: Site | None, trace: Trace) -> Iterator[str]:
-    """Yields a sentence with the caller of a site's line of code, if the line is called from several places.
+    """Yields a sentence with the caller of a site's source line, if other sites on that line have other callers.
 
-    Without a site (None) or a known caller, there is no sentence.
+    Yields nothing without a site, or if the caller is not known.
     """
     if site is not None and site.caller and {s.caller for s in trace.sites if s.source == site.source} != {site.caller}:
         yield f"That line is called from several places, here from {site.caller}."
@@ -238,8 +248,8 @@ def _called(site: Site | None, trace: Trace) -> Iterator[str]:
 def _cheaper_line(finding: Finding, program: Program, scale: float, reference: Reference, share: float) -> str | None:
     """Advises float32 for one line of the user's code, if it repairs the step and moves at most half of `share`.
 
-    None otherwise, and for a line of a library. `share` is the share of the FLOPs that the rules move to float32; if it
-    is below `_CHEAP`, nothing is tried.
+    `share` is the fraction of the FLOPs that the rules move to float32. Returns None if the line does not repair the
+    step or moves more FLOPs, for a line of a library, and if `share` is below `_CHEAP`: then nothing is tried.
     """
     source = finding.site.source if finding.site else NO_SOURCE
     if share < _CHEAP or source == NO_SOURCE or any(library in source for library in LIBRARIES):
@@ -254,22 +264,26 @@ def _cheaper_line(finding: Finding, program: Program, scale: float, reference: R
 
 
 _CHEAP = 0.01
-"""The share of the FLOPs from which a cheaper way than rules is tried."""
+"""The fraction of the FLOPs that rules move to float32, from which a cheaper way is tried."""
 
 
 def float32_share(program: Program, rules: Mapping[str, str]) -> float:
-    """The share of the FLOPs of matrix products and convolutions that rules with "float32" cover; 0 without FLOPs."""
+    """The fraction of the step's FLOPs that rules move to float32: those in modules with a rule "float32".
+
+    FLOPs are counted as in `Program.flops`. The fraction is 0 if the step has none.
+    """
     return _covered_share(program, [pattern for pattern, dtype in rules.items() if dtype == "float32"])
 
 
 def _covered_share(program: Program, patterns: Collection[str]) -> float:
-    """The share of the FLOPs of matrix products and convolutions in the modules of these rules, in any dtype."""
+    """The fraction of the step's FLOPs in the modules that rules cover, whatever their dtype; 0 without FLOPs."""
     flops = program.flops()
     covered = sum(n for path, n in flops.items() if covers(patterns, path))
     return covered / sum(flops.values()) if flops else 0.0
 
 
 def _flushed(program: Program, trace: Trace) -> dict[str, float]:
+    """The fraction of each gradient's values that are zero in half precision but not in float32, by parameter."""
     pairs = zip(program.gradients, trace.wide[1:], trace.low[1:], strict=True)
     return {name: flushed_share(wide, low) for name, wide, low in pairs}
 
@@ -277,6 +291,15 @@ def _flushed(program: Program, trace: Trace) -> dict[str, float]:
 def _advice(
     finding: Finding, rules: Mapping[str, str], share: float, *, searched: bool, outside: bool
 ) -> Iterator[str]:
+    """Yields the recommended change: one line, or none if there is nothing to recommend.
+
+    Args:
+      finding: the fault.
+      rules: the rules that repair the step; empty if there are none.
+      share: the fraction of the FLOPs in the modules of `rules`.
+      searched: True if rules were searched for, so that their absence is worth a line.
+      outside: True if float32 outside of all modules repairs the step.
+    """
     if finding.site is not None and finding.site.direction == "update":
         yield (
             "Keep float32 master weights, with mpjax.master_weights(optimizer) or --precision.master_weights on, or "
@@ -306,6 +329,7 @@ _OR_DYNAMIC = "or use mpjax.dynamic_loss_scaling(optimizer) (--precision.loss_sc
 
 
 def _kept(rules: Mapping[str, str]) -> str:
+    """The first words of advice on rules: whether they keep modules in float32, or only out of float8."""
     return "Keep in float32" if "float32" in rules.values() else "Keep out of float8"
 
 
@@ -314,7 +338,7 @@ def _lines(rules: Mapping[str, str]) -> str:
 
 
 def check_numbers(**numbers: float) -> None:
-    """Raises a UsageError for a number that is not positive and finite."""
+    """Raises UsageError for the first number that is not positive and finite; the message has its keyword."""
     for name, value in numbers.items():
         if not 0 < value < math.inf:
             raise UsageError(f"{name} is {value}: wanted a positive number")

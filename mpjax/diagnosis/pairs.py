@@ -1,4 +1,4 @@
-"""The values of an emulated program, in float32 and in half precision, and the places of its equations."""
+"""Defines `Pair`, a value of an emulated program in float32 and half precision, and `Place`, where it is computed."""
 
 from typing import Any, NamedTuple
 
@@ -6,16 +6,16 @@ from mpjax.diagnosis.measurements import Marks
 
 
 class Pair(NamedTuple):
-    """A value of the program.
+    """A value of an emulated program, in the float32 reference and in half precision.
 
     Attributes:
-      wide: the value in the reference.
+      wide: the value in the float32 reference.
       low: the value in half precision, stored in its own dtype if it is rounded; the same array as `wide` if nothing
         has been rounded yet.
       path: the module that computed the value; None for an input or a constant.
       free: True if the value comes from a module that does not round. It is then float32, and JAX's dtype promotion
         makes the results of operations on it float32 too, except results of matrix products and casts.
-      marks: the history of the value.
+      marks: whether the value is finite, and which underflow it depends on (`Marks`).
     """
 
     wide: Any
@@ -26,12 +26,12 @@ class Pair(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The position of a jaxpr in the program.
+    """Where an equation or a jaxpr is in the program.
 
     Attributes:
-      path: the named scopes of the jaxpr.
-      backward: True if the jaxpr belongs to a backward pass.
-      callers: the equations that contain the jaxpr, innermost first.
+      path: the named scopes, which are the module path; empty outside all modules.
+      backward: True in a backward pass.
+      callers: the calls and loops that contain it, innermost first.
     """
 
     path: str = ""

@@ -25,18 +25,19 @@ from mpjax.precision.scaled_loss import loss_cotangent
 
 
 class Program(NamedTuple):
-    """A training step under a policy.
+    """A training step under a policy, traced into a jaxpr.
 
     Attributes:
       jaxpr: the closed jaxpr, from `inputs` and the loss scale to the scaled loss and the scaled gradients.
       inputs: the input arrays. Parameters that the policy stores in half precision have their values from before the
         cast.
       gradients: the paths of the differentiated parameters, in the order of the gradients.
-      owners: the module path of each parameter, in the order of the inputs.
+      owners: the module path of each parameter, in the order of the inputs. Parameters are the first inputs, so it is
+        shorter than `inputs`.
       names: the names of the inputs: "parameter layers/0/kernel", "batch/image".
       modules: the module paths that a rule of the policy can apply to, in program order.
       progress: receives the progress of a run.
-      constants: the values that the program's constants have in float32.
+      constants: the float32 values of the program's constants; empty until `beside`.
     """
 
     jaxpr: Any
@@ -49,11 +50,11 @@ class Program(NamedTuple):
     constants: Constants = Constants()
 
     def at(self, scale: float) -> tuple[Any, list, tuple[str, ...], Progress, Mapping]:
-        """The arguments of `Emulator.run` for a loss scale."""
+        """The arguments of `Emulator.run` for a loss scale, in order. The scale is the last input of the jaxpr."""
         return self.jaxpr, [*self.inputs, jnp.float32(scale)], self.owners, self.progress, self.constants.exact
 
     def parameter(self, place: int) -> str:
-        """The name, for messages, of the parameter of the gradient at index `place`; "the parameter" without a path."""
+        """The path of the parameter of gradient `place`, counted from 0, for messages; "the parameter" if empty."""
         return self.gradients[place] or "the parameter"
 
     def beside(self, full: "Program") -> "Program":
@@ -66,7 +67,12 @@ class Program(NamedTuple):
         return any(eqn.primitive.name.startswith("random_") for _, eqn in equations(self.jaxpr))
 
     def flops(self) -> dict[str, int]:
-        """Counts the FLOPs of matrix products and convolutions by path, without padding. Loop bodies count once."""
+        """Counts the FLOPs of matrix products, convolutions and fused attention, by path.
+
+        Paths without any are missing.
+
+        Padding is not counted. The body of a loop counts once, and every branch of a conditional counts.
+        """
         counts: dict[str, int] = {}
         for path, eqn in equations(self.jaxpr):
             if flops := product_flops(eqn):
@@ -74,7 +80,7 @@ class Program(NamedTuple):
         return counts
 
     def flops_at(self, source: str) -> int:
-        """Counts the FLOPs of matrix products and convolutions, as `flops`, at one line of code, `file:line`."""
+        """Counts the FLOPs, as in `flops`, of the operations at one line of code, `file:line`."""
         flops = ((eqn, product_flops(eqn)) for _, eqn in equations(self.jaxpr))
         return sum(n for eqn, n in flops if n and source_of([eqn]) == source)
 
@@ -82,7 +88,8 @@ class Program(NamedTuple):
 def program_of_model(model, loss_fn: Callable, batch, policy: Policy) -> Program:
     """Traces the step of `loss_fn(model, batch)` for a Flax NNX model, which is not modified.
 
-    The model stays in its mode (training or evaluation). Its module paths become the named scopes.
+    The model stays in its mode (training or evaluation). Its module paths are the named scopes of the program.
+    Gradients are those of its `nnx.Param` variables.
 
     Raises:
       UsageError: the model is not an NNX module, or the loss is not a floating scalar.
@@ -109,6 +116,8 @@ def program_of_model(model, loss_fn: Callable, batch, policy: Policy) -> Program
 def program_of_function(loss_fn: Callable, params, batch, policy: Policy) -> Program:
     """Traces the step of `loss_fn(params, batch)`, a function of pytrees, under autocast.
 
+    Gradients are those of the floating arrays in `params`.
+
     Raises:
       UsageError: the loss is not a floating scalar.
     """
@@ -118,11 +127,11 @@ def program_of_function(loss_fn: Callable, params, batch, policy: Policy) -> Pro
 def program_of(
     loss_of: Callable, params, others: Mapping[str, Any], *, before=None, ruled: Iterable[str] | None = None
 ) -> Program:
-    """Traces the step of `loss_of(params, *others.values())`, which already contains the policy's casts.
+    """Traces the forward and backward pass of `loss_of(params, *others.values())`, which already contains the casts.
 
     Args:
-      loss_of: a function of pytrees; returns a scalar, or a pair of the scalar and auxiliary values. Array leaves are
-        traced.
+      loss_of: a function of pytrees; returns a scalar, or a pair of the scalar and auxiliary values, which are dropped.
+        Array leaves are traced.
       params: the pytree that the loss is differentiated with respect to.
       others: the other arguments by name, not differentiated.
       before: `params` before the policy cast them, for the reference; None for `params`.
@@ -185,11 +194,13 @@ def _loss_in(result) -> jax.Array:
 
 
 def _prefixes(path: str) -> list[str]:
+    """Lists a path and the paths that contain it, the shortest first: "a", "a/b", "a/b/c"."""
     parts = path.split("/")
     return ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
 
 
 def _named(tree) -> list[tuple[str, Any]]:
+    """Lists the arrays of a pytree with their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return [(_name(path), leaf) for path, leaf in leaves if is_array(leaf)]
 

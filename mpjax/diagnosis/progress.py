@@ -38,6 +38,10 @@ class _Bar:
         self._task = self._bar.add_task("", total=None)
 
     def start(self, what: str, total: int, *, counted: bool) -> None:
+        """Restarts the bar for a run of `total` operations.
+
+        With `counted`, the text gets the number of times that `what` was started.
+        """
         self._attempts[what] += 1
         text = f"{what}, attempt {self._attempts[what]}" if counted else what
         self._bar.update(self._task, description=text, total=total, completed=0)
@@ -51,6 +55,7 @@ class _Bar:
         self._bar.stop()
 
     def _draw(self) -> None:
+        """Redraws the bar, but not in the first `SHOWN_AFTER` seconds, nor within `_BETWEEN` seconds of the last."""
         now = self._clock()
         if now < max(self._shown_from, self._drawn + _BETWEEN):
             return
@@ -61,7 +66,7 @@ class _Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Reports the progress of the runs of a step.
+    """Reports the progress of the emulated runs of a step to a bar.
 
     Attributes:
       bar: the progress bar; None shows nothing.
@@ -72,10 +77,12 @@ class Progress:
     attempts: str = "searching for a repair"
 
     def started(self, what: str | None, total: int) -> Callable[[], None]:
-        """Starts the bar for a run, and returns the function to call after each of its operations.
+        """Restarts the bar for an emulated run. Returns the function to call after each operation of the run.
+
+        Without a bar, the function does nothing.
 
         Args:
-          what: the text shown for the run; None for `attempts` with the number of the attempt.
+          what: the text shown for the run; None shows `attempts` with the number of the attempt.
           total: the number of operations in the run.
         """
         if self.bar is None:
@@ -84,7 +91,7 @@ class Progress:
         return self.bar.advance
 
     def verifying(self) -> "Progress":
-        """Copies the progress for runs that verify rules on a step traced under them."""
+        """Copies the progress, with the same bar, for runs that verify rules: they are shown as "verifying"."""
         return dataclasses.replace(self, attempts="verifying")
 
 
@@ -93,6 +100,7 @@ def _nothing() -> None:
 
 
 SILENT = Progress()
+"""Shows nothing."""
 
 
 @contextlib.contextmanager

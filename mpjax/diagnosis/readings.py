@@ -14,7 +14,7 @@ from mpjax.precision.dtypes import FLOAT32
 
 
 class Site(NamedTuple):
-    """An equation of the program, or a parameter stored in half precision.
+    """Where a reading is taken: the result of an equation, or a parameter.
 
     Attributes:
       path: the module path, from the named scopes; empty outside all modules.
@@ -40,7 +40,7 @@ class Site(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Statistics of one result, or of several combined.
+    """Statistics of one result in an emulated run, or of several combined. All counts are floats.
 
     Attributes:
       size: number of values.
@@ -50,13 +50,13 @@ class Reading(NamedTuple):
       reference_non_finite: number of values that are inf or nan in the reference.
       overflow: number of values that rounding turned into inf.
       underflow: number of values that rounding turned into zero.
-      subnormal: number of subnormal values, which have fewer bits.
+      subnormal: number of values that are subnormal in the site's dtype and so have fewer bits.
       lost: sum of squares of the values that rounding turned into zero.
       exact: sum of squares before rounding.
       noise: sum of squares of the rounding errors.
       error: sum of squares of the difference from the reference.
       reference: sum of squares in the reference.
-      histogram: [88] counts by exponent of a sample of at most 4,096 values of the reference.
+      histogram: [88] counts by exponent (`EXPONENTS`) of a sample of at most 4,096 values of the reference.
       begins: number of evaluations with finite operands, a finite reference and a result that is not finite in half
         precision.
       reference_begins: number of evaluations with finite operands and a result that is not finite, both in the
@@ -89,12 +89,12 @@ class Reading(NamedTuple):
 
     @property
     def lost_share(self) -> float:
-        """The share of the Euclidean norm that underflowed to zero."""
+        """The fraction of the Euclidean norm before rounding that underflowed to zero; 0 if that norm is zero."""
         return ratio(self.lost, self.exact)
 
 
 def ratio(part: float, whole: float) -> float:
-    """Computes sqrt(part / whole). If whole is zero, 1 for a positive part and 0 otherwise."""
+    """Computes sqrt(part / whole). If `whole` is zero, the result is 1 for a positive part, else 0."""
     return float(np.sqrt(part / whole)) if whole > 0 else float(part > 0)
 
 
@@ -105,12 +105,13 @@ def together(readings: Iterable[Reading]) -> Reading:
 
 
 class Recorder:
-    """Records the readings of a run and keeps them on the device until `readings` is called.
+    """Records a reading of each result in an emulated run, and keeps them on the device until `readings` is called.
 
     Attributes:
-      sites: one site for each floating result, in program order; the iterations of a loop share their sites.
+      sites: where each reading was taken, one for each floating result, in program order; the iterations of a loop
+        share their sites.
       measured: the readings of the sites, as arrays.
-      start: the index of the first site.
+      start: the index of the first site among all sites of the run; above 0 for the body of a loop.
     """
 
     def __init__(self, start: int = 0):
@@ -126,7 +127,7 @@ class Recorder:
           wide: the result in the reference.
           exact: the result in half precision, before rounding.
           low: the result after rounding, in the dtype of `wide` and `exact`.
-          marks: the marks of the operands.
+          marks: the `Marks` of the operands: whether each is finite, and which underflow it depends on.
         """
         measured = measure(wide, exact, low, *_rounding(site, low))
         measured["histogram"] = histogram(measured.pop("sample"))
@@ -138,19 +139,23 @@ class Recorder:
 
     @property
     def _next(self) -> np.int32:
+        """The index of the next site among all sites of the run."""
         return np.int32(self.start + len(self.sites))
 
     def within(self) -> "BodyRecorder":
-        """Makes a recorder for the body of a loop, where readings are tracers."""
+        """Makes a recorder for the body of a loop, where readings are tracers.
+
+        `extend` then adds them to this recorder.
+        """
         return BodyRecorder(self.start + len(self.sites))
 
     def extend(self, sites: Sequence[Site], measured: Sequence[Measured]) -> None:
-        """Adds the sites and readings of the body of a loop."""
+        """Adds the sites in the body of a loop, and their readings combined over all iterations."""
         self.sites += sites
         self.measured += measured
 
     def readings(self) -> list[Reading]:
-        """Fetches all readings from the device."""
+        """Fetches all readings from the device, in the order of `sites`."""
         measured = jax.device_get(self.measured)
         return [Reading(**{name: _number(name, value) for name, value in fields.items()}) for fields in measured]
 
@@ -166,7 +171,7 @@ class BodyRecorder(Recorder):
         self._waiting: dict[tuple, dict[int, tuple]] = {}
 
     def observe(self, site: Site, wide, exact, low, marks: Sequence[Marks]) -> Marks:
-        """As `Recorder.observe`."""
+        """As `Recorder.observe`, but a result of at most `MOST` values is measured later, in `stacked`."""
         if low.size > MOST:
             return super().observe(site, wide, exact, low, marks)
         smallest_normal, rounds = _rounding(site, low)
@@ -179,7 +184,7 @@ class BodyRecorder(Recorder):
         return after
 
     def stacked(self) -> Measured:
-        """The readings of all sites, stacked; empty if there are none."""
+        """Measures what is left, and stacks the readings of all sites along a new first axis; empty without sites."""
         groups: dict[tuple[int, ...], Measured] = {}
         for results in self._waiting.values():
             found = jax.vmap(measure)(*map(jnp.stack, zip(*results.values(), strict=True)))
@@ -203,6 +208,7 @@ def _rounding(site: Site, low) -> tuple[Any, np.bool_]:
 
 
 def _number(name: str, value) -> Any:
+    """Converts a field of a reading from arrays to a number: of a sum of squares, multiplies by its scale."""
     if name in SQUARES:
         scale, total = map(float, value)
         return scale**2 * total

@@ -38,10 +38,14 @@ class Fault(NamedTuple):
 
 
 def smallest_rules(fault: Fault) -> dict[str, str]:
-    """Finds rules that repair the step when it is traced with them, none of which can be left out; empty if none do.
+    """Finds rules that repair the step when it is traced with them, and of which none can be left out.
 
-    Rules with which the step cannot be traced (mixed dtypes), or with which a rule of the policy has no effect, do not.
-    The rules say "float32" or, if it is enough that modules are out of float8, the policy's compute dtype.
+    The rules say "float32" or, if it is enough that the modules are out of float8, the policy's compute dtype. Rules
+    with which the step cannot be traced, because of mixed dtypes, count as no repair. So do rules with which a rule of
+    the policy has no effect.
+
+    Returns:
+      A dict from the pattern of a module path to a dtype; empty if no rules repair the step.
     """
     make, policy, program, trace, scale, reference = fault
 
@@ -68,7 +72,10 @@ def smallest_rules(fault: Fault) -> dict[str, str]:
 
 
 def with_lower_scale(finding: Finding, rules: dict[str, str], fault: Fault) -> tuple[Finding, dict[str, str]]:
-    """Finds a lower loss scale with which fewer rules repair an overflow; else returns finding and rules unchanged.
+    """Tries a lower loss scale, with which fewer rules may repair an overflow.
+
+    Returns the finding, with `better_scale` and a sentence more in its evidence, and the fewer rules. If there is no
+    such scale, returns both arguments unchanged.
 
     If there are no rules, any rules are an improvement. Nothing is searched with one rule or a loss scale of at most 1.
     """
@@ -84,7 +91,7 @@ def with_lower_scale(finding: Finding, rules: dict[str, str], fault: Fault) -> t
 
 
 def is_repaired_at(source: str, program: Program, scale: float, reference: Reference) -> bool:
-    """True if the emulated step is healthy with the line `source`, `file:line`, in float32.
+    """True if the emulated step is healthy when one line of code, `source` as in `file:line`, computes in float32.
 
     The results of that line are rounded when other operations use them.
     """
@@ -96,6 +103,6 @@ def is_repaired_at(source: str, program: Program, scale: float, reference: Refer
 
 
 def is_repaired_outside(program: Program, scale: float, reference: Reference) -> bool:
-    """True if the emulated step is healthy with everything outside of modules in float32."""
+    """True if the emulated step is healthy when everything outside of modules is in float32, such as the loss."""
     modules = [module for module in program.modules if module]
     return is_repaired(reference, program, scale, lambda path: any(is_in(path, module) for module in modules))

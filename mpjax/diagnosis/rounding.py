@@ -1,4 +1,4 @@
-"""Judges a finite step in which neither end of the range is at fault: it is healthy, or rounding makes it wrong.
+"""Judges a finite step in which neither overflow nor underflow is at fault: it is healthy, or rounding makes it wrong.
 
 It is healthy with an error that does no harm, because the loss is near zero, and with rounding noise from all modules.
 Otherwise a module is at fault: the one without whose rounding the step is right, or nearest to it.
@@ -22,7 +22,7 @@ _NO_UNDERFLOW = "no gradient is lost to underflow"
 
 
 def find_rounding(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
-    """Finds the module whose rounding makes a step wrong; the verdict is healthy if there is none.
+    """Finds the module whose rounding makes a step wrong. The verdict is "healthy" if there is none.
 
     Args:
       program: the step.
@@ -77,11 +77,12 @@ class _Errors(NamedTuple):
 
     @property
     def small(self) -> bool:
-        """True if the errors may be rounding noise."""
+        """True if the errors may be rounding noise: at most half of the loss, and at most `LOST` for each gradient."""
         return self.loss <= 0.5 and max(self.gradients, default=0.0) <= LOST
 
 
 def _errors_of(trace: Trace, scale: float, reference: Reference) -> _Errors:
+    """Measures the errors of a step against the reference."""
     loss, gradients = loss_error(trace.wide[0], trace.low[0]), reference.lost_gradients(trace.low, scale)
     lost = max(gradients, default=0.0) > reference.limit
     return _Errors(loss, gradients, backward=loss <= reference.tolerance, lost=lost)
@@ -115,6 +116,10 @@ def _ranked(alone: Trace, errors: _Errors, *, every: bool) -> list[int]:
 
 
 def _blame(alone: Trace, index: int, backward: bool) -> tuple[bool, float]:
+    """The sort key of a suspicious site, larger for more suspicion: its own error, that is, with float32 inputs.
+
+    With `backward`, sites of the backward pass with an error above `_NOTABLE` come first.
+    """
     own_error = alone.readings[index].relative_error
     return backward and alone.sites[index].direction == "backward" and own_error > _NOTABLE, own_error
 
@@ -130,8 +135,8 @@ class _Suspect(NamedTuple):
       path: the module path.
       site: the operation with the largest error in it.
       own_error: the relative error of that operation's result with float32 inputs.
-      left: the distance of the step from the reference without rounding in the module, as in `Reference.fault`.
-      among: the number of modules.
+      left: how far the step without rounding in the module is from the reference, as in `Reference.fault`.
+      among: the number of modules that may be at fault.
     """
 
     path: str
@@ -144,6 +149,16 @@ class _Suspect(NamedTuple):
 def _suspect(
     ranked: Sequence[int], alone: Trace, errors: _Errors, program: Program, scale: float, reference: Reference
 ) -> _Suspect:
+    """Finds the module to blame, by emulated runs without rounding in one module each.
+
+    Args:
+      ranked: the indices of the sites that may be at fault, the most suspicious first.
+      alone: the run in which each module gets float32 inputs.
+      errors: the errors of the step.
+      program: the step.
+      scale: the loss scale.
+      reference: the float32 step to compare with.
+    """
     # A result near zero has a large relative error, so the loss need not depend on the module with the largest error.
     worst = {alone.sites[i].path: i for i in reversed(ranked)}
     paths = sorted(worst, key=lambda path: _blame(alone, worst[path], errors.backward), reverse=True)

@@ -20,7 +20,8 @@ def lower_scale(
 ) -> float | None:
     """Finds a smaller loss scale, at least 1, with which a step is healthy; None if there is none.
 
-    The scale leaves room for larger gradients if the step is healthy with that room.
+    It is `_ROOM` (1/16) times the largest healthy power of two below `scale`, because the next batch may have larger
+    gradients. If that is below 1 or not healthy, it is the largest healthy power of two itself.
 
     Args:
       reference: the float32 step to compare with.
@@ -39,8 +40,9 @@ def healthy_scale(
 ) -> float | None:
     """Searches other loss scales for the first with which the step is healthy; None if there is none.
 
-    The search multiplies a power of two by `factor` again and again. With a factor below 1, it begins with the power
-    next below `scale` and ends at 1. With one above, `scale` is rounded down to a power, and the search ends at 2^24.
+    The search multiplies by `factor` again and again. With a factor below 1, it starts from `scale` rounded up to a
+    power of two, and ends at 1. With a factor above 1, it starts from `scale` rounded down, and ends at 2^24. The
+    starting scale itself is not tried.
 
     Args:
       reference: the float32 step to compare with.
@@ -58,12 +60,13 @@ def healthy_scale(
 
 
 def scale_beside_rules(reference: Reference, program: Program, trace: Trace, scale: float) -> float | None:
-    """Finds a loss scale for a step that also overflows in the forward pass.
+    """Finds a lower loss scale for a step that overflows in both the forward and the backward pass.
 
-    The step is healthy with this scale once the modules that overflow forward are in float32.
+    The step is healthy with this scale once the modules that overflow in the forward pass are in float32.
 
     Returns:
-      The loss scale; None if the scale of the step is low enough, or no scale is healthy.
+      The loss scale. None if the step with these modules in float32 is finite with its own scale, or if no lower scale
+      is healthy.
     """
     kept: set[str] = set()
 
@@ -82,4 +85,5 @@ def scale_beside_rules(reference: Reference, program: Program, trace: Trace, sca
 
 
 def _is_over(site: Site, reading: Reading) -> bool:
+    """True if a half-precision result overflows, or is not finite although its operands are."""
     return site.dtype in NARROW and (reading.overflow > 0 or reading.begins > 0)

@@ -17,7 +17,7 @@ from mpjax.precision.policy import Policy
 
 
 def is_in(path: str, module: str) -> bool:
-    """True for the path of a module or of one of its submodules. The module "" is the whole model."""
+    """True if `path` is the module `module` or one of its submodules. The module "" is the whole model."""
     return not module or f"{path}/".startswith(f"{module}/")
 
 
@@ -31,26 +31,31 @@ def pattern_of(module: str) -> str:
 
 
 def covers(rules: Iterable[str], path: str) -> bool:
-    """True if one of the rules, each the pattern of a module, covers a path."""
+    """True if one of the rules, each made by `pattern_of`, is for the module `path` or a module that contains it."""
     return any(is_in(pattern_of(path), "" if pattern == "*" else pattern) for pattern in rules)
 
 
 def decides_after(rules: Iterable[str], pattern: str) -> bool:
-    """True if a policy's rule for `pattern` still has an effect after `rules`, each the pattern of a module.
+    """True if a policy's rule for `pattern` still has an effect when `rules` come before it.
 
-    It has none if one of them covers it, unless it names a class (`type:`). A rule without effect is an error.
+    It has none if `rules` cover it, which a policy refuses as an error. A rule for a class (`type:`) always counts as
+    one with an effect.
+
+    Args:
+      rules: the rules before it, each made by `pattern_of`.
+      pattern: the pattern of the policy's rule.
     """
     return pattern.startswith("type:") or not covers(rules, pattern)
 
 
 def with_rules(policy: Policy, rules: Mapping[str, str]) -> Policy:
-    """Puts `rules` before the policy's own rules, and drops its rules that no longer have an effect."""
+    """Copies a policy with `rules` before its own rules, of which those without further effect are dropped."""
     kept = {pattern: value for pattern, value in policy.rules.items() if decides_after(rules, pattern)}
     return dataclasses.replace(policy, rules={**rules, **kept})
 
 
 def flags_of(rules: Mapping[str, str]) -> str:
-    """Formats the rules as command-line flags; empty without rules."""
+    """Formats rules as the flag `--precision.rules` of a command line, quoted for a shell; empty without rules."""
     words = [f"{_shell_word(path)} {dtype}" for path, dtype in rules.items()]
     return " ".join(["--precision.rules", *words]) if words else ""
 
@@ -66,14 +71,17 @@ Repairs = Callable[[Sequence[str]], bool]
 def smallest_repair(
     program: Program, trace: Trace, scale: float, reference: Reference, under_rules: Repairs
 ) -> tuple[str, ...] | None:
-    """Finds modules that repair the step if they are all in float32. None of them can be left out.
+    """Finds a set of modules that repairs the step if all are in float32, and of which none can be left out.
+
+    The search first emulates the step without rounding in the modules, and then tries the step that is traced under
+    rules. The set need not be the smallest possible.
 
     Args:
       program: the step.
       trace: the emulated run of the step.
       scale: the loss scale.
       reference: the float32 step to compare with.
-      under_rules: as `Repairs`, on the step that is traced with rules for the modules.
+      under_rules: `(module paths) -> bool`, True if the step traced with float32 rules for these modules is right.
 
     Returns:
       Module paths in program order. ("",), the whole model, if no smaller set repairs the step. None if the whole model
@@ -105,17 +113,21 @@ def smallest_repair(
 
 
 def innermost(path: str, modules: Sequence[str]) -> str:
-    """The innermost module around a path, which may end in scopes of no module, such as an einsum; "" if none is."""
+    """The innermost of `modules` that contains a path; "" if none does.
+
+    The path may be longer than that of a module, because it may end in other named scopes, such as that of an einsum.
+    """
     return max((module for module in modules if is_in(path, module)), key=len, default="")
 
 
 def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
-    """Reduces `items`, which repair, to a subset that still does and from which no item can be left out.
+    """Reduces `items`, which repair a step, to a subset that still does and of which no item can be left out.
 
-    A binary search finds the shortest prefix of `items` that repairs. Its last item is needed. It stays, and the search
-    goes on before it. For k needed items of n, this asks about k log2(n) times. A predicate that is true for a set and
-    false for a larger one may leave items that are not needed, so each item is left out once more at the end, until all
-    are needed. A single item is returned untried.
+    A binary search finds the shortest prefix of `items` that repairs. The last item of that prefix is needed, so it is
+    kept, and the search continues among the items before it. For k needed items of n, this asks about k log2(n) times.
+    A predicate that is true for a set and false for a larger one may leave items that are not needed, so each item is
+    left out once more at the end, until all are needed. The result is in the order of `items`. A single item is
+    returned untried.
     """
     needed: list[str] = []
     rest = list(items)
@@ -138,9 +150,15 @@ def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
 
 
 def narrow(found: list[str], suspects: Sequence[str], to_blame: Collection[str], repairs: Repairs) -> list[str]:
-    """Replaces each module of `found` that is not in `to_blame` by its innermost suspects, if they repair the step too.
+    """Replaces modules by the suspects inside them that contain no other suspect, if the step is still repaired.
 
-    The set is then reduced as in `minimal`.
+    Modules in `to_blame` are kept. After each replacement the set is reduced by `minimal`.
+
+    Args:
+      found: modules that repair the step.
+      suspects: all modules that may be at fault.
+      to_blame: modules that must not be replaced.
+      repairs: the predicate, as in `Repairs`.
     """
     for module in (module for module in found if module not in to_blame):
         inside = [path for path in suspects if path != module and is_in(path, module)]
@@ -152,6 +170,7 @@ def narrow(found: list[str], suspects: Sequence[str], to_blame: Collection[str],
 
 
 def _remembering(repairs: Repairs) -> Repairs:
+    """Caches the answers of a predicate by set of modules, without regard to their order."""
     tried: dict[frozenset[str], bool] = {}
 
     def remembered(kept: Sequence[str]) -> bool:
@@ -164,7 +183,12 @@ def _remembering(repairs: Repairs) -> Repairs:
 
 
 def first_enough(suspects: list[str], repairs: Repairs, at_least: int = 1) -> list[str] | None:
-    """The shortest prefix of a ranked list that repairs, of n, 2n, 4n, ... (n is `at_least`) or all; None if none."""
+    """Tries the first n, 2n, 4n, ... modules of a ranked list, then all.
+
+    Returns the first of these prefixes that repairs.
+
+    n is `at_least`. Returns None if not even all modules repair the step, or if there are none.
+    """
     count = at_least
     while count < len(suspects):
         if repairs(suspects[:count]):
@@ -174,7 +198,10 @@ def first_enough(suspects: list[str], repairs: Repairs, at_least: int = 1) -> li
 
 
 def _ranked(trace: Trace, modules: list[str]) -> list[str]:
-    """Sorts modules by decreasing harm: overflow first, then loss to underflow, then relative error."""
+    """Sorts modules by decreasing harm: by overflow, then by underflow, then by relative error.
+
+    Each is the largest value among the readings of the module and of its submodules.
+    """
     harm = dict.fromkeys(modules, (0.0, 0.0, 0.0))
     for site, reading in zip(trace.sites, trace.readings, strict=True):
         overflow = reading.overflow / reading.size if reading.size else 0.0
@@ -193,18 +220,20 @@ SUSPECTS = 8
 def at_fault(
     seen: Sequence[tuple[Site, Reading]], program: Program, scale: float, reference: Reference
 ) -> tuple[Site, Reading] | None:
-    """Chooses the reading at fault: the first or, in float8, the first of a module whose rounding alone is the fault.
+    """Chooses which of several faulty readings to report.
 
-    The first overflow in half precision causes the others. In float8, small values underflow in healthy modules too.
+    It is the first, because the first overflow or underflow causes those after it. With products in float8, small
+    values underflow in healthy modules too. It is then the first reading of the module without whose rounding the step
+    is right, or the first of all if there is no such module.
 
     Args:
-      seen: readings of possible faults, in program order.
+      seen: readings of possible faults with their sites, in program order.
       program: the step.
       scale: the loss scale.
       reference: the float32 step to compare with.
 
     Returns:
-      A site and its reading; None if there are no readings.
+      A site and its reading; None if `seen` is empty.
     """
     paths = list(dict.fromkeys(site.path for site, _ in seen))
     if len(paths) > 1 and reference.without_float8 is not None:
@@ -215,9 +244,10 @@ def at_fault(
 
 
 def culprit(paths: Iterable[str], program: Program, scale: float, reference: Reference) -> tuple[float, str]:
-    """Finds the first module, of at most `SUSPECTS`, without whose rounding the step is within `reference.tolerance`.
+    """Finds the first of some modules without whose rounding the step is right, by one emulated run for each module.
 
-    If there is none, it is the module without whose rounding the step is nearest to the reference.
+    If there is none among the first `SUSPECTS`, it is the module without whose rounding the step is nearest to the
+    reference.
 
     Args:
       paths: module paths, the most suspicious first; at least one.
@@ -226,7 +256,8 @@ def culprit(paths: Iterable[str], program: Program, scale: float, reference: Ref
       reference: the float32 step to compare with.
 
     Returns:
-      The distance of the step from the reference, as in `Reference.fault`, and the path.
+      How far the step is from the reference without the module's rounding (`Reference.fault`: at most
+      `reference.tolerance` means right), and the path of the module.
     """
     tried: list[tuple[float, str]] = []
     for path in list(paths)[:SUSPECTS]:
@@ -237,8 +268,8 @@ def culprit(paths: Iterable[str], program: Program, scale: float, reference: Ref
 
 
 def without_rounding_in(path: str, program: Program, scale: float) -> list[np.ndarray]:
-    """Emulates a step in which one module does not round; returns its scaled loss and its scaled gradients.
+    """Emulates a step in which one module does not round. Returns the loss and gradients, times the loss scale.
 
-    The submodules of the module do round.
+    Submodules of the module do round.
     """
     return outputs_of(Emulator(rounds=lambda other: other != path, reference=False), program, scale)

@@ -1,4 +1,4 @@
-"""The sites of readings: the places of results and parameters in a program."""
+"""Describes where a program computes a result: module, direction, source line, number of terms and of loop steps."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,13 @@ from mpjax.precision.casting.jaxprs import opened, scan_counts
 
 
 def site_of(eqn, var, place: Place) -> Site:
-    """The site of the result `var` of an equation at `place`."""
+    """Builds the `Site` of the result `var` of an equation: module, direction, primitive, dtype, source line.
+
+    Args:
+      eqn: the equation.
+      var: one of its results, whose dtype and shape are used. For a reading of a constant it is an operand instead.
+      place: the module and direction of the equation, and the calls and loops that contain it.
+    """
     direction = "backward" if place.backward else "forward"
     eqns = eqn, *place.callers
     where = source_of(eqns), terms_of(eqn, place.callers), steps_of(place.callers), caller_of(eqns)
@@ -22,19 +28,25 @@ def site_of(eqn, var, place: Place) -> Site:
 
 
 def steps_of(callers: Iterable) -> int:
-    """Counts the steps of an equation inside nested scans: the product of their lengths. A `while_loop` is one step.
+    """Counts how often an equation inside nested scans runs: the product of their lengths, 1 outside of scans.
+
+    A `while_loop` counts as one step, because its number of iterations is unknown.
 
     Args:
-      callers: the equations that contain it; only the scans among them count.
+      callers: the equations that contain the equation; all but scans are ignored.
     """
     return math.prod(caller.params["length"] for caller in callers if caller.primitive.name == "scan")
 
 
 def caller_of(eqns: Iterable) -> str:
-    """The user's `file:line` that calls the function that contains an equation; empty if there is none.
+    """Finds the line, `file:line`, that calls the user's function that contains an equation; empty if there is none.
+
+    The lines of the user are those outside of `LIBRARIES`. The call is the nearest one in another function than the
+    innermost line. In a notebook the file is a cell, `Cell In[3]`.
 
     Args:
-      eqns: the equation and those that contain it, innermost first. The first with a line of the user decides.
+      eqns: the equation and the equations that contain it, innermost first. The first of them that has a line of the
+        user is used.
     """
     for eqn in eqns:
         lines = [line for line in source_lines(eqn) if first_outside([line], LIBRARIES) == 0]
@@ -47,7 +59,15 @@ def caller_of(eqns: Iterable) -> str:
 
 
 def is_addition(eqn, callers: Sequence) -> bool:
-    """True if an equation adds one more term to a sum: of cotangents, or in the carry of a scan."""
+    """True if an equation adds one more term to a running sum.
+
+    It is an `add_any`, with which JAX sums cotangents, or an `add` directly in the body of a scan that reads a carried
+    value and whose result is carried to the next step.
+
+    Args:
+      eqn: the equation.
+      callers: the equations that contain `eqn`, innermost first.
+    """
     if eqn.primitive.name != "add" or not callers or callers[0].primitive.name != "scan":
         return eqn.primitive.name == "add_any"
     body, (consts, carry) = opened(callers[0].params["jaxpr"])[0], scan_counts(callers[0].params)
@@ -56,11 +76,14 @@ def is_addition(eqn, callers: Sequence) -> bool:
 
 
 def terms_of(eqn, callers: Sequence) -> int:
-    """The largest number of values that an equation adds into one value of its result; 1 if it adds none.
+    """The largest number of values that an equation adds into one value of its result.
+
+    Counted are reductions, cumulative sums, window sums, scatters and running sums (`is_addition`). For any other
+    equation, matrix products included, the number is 1.
 
     Args:
       eqn: the equation.
-      callers: the equations that contain it, innermost first. An addition (`is_addition`) in scans adds one term in
+      callers: the equations that contain `eqn`, innermost first. An addition (`is_addition`) in scans adds one term in
         each step; other sums count the terms of one step.
     """
     name, params = eqn.primitive.name, eqn.params
@@ -79,5 +102,8 @@ def terms_of(eqn, callers: Sequence) -> int:
 
 
 def parameter_site(path: str, direction: str, values) -> Site:
-    """The site of a parameter, its gradient or its update, with the shape and dtype of `values`."""
+    """Builds the `Site` of a parameter, its gradient or its update.
+
+    The operation is "parameter", without a source line.
+    """
     return Site(path, direction, "parameter", np.dtype(values.dtype), tuple(values.shape), NO_SOURCE)

@@ -1,8 +1,8 @@
 """Finds sums of cotangents in half precision that make a gradient wrong, while the loss is right.
 
-Only the derivative has these sums. If an operation reads a value many times, its derivative adds as many cotangents.
-Examples are a gather, a broadcast, a window, a value with many uses, or a value that every step of a loop reads. The
-sum has the dtype of the value.
+These sums occur only in the backward pass. If a value is read many times, the gradient with respect to it is the sum of
+as many cotangents, and JAX adds them in the dtype of the value. Examples are the operands of a gather, of a broadcast
+or of a window, a value with many uses, and a value that every step of a loop reads.
 """
 
 import dataclasses
@@ -28,10 +28,15 @@ _LONG = 16
 
 
 def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
-    """Finds the sum of cotangents that makes a gradient wrong in a step whose loss is right; None if there is none.
+    """Finds the sum of cotangents that makes a gradient wrong in a step whose loss is right.
 
-    The sum is at fault if sums of cotangents in float32, each rounded once, reduce the error of the worst gradient to
-    0.6 of its value or less.
+    A sum is at fault if a gradient has a relative error above the tolerance, and the largest error of a gradient falls
+    to 0.6 of its value or less when sums of cotangents are computed in float32 and rounded once. The step is emulated
+    again to find out.
+
+    Returns:
+      A finding with the verdict "rounding", which names the sum with the largest relative error. None if no sum is at
+      fault, if the loss is wrong, or if the step has products in float8.
     """
     error, tolerance = loss_error(trace.wide[0], trace.low[0]), reference.tolerance
     if error > tolerance or reference.without_float8 is not None or not long_sums(trace):
@@ -59,7 +64,11 @@ def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference)
 
 
 def noted_sum(program: Program, trace: Trace, scale: float, reference: Reference) -> str:
-    """A sentence about the sum of cotangents that loses most in a healthy step; empty if none loses much."""
+    """Describes the sum of cotangents with the largest rounding error in a healthy step.
+
+    The sentence begins with a space, to be appended to evidence. It is empty if no sum or no gradient has a relative
+    error above `_NOISE`.
+    """
     seen = [entry for entry in long_sums(trace) if _noise(entry[1]) > _NOISE]
     if not seen or max(reference.lost_gradients(trace.low, scale), default=0.0) <= _NOISE:
         return ""
@@ -68,13 +77,15 @@ def noted_sum(program: Program, trace: Trace, scale: float, reference: Reference
 
 
 def _noise(reading: Reading) -> float:
+    """The relative error that rounding adds to a result, in the Euclidean norm."""
     return ratio(reading.noise, reading.exact)
 
 
 def long_sums(trace: Trace) -> list[tuple[Site, Reading]]:
-    """The sums of cotangents in half precision that may be wrong, with their readings.
+    """Lists the half-precision sums of cotangents that may be wrong, with their readings, in program order.
 
-    They are the sums with a rounding error above `_NOISE`, and the additions that are part of a sum of `_LONG` terms.
+    They are the sums (`SUMS`) with a rounding error above `_NOISE`, and each addition that belongs to a chain of at
+    least `_LONG` additions or adds one of at least `_LONG` terms.
     """
     chains = _chains(trace.sites)
     return [
@@ -87,7 +98,11 @@ def long_sums(trace: Trace) -> list[tuple[Site, Reading]]:
 
 
 def sum_in_words(site: Site, program: Program, trace: Trace) -> str:
-    """Describes a sum: its number of terms, the value whose cotangents it adds, its dtype and its place."""
+    """Describes a sum: number of terms, the value whose cotangents it adds, dtype, operation, module and source line.
+
+    The value is named if exactly one parameter of the site's module has the site's shape. Otherwise only its shape is
+    given.
+    """
     terms = max(site.terms, _chains(trace.sites)[_kind(site)] + 1)
     parameters = [
         name
@@ -99,9 +114,10 @@ def sum_in_words(site: Site, program: Program, trace: Trace) -> str:
 
 
 def _kind(site: Site) -> tuple:
+    """The properties that all additions of one sum have in common."""
     return site.operation, site.path, site.shape, site.direction
 
 
 def _chains(sites: Sequence[Site]) -> Counter:
-    """Counts the additions of cotangents by module and shape. A value with n uses has n - 1 additions."""
+    """Counts the `add_any` equations for each `_kind`. For a value with n uses there are n - 1 of them."""
     return Counter(_kind(site) for site in sites if site.operation == "add_any")

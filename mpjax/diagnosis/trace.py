@@ -17,10 +17,10 @@ class Trace(NamedTuple):
     """One emulated run of a step.
 
     Attributes:
-      sites: the floating results and the half-precision inputs, in program order.
-      readings: the reading of each site.
-      wide: the scaled loss and the scaled gradients of the reference.
-      low: the scaled loss and the scaled gradients in half precision.
+      sites: where each reading was taken: all floating results and the half-precision inputs, in program order.
+      readings: the statistics of each site, in the same order.
+      wide: the loss and the gradients of the float32 reference, multiplied by the loss scale, as NumPy arrays.
+      low: the same in half precision.
     """
 
     sites: list[Site]
@@ -36,7 +36,7 @@ def run(program: Program, scale: float, *, isolated: bool = False, rounds: Calla
       program: the step.
       scale: the loss scale.
       isolated: True to give each module float32 inputs, as in `Emulator`.
-      rounds: the modules that round, as in `Emulator`.
+      rounds: `(module path) -> bool`, True if the module rounds, as in `Emulator`; by default all do.
     """
     recorder = Recorder()
     outputs = Emulator(rounds=rounds, isolated=isolated, recorder=recorder).run(*program.at(scale))
@@ -45,7 +45,9 @@ def run(program: Program, scale: float, *, isolated: bool = False, rounds: Calla
 
 
 class TraceRow(NamedTuple):
-    """A row of the table: a module in one direction, or the update of a parameter.
+    """A row of a diagnosis's table: a module in one direction, or the update of a parameter.
+
+    Fractions are between 0 and 1.
 
     Attributes:
       path: the path of the module or of the parameter; empty outside all modules.
@@ -53,16 +55,21 @@ class TraceRow(NamedTuple):
       dtype: the narrowest dtype of the results; for an update, the dtype of the parameter.
       largest: the largest finite magnitude of the results.
       mean: the mean magnitude of the results, with 0 for inf and nan.
-      overflow: the share of half-precision values that rounding made inf.
-      underflow: the share that rounding made zero; for an update, the share that does not change the parameter.
-      subnormal: the share that is subnormal, with fewer bits.
-      error: the largest relative error of a result, including errors of earlier modules.
-      own_error: the largest relative error of a result with float32 inputs; None if it was not measured.
-      histogram: the counts by exponent of a sample of the results in float32; for an update, of all its finite values.
-      non_finite: the share of values that are inf or nan, but not in float32, including values of earlier modules.
+      overflow: the fraction of half-precision values that rounding turned into inf.
+      underflow: the fraction that rounding turned into zero; for an update, the fraction that is not zero but leaves
+        the parameter unchanged.
+      subnormal: the fraction that is subnormal, which means fewer bits.
+      error: the largest relative error of a result against float32 (Euclidean norm), including errors of earlier
+        modules.
+      own_error: the largest relative error of a result when the module gets float32 inputs; None if it was not
+        measured.
+      histogram: [88] counts by exponent (`EXPONENTS`) of a sample of the results in float32; for an update, of all its
+        finite values.
+      non_finite: the fraction of values that are inf or nan in half precision but not in float32, whatever module
+        caused it.
       sqnr: the least signal-to-quantisation-noise ratio of values rounded to float8, in decibels: ten times the decimal
-        logarithm of the sum of squares over the sum of squares of the rounding errors; None if no value is
-        rounded to float8.
+        logarithm of the sum of squares over the sum of squares of the rounding errors; None if no value is rounded to
+        float8.
     """
 
     path: str
@@ -81,7 +88,10 @@ class TraceRow(NamedTuple):
 
     @property
     def exponents(self) -> tuple[int, int] | None:
-        """The base-2 exponents of the histogram's smallest and the largest magnitude; None if all values were zero."""
+        """The base-2 exponents of the smallest and the largest magnitude; None if all values are zero.
+
+        The smallest is from the histogram, the largest from the histogram or `largest`.
+        """
         seen = [e for e, count in zip(EXPONENTS, self.histogram, strict=True) if count]
         if self.largest > 0:
             seen.append(math.frexp(self.largest)[1] - 1)
@@ -89,18 +99,21 @@ class TraceRow(NamedTuple):
 
     @property
     def harm(self) -> tuple[float, float]:
-        """A sort key, larger for more harm: overflow first, then underflow plus the module's own error.
+        """A sort key, larger for more harm: the overflow first, then underflow plus `own_error`.
 
-        If the own error was not measured, the error takes its place. It counts as at most 1.
+        `error` replaces an `own_error` that was not measured. Either counts as at most 1.
         """
         own_error = self.error if self.own_error is None else self.own_error
         return self.overflow, self.underflow + min(own_error, 1.0)
 
 
 def table_of(trace: Trace, alone: Trace | None) -> tuple[TraceRow, ...]:
-    """Summarises a run in one row for each module and direction, in program order.
+    """Summarises a run in one row for each module and direction, in the order of their first results.
 
-    Own errors come from `alone`, a run in which each module got float32 inputs; None if there was no such run.
+    Args:
+      trace: the run, in which errors propagate from module to module.
+      alone: the run in which each module gets float32 inputs, for `own_error`; None leaves `own_error` None in every
+        row.
     """
     grouped: dict[tuple[str, str], list[tuple[Site, Reading]]] = {}
     for site, reading in zip(trace.sites, trace.readings, strict=True):
@@ -137,12 +150,13 @@ def table_of(trace: Trace, alone: Trace | None) -> tuple[TraceRow, ...]:
 
 
 def decibels(reading: Reading) -> float:
-    """The signal-to-quantisation-noise ratio of a reading whose values are not all zero.
+    """The signal-to-quantisation-noise ratio of a reading, in decibels, at most 200 dB (also the value without noise).
 
-    It is at most 200 dB, the ratio without noise.
+    The values before rounding must not all be zero.
     """
     return min(200.0, 10 * math.log10(reading.exact / reading.noise)) if reading.noise else 200.0
 
 
 def _share(reading: Reading | None, name: str) -> float:
+    """The count `name` of a reading as a fraction of its number of values; 0 without a reading or values."""
     return getattr(reading, name) / reading.size if reading is not None and reading.size else 0.0

@@ -39,15 +39,15 @@ def diagnose_step(
     progress: Progress = SILENT,
     tx: optax.GradientTransformation | None = None,
 ) -> Diagnosis:
-    """Diagnoses the step that `state` takes on `batch`, forward and backward.
+    """Diagnoses the training step that `state` takes on `batch`, forward and backward. The state is not modified.
 
     Args:
       make_task: builds the run's task under a policy.
-      policy: the policy in question. If it is in full precision, only float32 is examined.
+      policy: the policy to diagnose. It may be float32: then the step is checked for values that are not finite.
       state: the state before the step.
       batch: the whole batch of the step, also with gradient accumulation.
       seed: the seed of the run's random numbers.
-      loss_scale: the loss scale of the step; None for the state's.
+      loss_scale: the loss scale of the step; None takes it from the state.
       tolerance: as in `mpjax.diagnose`.
       search: as in `mpjax.diagnose`.
       progress: receives the progress of the diagnosis.
@@ -82,6 +82,9 @@ def diagnose_evaluation(
       tolerance: the largest relative error of the batch's loss.
       search: as in `mpjax.diagnose`.
       progress: receives the progress of the diagnosis.
+
+    Raises:
+      UsageError: `tolerance` is not positive and finite.
     """
     return diagnose_program(
         lambda policy: program_of_evaluation(make_task(policy), state, batch), policy, 1.0, tolerance, search, progress
@@ -96,18 +99,22 @@ def fastest_of_step(
     seed: int,
     tolerance: float = 0.05,
 ) -> Fastest:
-    """Searches like `fastest_policy`, for the step that `state` takes on `batch`; arguments as in `diagnose_step`."""
+    """Searches like `fastest_policy`, for the training step that `state` takes on `batch`.
+
+    The arguments are as in `diagnose_step`.
+    """
     return fastest_program(_maker(make_task, state, batch, seed), tolerance)
 
 
 def _maker(make_task: Callable[[Policy], Task], state: TrainState, batch, seed: int) -> Callable[[Policy], Program]:
+    """Makes a function from policy to the program of the step."""
     return lambda policy: program_of_step(make_task(policy), step_key(seed, state), state, batch)
 
 
 def program_of_step(task: Task, key: jax.Array, state: TrainState, batch: Mapping[str, jax.Array]) -> Program:
-    """Traces the step that `state` takes on `batch` with the random key `key`, forward and backward.
+    """Traces the training step that `state` takes on `batch` with the random key `key`, forward and backward.
 
-    Gradients of frozen parameters are zero.
+    Gradients of frozen parameters (`task.frozen`) are zero.
     """
 
     def loss_of(params, stats, key, batch):
@@ -132,7 +139,10 @@ def program_of_evaluation(task: Task, state: TrainState, batch: Mapping[str, jax
 
 
 def mean_loss(objective: RunObjective, model, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """The mean loss of a batch of the test set, by the `weight` of its examples, which is 0 for padding."""
+    """The mean loss of a batch of the test set, weighted by the batch's `weight`, which is 0 for padding examples.
+
+    It is 0 if all weights are 0 and the objective returns one loss per example.
+    """
     sums = weighted_sums(objective.measure(model, batch), batch)
     loss = sums["loss"]
     return loss.value if isinstance(loss, Mean) else loss / jnp.maximum(sums["count"], 1)
@@ -148,15 +158,16 @@ def _traced(task: Task, loss_of: Callable, state: TrainState, others: Mapping[st
 def make_probe(
     task: Task, tx: optax.GradientTransformation, *, seed: int = 0, accumulate: int = 1
 ) -> Callable[[TrainState, Mapping[str, jax.Array]], Layers]:
-    """Makes a jitted function that reads the layer statistics of the step that a state takes on a batch.
+    """Makes a jitted function `(state, batch) -> Layers` that measures each layer in the step a state would take.
 
-    The function changes neither the state nor the batch.
+    It measures activations, cotangents, gradients and updates, and changes neither the state nor the batch.
 
     Args:
       task: the model, the precision and the objective.
       tx: the optimizer, inside one of the loss-scaling wrappers.
       seed: as in `make_train_step`.
-      accumulate: as in `make_train_step`; the first micro-batch is read, and the updates are of its gradients alone.
+      accumulate: the number of micro-batches, as in `make_train_step`. Only the first is measured, and the updates are
+        those of its gradients alone.
     """
 
     @jax.jit

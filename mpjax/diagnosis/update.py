@@ -29,7 +29,7 @@ from mpjax.precision.skip_step import optax_promotion
 
 
 class UpdateRule(NamedTuple):
-    """An optimizer in the middle of a run.
+    """An optimizer with its parameters and its state, at some step of a run.
 
     Attributes:
       tx: the optax transformation.
@@ -43,17 +43,17 @@ class UpdateRule(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The update of one parameter.
+    """Measurements of the update of one parameter, in half precision and in float32.
 
     Attributes:
       path: the path of the parameter.
-      row: the row of the table.
-      size: the sum of squares of the update.
-      lost: the part of `size` that does not change the parameter.
+      row: the row of the diagnosis's table.
+      size: the sum of squares of the update's finite values.
+      lost: the sum of squares of the values that leave the parameter unchanged.
       finite: True if all values of the update are finite.
-      wide_size: `size` with everything in float32.
-      wide_lost: `lost` with everything in float32.
-      wide_finite: `finite` with everything in float32.
+      wide_size: the sum of squares of the update with everything in float32.
+      wide_lost: as `lost`, with everything in float32.
+      wide_finite: as `finite`, with everything in float32.
     """
 
     path: str
@@ -67,7 +67,7 @@ class Update(NamedTuple):
 
 
 def updates_of(program: Program, trace: Trace, scale: float, optimizer: UpdateRule) -> list[Update]:
-    """Computes the update of each floating parameter, in half precision and in float32.
+    """Runs the optimizer in half precision and in float32, and measures the update of each floating parameter.
 
     Args:
       program: the step.
@@ -85,9 +85,13 @@ def updates_of(program: Program, trace: Trace, scale: float, optimizer: UpdateRu
 
 
 def lost_update(updates: Sequence[Update], tolerance: float) -> Finding | None:
-    """Finds a fault in updates that float32 does not have: one is not finite, or too much is lost; None for no fault.
+    """Finds a fault that only the half-precision updates have: one is not finite, or too much of them is lost.
 
-    Too much is more than `tolerance` of the norm of all updates together.
+    Too much means more than `tolerance` of the Euclidean norm of all updates together.
+
+    Returns:
+      A finding with the verdict "overflow" for the first update that is not finite, or "rounding" for the parameter
+      that loses most. None if there is no fault, or if the float32 updates have it too.
     """
     for update in updates:
         if update.wide_finite and not update.finite:
@@ -115,9 +119,10 @@ def _site(update: Update) -> Site:
 
 
 def _moved(optimizer: UpdateRule, outputs: Sequence, scale: float) -> tuple[Any, Any, Any]:
-    """Runs the optimizer once; returns the parameters, their update, and the updated parameters.
+    """Runs the optimizer once. Returns the parameters, their updates, and the updated parameters, as pytrees.
 
-    `outputs` has the loss and the gradients of the floating parameters, times `scale`.
+    `outputs` has the loss and the gradients of the floating parameters, times `scale`. Other parameters get a gradient
+    of zero.
     """
     loss, *gradients = outputs
     value = jnp.asarray(np.asarray(loss, np.float64) / scale, FLOAT32)
@@ -144,6 +149,17 @@ def _own_scale(state) -> float:
 
 
 def _one(name: str, param, low, after, full, wide, full_after) -> Update:
+    """Measures the update of one parameter.
+
+    Args:
+      name: the path of the parameter.
+      param: the parameter.
+      low: its update in half precision.
+      after: the parameter after that update.
+      full: the parameter in float32.
+      wide: its update in float32.
+      full_after: the float32 parameter after that update.
+    """
     exact, got, error = (np.asarray(x, np.float64) for x in (wide, low, low.astype(wide.dtype) - wide))
     finite, stalled = np.isfinite(got), np.asarray((low != 0) & (after == param))
     size = np.where(finite, np.abs(got), 0.0)
@@ -182,10 +198,12 @@ def _share(flags: np.ndarray) -> float:
 
 
 def _float32(tree):
+    """Casts the half-precision arrays of a pytree to float32."""
     return jax.tree.map(lambda x: x.astype(FLOAT32) if is_floating(x) and x.dtype in HALF else x, tree)
 
 
 def _keeps_small_updates(state) -> bool:
+    """True if an optimizer state contains master, stochastic or compensated weights."""
     kinds = MasterWeightsState, StochasticWeightsState, CompensatedWeightsState
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kinds))
     return any(isinstance(node, kinds) for node in nodes)

@@ -36,11 +36,13 @@ from mpjax.precision.dtypes import is_floating
 
 
 def find(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
-    """Finds the fault of a step in its emulated run, in which errors propagate from module to module.
+    """Finds the fault of a step in its emulated run. The verdict is "healthy" if there is none.
+
+    Further emulated runs test what removes the fault.
 
     Args:
       program: the step.
-      trace: the emulated run of the step.
+      trace: the emulated run of the step, in which errors propagate from module to module.
       scale: the loss scale.
       reference: the float32 step to compare with.
     """
@@ -57,6 +59,7 @@ def find(program: Program, trace: Trace, scale: float, reference: Reference) -> 
 
 
 def _not_precision(program: Program, trace: Trace, scale: float) -> Finding:
+    """Explains a step that is not finite in float32: by an index, an input, a constant, or the first operation."""
     site = _reference_begins(trace)
     if site is not None and site.operation == "gather" and (index := out_of_range(program, scale)):
         where = f"an index is out of range, {index[0]} of {index[1]}, such as a label of no class, in {named(site)}"
@@ -79,6 +82,7 @@ def _not_precision(program: Program, trace: Trace, scale: float) -> Finding:
 
 
 def _some(names: Sequence[str]) -> str:
+    """Lists the first three names, and counts the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -89,6 +93,7 @@ def _reference_begins(trace: Trace) -> Site | None:
 
 
 def _not_finite(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
+    """Explains a step that is finite in float32 only. The verdict is overflow, rounding, underflow or loss scale."""
     index = next((i for i, reading in enumerate(trace.readings) if reading.begins > 0), None)
     if index is None:  # the program contains inf, as in a `where`, and only half precision selects it
         index = next((i for i, reading in enumerate(trace.readings) if reading.non_finite > 0), None)
@@ -127,7 +132,7 @@ def _not_finite(program: Program, trace: Trace, scale: float, reference: Referen
 
 
 def _flushed_before(index: int, program: Program, trace: Trace, scale: float) -> int:
-    """The index of the site whose underflow makes the result of site `index` non-finite; -1 if none does.
+    """The index of the site whose underflow makes the result of site number `index` non-finite; -1 if none does.
 
     The result depends on the underflowed values, or on a `where` that they decide.
     """
@@ -143,7 +148,7 @@ _NO_BOTTOM = Emulator(reference=False, bottom=False)
 
 
 def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
-    """Finds the overflow or underflow that makes the loss or a gradient of a finite step wrong; None if neither does.
+    """Finds the overflow or underflow that makes the loss or a gradient of a finite step wrong; None if there is none.
 
     If both occur, the fault is the underflow if the step is right without underflow, else the overflow.
     """
@@ -172,9 +177,9 @@ def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) 
 
 
 def _loses(site: Site, reading: Reading, tolerance: float) -> bool:
-    """True if more than `tolerance` of a result's norm underflows to zero or, in float8, of its number of values.
+    """True if more than `tolerance` of a result's norm underflows to zero.
 
-    In float8 one outlier may make up the whole norm.
+    In float8 it is enough that more than `tolerance` of its values do, because one outlier may make up the whole norm.
     """
     return reading.lost_share > tolerance or (
         site.dtype in FLOAT8 and site.operation != "saturation" and reading.underflow > tolerance * reading.size
@@ -182,13 +187,17 @@ def _loses(site: Site, reading: Reading, tolerance: float) -> bool:
 
 
 def _fading(seen: tuple[Site, Reading]) -> float:
-    """The share of a site's values that underflow to zero or, in a loop, are subnormal; 0 if not in half precision."""
+    """The fraction of a site's values that underflow to zero or, in a loop, are subnormal.
+
+    It is 0 if the site does not have half precision.
+    """
     site, reading = seen
     faded = reading.underflow + (reading.subnormal if site.steps > 1 else 0)
     return faded / reading.size if site.dtype in NARROW and reading.size else 0.0
 
 
 def _vanished(site: Site, reading: Reading) -> str:
+    """Describes in words, for evidence, how many values of a site underflow to zero."""
     share = reading.underflow / reading.size
     if site.steps > 1:
         return (
@@ -200,6 +209,7 @@ def _vanished(site: Site, reading: Reading) -> str:
 
 
 def _passed(site: Site, reading: Reading) -> str:
+    """Describes in words, for evidence, how many values of a site overflow or, in float8, saturate."""
     if site.operation == "saturation":
         return (
             f"{reading.overflow:.0f} of {reading.size:.0f} values of {named(site)} are beyond the largest of the "
@@ -212,11 +222,13 @@ def _passed(site: Site, reading: Reading) -> str:
 
 
 def _size_before(reading: Reading) -> str:
+    """The power of two that bounds the float32 magnitudes of a reading, in brackets; empty if all are zero."""
     exponents = np.nonzero(reading.histogram)[0]
     return f" (magnitudes up to 2^{EXPONENTS[exponents[-1]] + 1})" if len(exponents) else ""
 
 
 def _underflow(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
+    """Finds the underflow (or the overflow behind it) that makes too much of a gradient zero; None if there is none."""
     lost, tolerance = lost_shares(reference, program, scale, trace.low), reference.tolerance
     if max(lost, default=0.0) <= tolerance:
         return None
@@ -257,15 +269,16 @@ def _zero_by_overflow(
 
 
 def _keeps_gradients(emulator: Emulator, program: Program, scale: float, reference: Reference) -> bool:
+    """True if a step emulated with other settings is finite and loses no gradient to underflow."""
     low = outputs_of(emulator, program, scale)
     return all_finite(low) and max(lost_shares(reference, program, scale, low), default=0.0) <= reference.tolerance
 
 
 def _flushing(gradient: str, trace: Trace) -> Site | None:
-    """Finds the site with the largest share of underflow, preferably in the gradient's module or in float8.
+    """Finds the site with the largest fraction of underflow; None if nothing underflows.
 
-    In float8 an outlier sets the scale. The values that then underflow have a small norm, but their gradients may be
-    large.
+    Sites in the module of `gradient` and sites in float8 come before all others. In float8 an outlier sets the scale:
+    the values that then underflow have a small norm, but their gradients may be large.
     """
     module = gradient.rpartition("/")[0]
     seen = [

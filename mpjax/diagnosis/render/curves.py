@@ -1,4 +1,4 @@
-"""Plots error by depth and loss scale on the page of a diagnosis. Other plots share its helpers."""
+"""Plots the error by depth and the loss scale, as HTML for the page of a diagnosis."""
 
 import html
 import math
@@ -14,7 +14,7 @@ DENSE = 40
 
 
 _APART = 0.18
-"""The distance of infinite errors from the highest finite error, as a share of the range of finite errors."""
+"""The distance between the highest finite error and infinite errors, as a fraction of the range of finite errors."""
 
 
 def name_of(path: str) -> str:
@@ -23,9 +23,10 @@ def name_of(path: str) -> str:
 
 
 def by_path(d: Facts) -> tuple[list[str], dict[tuple[str, str], TraceRow]]:
-    """Lists the module paths in the order of the forward pass, "" last, and the rows by path and direction.
+    """Lists the module paths of a diagnosis, and its rows by path and direction.
 
-    Rows of the optimizer's update are excluded, because their paths are the paths of parameters.
+    The paths are in the order of the forward pass, then of the backward pass; "" (no module) is last. Rows of the
+    optimizer's update are excluded, because their paths are the paths of parameters.
     """
     rows = [row for row in d.table if row.direction != "update"]
     ordered = sorted(rows, key=lambda row: (not row.path, row.direction != "forward"))
@@ -33,15 +34,15 @@ def by_path(d: Facts) -> tuple[list[str], dict[tuple[str, str], TraceRow]]:
 
 
 def percent_of(value: float, low: float, high: float) -> str:
-    """Formats the position of a value between `low` and `high` in percent, for CSS, without the sign."""
+    """Formats the position of a value between `low` and `high` for CSS: "0" at `low`, "100" at `high`."""
     return f"{100 * (value - low) / (high - low):.4g}"
 
 
 def errors(d: Facts) -> str:
-    """Plots, as HTML, the relative error of each module, forward and backward, with earlier errors and without.
+    """Plots the relative error of each module, forward and backward, as an HTML section.
 
-    The error without earlier errors is left out if it was not measured.
-    Infinite errors have their own line above the others, apart from the error at the top.
+    One curve includes the errors of earlier modules. Another shows the module's own error; it is left out if it was not
+    measured. Modules with inf or nan have marks on a line of their own above all finite errors.
     """
     paths, rows = by_path(d)
     values = [e for row in d.table for e in (row.error, row.own_error) if e and math.isfinite(e)]
@@ -88,7 +89,7 @@ def errors(d: Facts) -> str:
 
 
 def scales_of(scales: Sequence[ScaleStep]) -> str:
-    """Plots, as HTML, the loss scale of a run, and marks the skipped steps; empty without steps."""
+    """Plots the loss scale of a run as an HTML section, and marks the skipped steps; empty without steps."""
     if not scales:
         return ""
     exponents = [math.log2(step.scale) for step in scales if step.scale > 0]
@@ -137,17 +138,20 @@ def _dots(kind: str, points: Sequence[tuple[float, float]], low: float, high: fl
 
 
 def _level(y: float, width: float, low: float, high: float) -> str:
+    """Draws a dashed horizontal line at height `y`; empty if that is outside of the plot."""
     return f'<path class="dash" d="M0 {high - y:g}h{width:g}"/>' if low <= y <= high else ""
 
 
 def _place(points: Sequence[tuple[float, float]], low: float, high: float) -> Iterator[str]:
+    """Yields the SVG coordinates of points, moved to the edge if they are above `high` or below `low`."""
     return (f"{x:g} {high - min(max(y, low), high):.4g}" for x, y in points)
 
 
 def _log10(error: float | None, low: int) -> float:
+    """The decimal logarithm of an error; `low` if the error is zero, not finite or not measured."""
     return math.log10(error) if error and math.isfinite(error) else low
 
 
 def _steps(low: int, high: int) -> range:
-    """At most six evenly spaced integers from `low` to `high`."""
+    """Evenly spaced integers from `low`, at most `high`, at most six of them: the ticks of an axis."""
     return range(low, high + 1, -(-(high - low) // 5) or 1)

@@ -36,7 +36,7 @@ _FLAG = re.compile(r"--[\w.]*\w")
 
 
 def page_of(diagnosis: Facts, scales: Sequence[ScaleStep] = ()) -> str:
-    """Renders the HTML page of a diagnosis.
+    """Renders the HTML page of a diagnosis. Control characters are escaped.
 
     Args:
       diagnosis: the diagnosis to show.
@@ -147,6 +147,7 @@ def _table(d: Facts) -> str:
 
 
 def _cells(row: TraceRow, columns: tuple[str, ...]) -> Iterator[str]:
+    """Yields the HTML of each cell of a row. The attribute `data-value` has the number by which the page sorts."""
     local = -1.0 if row.own_error is None else row.own_error
     highest = -999 if row.exponents is None else row.exponents[1]
     error = "Infinity" if row.non_finite else row.error
@@ -165,9 +166,10 @@ def _number(value: float) -> str:
 
 
 def range_strips(d: Facts) -> str:
-    """Plots, as HTML, a strip for each module and direction, which shows how many values have each exponent.
+    """Plots the histogram of each module and direction as a coloured strip, in an HTML section.
 
-    The values are the results in float32. Each parameter's update that was checked has a strip too.
+    A strip shows how many of the results in float32 have each base-2 exponent. Each parameter's update that was checked
+    has a strip too.
     """
     paths, rows = by_path(d)
     low, high = _window(d.table)
@@ -206,9 +208,10 @@ def range_strips(d: Facts) -> str:
 
 
 def _window(table: Iterable[TraceRow]) -> tuple[int, int]:
-    """The first exponent to draw, and the exponent after the last: all that occur, and at least float16's range.
+    """The first base-2 exponent to draw, and the exponent after the last.
 
-    There is a margin, but exponents outside of `EXPONENTS` are not drawn.
+    They cover all exponents that occur, and at least the range of float16 with a margin, but nothing outside of
+    `EXPONENTS`.
     """
     seen = [e for row in table if row.exponents for e in row.exponents]
     return max(min([*seen, -27]), EXPONENTS.start), min(max([*seen, 18]) + 1, EXPONENTS.stop)
@@ -216,7 +219,7 @@ def _window(table: Iterable[TraceRow]) -> tuple[int, int]:
 
 @functools.cache
 def _limits(dtype: np.dtype) -> tuple[int, int, int]:
-    """The exponents of the smallest subnormal, the smallest normal and the first power of two that is inf."""
+    """The base-2 exponents of the smallest subnormal, the smallest normal, and the first power of two that is inf."""
     band = range_of(dtype)
     return (
         round(math.log2(band.smallest_subnormal)),
@@ -254,6 +257,7 @@ def _axis(limits: tuple[int, int, int] | None, low: int, high: int) -> str:
 
 
 def _strip(row: TraceRow, low: int, high: int) -> str:
+    """Draws the histogram of a row as SVG, from exponent `low` to below `high`. The tooltip has the row's numbers."""
     is_half = row.dtype in NARROW
     zero, subnormal, overflow = _limits(row.dtype)
     counts = {e: count for e, count in zip(EXPONENTS, row.histogram, strict=True) if count and low <= e < high}

@@ -38,7 +38,10 @@ _SHORT, _LONG = 5, 20  # rows of the table in plain text, in rich
 
 
 def text_of(found: Facts) -> str:
-    """Formats a diagnosis as plain text: verdict, place, evidence, advice and the worst five rows."""
+    """Formats a diagnosis as plain text: verdict, source line, evidence, advice, and the five most harmful rows.
+
+    The rows are left out if the diagnosis has no table.
+    """
     lines = [found.headline, *([f"at {found.source}"] if found.source else []), found.evidence, *found.advice]
     worst = [columns_of(found), *(row_texts(row, columns_of(found)) for row in found.worst[:_SHORT])]
     widths = [max(map(len, column)) for column in zip(*worst, strict=True)]
@@ -49,7 +52,7 @@ def text_of(found: Facts) -> str:
 
 
 def rich_of(found: Facts):
-    """Renders a diagnosis for rich: as `text_of`, with its TOML and flags to paste and a table of the worst 20 rows."""
+    """Renders a diagnosis for rich: as `text_of`, with TOML and flags to paste, and a table of the worst 20 rows."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.table import Table
@@ -74,9 +77,13 @@ def rich_of(found: Facts):
 
 
 def row_texts(row: TraceRow, columns: tuple[str, ...] = COLUMNS) -> tuple[str, ...]:
-    """Formats a row of the table as a text for each of `columns`, which are as in `columns_of`.
+    """Formats a row of the table as one text for each column.
 
     The error is "inf" if some results are inf or nan. A number that was not measured is "-".
+
+    Args:
+      row: the row.
+      columns: `COLUMNS`, or with one more for float8, as in `columns_of`.
     """
     texts = (
         row.path or "(no module)",
@@ -92,12 +99,15 @@ def row_texts(row: TraceRow, columns: tuple[str, ...] = COLUMNS) -> tuple[str, .
 
 
 def columns_of(found: Facts) -> tuple[str, ...]:
-    """The columns of a table. The column of float8 is included only if a value is rounded to float8."""
+    """The column names of a diagnosis's table.
+
+    The column for float8 is included only if a value is rounded to float8.
+    """
     return (*COLUMNS, FLOAT8_COLUMN) if any(row.sqnr is not None for row in found.table) else COLUMNS
 
 
 def percent(share: float) -> str:
-    """Formats a share in percent, without a sign: "0" for 0, "100" for 1, and "<0.01" to ">99.9" for all between."""
+    """Formats a fraction in percent, without a sign: "0" for 0, "100" for 1, and "<0.01" to ">99.9" between them."""
     if share in (0.0, 1.0):
         return f"{share:.0%}"[:-1]
     if share < 1e-4:
