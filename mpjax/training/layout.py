@@ -93,7 +93,7 @@ class Layout:
         return NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
 
     def evaluation(self, size: int) -> NamedSharding:
-        """The sharding of an evaluation batch of `size` examples: as in `batch` if it divides evenly, else replicated."""
+        """The sharding of an evaluation batch: as in `batch` if its `size` examples divide evenly, else replicated."""
         return NamedSharding(self.mesh, PartitionSpec(BATCH_AXES) if self.divides(size) else PartitionSpec())
 
     def divides(self, size: int) -> bool:

@@ -44,13 +44,16 @@ class Kind:
         return (self.names - packed) | set(self.groups)
 
     def pack(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Concatenates each group to one array, [N], or [1, N] for matrices; a group of None becomes None."""
+        """Concatenates the arrays of each group, flattened, to one array: [N], or [1, N] for matrices.
+
+        A group of None becomes None. Arrays outside of groups stay as they are, under their paths.
+        """
         rest = dict(arrays)
         packed = {name: _joined([rest.pop(path) for path in group]) for name, group in self.groups.items()}
         return packed | rest
 
     def unpack(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Inverts `pack`."""
+        """Splits the packed arrays into the arrays of their groups, in their shapes, and so inverts `pack`."""
         rest = dict(arrays)
         apart: dict[str, Any] = {}
         for name, group in self.groups.items():
@@ -100,9 +103,10 @@ class Packing:
 
     @classmethod
     def of(cls, params: Mapping[str, Any], stats: Mapping[str, Any], stacks: Iterable[str] = ()) -> "Packing":
-        """Plans to pack vectors, and small matrices that are not kernels, in groups of one dtype; packs nothing yet.
+        """Plans groups of vectors, and of small matrices but kernels, of one floating dtype; packs nothing yet.
 
-        Vectors have up to `MOST` numbers, matrices up to `SMALL`; a group has two arrays or more. Histories stay apart.
+        A vector has at most `MOST` elements, a matrix (or an array of more axes) at most `SMALL`, and a whole group at
+        most `MOST`. A group has two arrays or more. Histories of float8 scales, and all other arrays, stay unpacked.
 
         Args:
           params: parameters by path, or their shapes.
@@ -112,14 +116,15 @@ class Packing:
         return cls(_kind(params, "parameters", tuple(stacks)), _kind(stats, "statistics", tuple(stacks)))
 
     def pack(self, state: Any) -> Any:
-        """Packs the arrays of a training state, or of any tree with mappings from the same paths.
+        """Packs each dict in a training state, or in any pytree, whose keys are exactly the planned paths.
 
-        Arrays that are not packed are not copied.
+        So parameters, statistics, moments and moving averages are packed alike. Arrays that are not packed are not
+        copied.
         """
         return _on_mappings(state, {kind.names: kind.pack for kind in self._kinds})
 
     def unpack(self, state: Any) -> Any:
-        """Inverts `pack`; arrays that were not packed are not copied."""
+        """Unpacks each dict that `pack` has packed, in any pytree; arrays that were not packed are not copied."""
         return _on_mappings(state, {kind.stored: kind.unpack for kind in self._kinds})
 
     @property
@@ -200,5 +205,5 @@ class Packed:
         return self.structure.assemble(self.packing.unpack(params), self.packing.unpack(stats), key)
 
     def stats_of(self, model: nnx.Module) -> Arrays:
-        """The current statistics of the model, packed."""
+        """Reads the current statistics of the model by path, and packs them."""
         return self.packing.pack(self.structure.stats_of(model))

@@ -82,8 +82,9 @@ def make_train_step(
 ) -> jax.stages.Wrapped:
     """Builds the jit-compiled training step `(state, batch) -> (state, metrics)`, which donates its input state.
 
-    If a gradient is not finite, the step is skipped: parameters, statistics, the optimizer's state, the moving average
-    and `state.step` keep their values; only the loss scale and its counters change.
+    If the loss scaling of `tx` finds a gradient that is not finite, the step is skipped: parameters, statistics, the
+    inner optimizer's state, the moving average and `state.step` keep their values, and only the loss scale and its
+    counters change. `mpjax.no_loss_scaling` does not check, and skips no steps.
 
     Args:
       structure: the model taken apart (`mpjax.training.take_apart`), with its policy applied.
