@@ -25,7 +25,9 @@ Padding = tuple[tuple[int, int], tuple[int, int]]
 def max_pool(
     x: Float[Array, "B H W C"], window: int, stride: int, padding: Padding = ((0, 0), (0, 0))
 ) -> Float[Array, "B I J C"]:
-    """Takes the maximum of each window. The first of equal values, in row-major order, receives the gradient.
+    """Takes the maximum of each window, NaN if the window has one.
+
+    The first of equal values, in row-major order, receives the gradient.
 
     Gradients of overlapping windows are added in float32 or wider, in a fixed order. The gradient of
     `jax.lax.reduce_window` is a scatter on GPUs: it adds in the dtype of x, in no fixed order, and moves more bytes.
@@ -70,7 +72,7 @@ def _largest(x: jax.Array, window: int, stride: int, padding: Padding) -> tuple[
 
 
 def _pixels(x: jax.Array, value: float, window: int, stride: int, padding: Padding) -> list[jax.Array]:
-    """The pixels at each position in a window, as arrays [B, I, J, C], with `value` outside of the image."""
+    """Slices x, padded with `value`, into one array [B, I, J, C] for each position in a window, in row-major order."""
     edges = ((0, 0, 0), *((low, high, 0) for low, high in padding), (0, 0, 0))
     padded = jax.lax.pad(x, jnp.array(value, x.dtype), edges)
     _, height, width, _ = padded.shape

@@ -46,7 +46,7 @@ class Projected(NamedTuple):
 
 
 def called(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any) -> Projected:
-    """Projects x by calling the three layers `query`, `key` and `value` as they are; `out` is passed on, not called."""
+    """Projects x by calling the layers `query`, `key` and `value` as they are; returns `out` itself, not called."""
     return Projected(query(x), key(x), value(x), out)
 
 
@@ -57,8 +57,9 @@ def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any
     weights of a query sum to one, so the bias of the values passes through attention. The output projection turns it
     into a constant, which is added to the bias of the returned layer.
 
-    Layers that differ, or are not as `apply_policy` leaves them in half precision, are called unchanged. Layers in
-    float8 that do not scale whole operands are called one by one, without these two biases.
+    It does so only under a half-precision policy, for layers with biases that agree in shapes and dtypes. All other
+    layers are called unchanged, as by `called`. Layers in float8 that do not scale whole operands are called one by
+    one, without these two biases. The layers that are passed do not change.
 
     Args:
       x: the features.
@@ -114,7 +115,10 @@ def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) 
 
 
 def _called_with(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) -> tuple[jax.Array, ...]:
-    """Calls the layers themselves, so that named scopes, audits and diagnoses find them."""
+    """Calls copies of three layers with `kernels[:, i]`, and `bias` for the first only.
+
+    The calls are of the layers' own class, so that named scopes, audits and diagnoses find them.
+    """
     projections = (changed(layers[0], bias=nnx.Param(bias)), *map(without_bias, layers[1:]))
     return tuple(changed(layer, kernel=nnx.Param(kernels[:, i]))(x) for i, layer in enumerate(projections))
 
@@ -173,6 +177,6 @@ def _is_plain(layer: Any) -> bool:
 
 
 def _kind(layer: Any) -> tuple:
-    """The properties in which layers must agree to form one product."""
+    """The properties in which layers must be equal so that their kernels can be stacked to one operand."""
     kernel, bias = layer.kernel[...], layer.bias[...]
     return layer.dtype, layer.axis, kernel.shape, kernel.dtype, bias.dtype, layer.dot_general

@@ -48,7 +48,7 @@ class Shortcut(nnx.Module):
 
 
 def identity(x: jax.Array) -> jax.Array:
-    """The shortcut of a block whose input and output have the same shape."""
+    """Returns x: the shortcut of a block whose input and output have the same shape."""
     return x
 
 

@@ -24,7 +24,7 @@ class WeightRow(NamedTuple):
       after: the dtype after the cast.
       overflow: the number of finite values that became inf.
       flushed: the number of nonzero values that became zero.
-      error: the largest relative rounding error of all other values.
+      error: the largest relative rounding error of all other values, as a fraction.
     """
 
     path: str
@@ -39,7 +39,7 @@ class WeightRow(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PretrainedReport:
-    """The dtypes and the losses of every variable. Prints as a table and iterates over its rows.
+    """The dtypes of every variable, and what their casts lost. Prints as a table and iterates over its rows.
 
     Attributes:
       source: the path of the file or folder.
