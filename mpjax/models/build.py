@@ -189,7 +189,10 @@ def _hold_arrays(model: nnx.Module, flag: str) -> None:
 
 
 def _signature(make: Callable) -> inspect.Signature:
-    """The signature of a call of `make`; for a class, of `__init__`, because Flax's metaclass accepts any arguments."""
+    """The signature of a call of `make`; for a class, that of `__init__` without `self`.
+
+    The signature of a Flax module's class itself accepts any arguments, because of its metaclass.
+    """
     return inspect.signature(functools.partial(make.__init__, None) if inspect.isclass(make) else make)
 
 

@@ -81,6 +81,7 @@ def backward(
 def _program(
     x_ref, dy_ref, dskip_ref, scale_ref, mean_ref, variance_ref, dx_ref, dscale_ref, dbias_ref, **sizes
 ) -> None:
+    """The kernel's program: writes the gradient of x for its tiles of rows, and its sums for scale and bias."""
     epsilon, rows, tiles, padded = (sizes[name] for name in ("epsilon", "rows", "tiles", "padded"))
     (total, width), program = x_ref.shape, pl.program_id(0)
     columns = jnp.arange(padded)

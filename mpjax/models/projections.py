@@ -124,8 +124,11 @@ def _called_with(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Arra
 
 
 def _products_in_float8(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) -> tuple[jax.Array, ...]:
-    """Calls three layers in float8 like `_products`: the kernels are one operand, with one scale, and so is their
-    gradient."""
+    """Calls three layers in float8, otherwise like `_products`.
+
+    The three kernels have one scale, and so have the three gradients, which the backward pass multiplies as one
+    operand.
+    """
     recipe = layers[0].dot_general.recipe
 
     def forward(x, kernels, bias):
@@ -155,15 +158,15 @@ _PROMOTION = inspect.signature(nnx.LinearGeneral.__init__).parameters["promote_d
 
 
 def _half_kernel(layer: Any) -> jax.Array:
-    """Casts the kernel of a layer to the layer's dtype, in the layer's scope: a diagnosis then names it on overflow."""
+    """Casts the kernel of a layer to the layer's dtype, in the layer's named scope, which a diagnosis reads."""
     with scope_of(layer):
         return layer.kernel[...].astype(layer.dtype)
 
 
 def _is_plain(layer: Any) -> bool:
-    """True for a `nnx.LinearGeneral`, no subclass, with a bias, as a half-precision policy leaves it.
+    """True for a `nnx.LinearGeneral`, no subclass, with a bias, as a half-precision policy leaves it, in float8 too.
 
-    False if the user set how it multiplies or promotes, or if the policy also casts its input or output or uses float8.
+    False if the user set how it multiplies or promotes, or if the policy also casts its input or output.
     """
     return (
         type(layer) is nnx.LinearGeneral

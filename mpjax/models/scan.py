@@ -62,8 +62,8 @@ class Stack(nnx.Module):
     Attributes:
       all: the block; each of its arrays has a leading axis of blocks.
       depth: the number of blocks.
-      keep: the values that the loop keeps for the backward pass, as a policy of `jax.checkpoint`; None keeps only the
-        inputs of blocks.
+      keep: the values that the loop keeps for the backward pass, as a policy of `jax.checkpoint`, by default `costly`;
+        None keeps only the inputs of blocks.
     """
 
     def __init__(self, blocks: Iterable[nnx.Module]):
@@ -177,7 +177,7 @@ def stacks_in(model: nnx.Module) -> dict[str, Stack]:
 
 
 def stacks_by_block(model: nnx.Module) -> dict[str, Stack]:
-    """The stacks of a model by the path of their block, as in `blocks/all`."""
+    """The stacks of a model by the path of their stacked block, as in `{"blocks/all": Stack(...)}`."""
     return {f"{path}/{ALL}": stack for path, stack in stacks_in(model).items()}
 
 
@@ -322,7 +322,9 @@ def in_form_of(arrays: Mapping[str, Any], wanted: Iterable[str]) -> Arrays:
 
 
 def _counterpart(path: str, of: str, other: str, arrays: Mapping[str, Any]) -> str | None:
-    """Finds the stack whose blocks `arrays` has in the other form, stacked or single; None if there is none.
+    """Finds the stack that `path` belongs to and whose blocks `arrays` has in the other form, stacked or single.
+
+    None if there is none.
 
     Args:
       path: a path that `arrays` lacks, as in `params/blocks/all/x`.

@@ -102,7 +102,7 @@ def pixels_by_class(
     the same image, and all images have equal weight.
 
     Args:
-      weights: the weight of each class.
+      weights: the weight of each class, at least 0.
       logits: floating [B, ..., num_classes].
       labels: integer [B, ...], in [0, num_classes) or `ignore`.
       ignore: the label of positions to leave out.

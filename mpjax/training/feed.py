@@ -76,11 +76,11 @@ class Single:
             yield place(batch, self.sharding)
 
     def abstract(self, fed: Any, count: int) -> Any:
-        """`fed` itself, since all calls have one step."""
+        """Returns `fed` itself: the inputs of all calls, of one step each, have the same shapes."""
         return fed
 
     def batch(self, fed: Any, index: Any) -> Any:
-        """`fed` itself, which is the batch."""
+        """Returns `fed` itself, which is the batch; `index` is not read."""
         return fed
 
 

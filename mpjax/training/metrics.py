@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Collected:
-    """A metric of `clu` or `metrax`, whose arrays are sums: of each example, [B, ...], or of a set.
+    """A metric of `clu` or `metrax`, as arrays that may be added up: of each example, [B, ...], or summed over a set.
 
     Attributes:
       arrays: the arrays of the metric, float32 or wider.

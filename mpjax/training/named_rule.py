@@ -78,7 +78,7 @@ class NamedRule:
       function: `(learning_rate, ...) -> optax.GradientTransformation`.
       is_users: whether the function is the user's own.
       arguments: values by name, without those that `build` adds.
-      notes: advice for the user, such as that no weight decay is applied.
+      notes: sentences of advice for the user, such as that no weight decay is applied.
     """
 
     name: str
@@ -182,7 +182,8 @@ class NamedRule:
     def _require_fit(self, rule: Any, params: Mapping[str, Any], config: schema.Optimizer) -> None:
         """Traces one update; raises UsageError unless its updates fit the parameters and its state keeps its shapes.
 
-        Also raises it for the optimizers of `_MOVED`, and if narrow moments are set and the state has none.
+        Also raises it for the optimizers of `_MOVED`, and if `config.moments` is not "float32" and the state has no
+        moments.
         """
         if not isinstance(rule, optax.GradientTransformation):
             raise UsageError(

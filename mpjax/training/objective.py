@@ -112,7 +112,7 @@ def means(sums: Sums) -> dict[str, float]:
 
 
 def as_stored(batch: Batch, key: jax.Array | None) -> Batch:
-    """Prepares a batch without augmentation: returns it unchanged."""
+    """Returns the batch itself: the preparation of batches that need none."""
     del key
     return batch
 
@@ -161,7 +161,7 @@ class RunObjective(NamedTuple):
         return {name: _per_example(value) for name, value in values.items()}
 
     def conclude(self, sums: Sums) -> dict[str, float]:
-        """Computes the metrics of a whole set from its sums, float64."""
+        """Computes the metrics of a whole set, by name, from the sums over its examples: `complete(means(sums))`."""
         return self.complete(means(sums))
 
     def names(self, values: Values) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class Kind:
 
     @property
     def stored(self) -> frozenset[str]:
-        """The names after packing: the paths of the arrays that stay apart, and the names of the packed ones."""
+        """The names after packing: the paths of the arrays that are not packed, and the names of the packed arrays."""
         packed = {name for group in self.groups.values() for name in group}
         return (self.names - packed) | set(self.groups)
 
@@ -195,7 +195,7 @@ def _on_mappings(tree: Any, changes: Mapping[frozenset[str], Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A structure that assembles the model from packed arrays, with the methods of `Structure`."""
+    """A wrapper of a `Structure` that assembles the model from packed arrays, and packs the statistics of a model."""
 
     structure: Structure
     packing: Packing

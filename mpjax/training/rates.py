@@ -104,12 +104,12 @@ def depths_of(task: Task, batch: Mapping[str, Any]) -> dict[str, int]:
 
 
 class _Reached(Exception):
-    """Raised at the call of the first block, to end the trace; carries the arguments of the call."""
+    """Raised in place of a call of the first block, to end the trace; carries the arguments of the call."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Stops:
-    """A wrapper that ends the trace of a model at the call of a module."""
+    """A wrapper that raises `_Reached` in place of a call of its module, to end the trace of a model there."""
 
     depth: ClassVar[int] = -1
 

@@ -115,7 +115,7 @@ class Shares:
 
 
 class OneDevice(Shares):
-    """The whole batch on the only device of a layout."""
+    """Runs functions on the whole batch, on the only device of a layout; differs from `Shares` in `norms` alone."""
 
     def norms(self) -> contextlib.AbstractContextManager[None]:
         """Context in which gradient norms are traced, so that one kernel finishes the sums of squares of all arrays."""

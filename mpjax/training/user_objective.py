@@ -227,7 +227,7 @@ def _is_zero(gradient: Any, given: tuple[Any, ...]) -> bool:
 
 
 def used_arguments(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
-    """Marks each leaf of the arguments: True if a result of the function may depend on its value.
+    """Replaces each leaf of the arguments by True if a result of the function may depend on its value, else by False.
 
     An operation depends on all of its operands. A leaf that cannot change a result may be marked True, but a leaf that
     can is never marked False.

@@ -53,7 +53,8 @@ def match_arrays(
       model: the model; may be abstract.
       tensors: the tensors of the file, by key.
       layout: the name of the layout; None for the layout with the most keys in the file.
-      skip: patterns of our paths to leave unchanged, or of the file's keys to leave unread.
+      skip: globs of our paths to leave unchanged, or of the file's keys to leave unread; other keys that the model does
+        not use are faults, unless the layout ignores them.
 
     Raises:
       UsageError: the layout does not exist, a pattern matches nothing, or tensors are missing, unexpected, or of
@@ -225,7 +226,7 @@ def _summary(faults: list[str], layout: WeightMap) -> str:
 
 
 def _pattern(name: str, separator: str) -> str:
-    """The pattern that matches everything in the module that holds the variable `name`; `name` itself without one."""
+    """The glob for all variables of the module that holds the variable `name`; `name` itself if it is in no module."""
     module = name.rpartition(separator)[0]
     return f"{module}{separator}*" if module else name
 

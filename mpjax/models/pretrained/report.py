@@ -61,7 +61,7 @@ class PretrainedReport:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """The paths of the variables that keep their initial values."""
+        """The paths of the variables that were not loaded and keep their initial values."""
         return tuple(row.path for row in self.rows if row.key is None)
 
     @property
@@ -76,7 +76,7 @@ class PretrainedReport:
 
     @property
     def error(self) -> float:
-        """The largest relative rounding error over all variables."""
+        """The largest relative rounding error over all variables, as a fraction; 0 without variables."""
         return max((row.error for row in self.rows), default=0.0)
 
     @property

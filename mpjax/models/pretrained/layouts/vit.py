@@ -41,7 +41,7 @@ def huggingface(model: ViT) -> WeightMap:
 
 
 def state_dict(model: ViT) -> WeightMap:
-    """Builds the layout of `ViTForImageClassification` in a `state_dict` of transformers 5 or later."""
+    """Builds the layout of a `state_dict` of transformers 5 or later that was saved without `save_pretrained`."""
     return _layout("huggingface_state_dict", model, IN_MEMORY)
 
 
