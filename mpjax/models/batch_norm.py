@@ -138,8 +138,8 @@ MANY = 2**13
 def _parts(rows: int) -> int:
     """The number of equal parts that `_sums` divides the rows into for its first stage.
 
-    It is the largest power of two that divides `rows` and is at most about their square root. It is 1, for a single
-    stage, below `MANY` rows and for an odd number of rows.
+    It is the largest power of two that divides `rows` and is at most their square root. It is 1, for a single stage,
+    below `MANY` rows and for an odd number of rows.
     """
     return 1 if rows < MANY else min(rows & -rows, 2 ** (math.isqrt(rows).bit_length() - 1))
 

@@ -62,7 +62,10 @@ def _max_pool_jvp(window: int, stride: int, padding: Padding, primals: tuple, ta
 
 
 def _largest(x: jax.Array, window: int, stride: int, padding: Padding) -> tuple[jax.Array, jax.Array]:
-    """The largest value of each window and its index in the window, from 0; NaN is the largest."""
+    """The largest value of each window, and its index from 0 in row-major order, the first of equal ones.
+
+    NaN counts as the largest value; of several NaN, the index is that of the last.
+    """
     first, *others = _pixels(x, -jnp.inf, window, stride, padding)
     best, place = first, jnp.zeros(first.shape, jnp.int32)
     for index, other in enumerate(others, 1):

@@ -19,6 +19,7 @@ def row_major(gradient: jax.Array) -> jax.Array:
     """Makes XLA keep an array of four axes, such as a convolution's gradient, in row-major order in memory.
 
     The values do not change. Arrays with another number of axes are returned as they are.
+
     Attention kernels of a stack have four axes too; their loop already yields row-major gradients.
     """
     if gradient.ndim != 4:

@@ -106,7 +106,10 @@ def _names(flag: str, function: "Metric", outputs: Any, batch: Any, size: int) -
 
 
 def _require_values(flag: str, returned: Any, size: int) -> None:
-    """Raises UsageError unless a metric returned one value for each of `size` examples, or a dict of such values."""
+    """Raises UsageError unless a metric returned one value for each of `size` examples, or a dict of such values.
+
+    A `Mean` of arrays [size], and a metric of `clu` or `metrax`, are values too.
+    """
     where = f"--training.metrics {flag}"
     if isinstance(returned, Mapping):
         wrong = "an empty dict" if not returned else next((f"the name {n!r}" for n in returned if n != str(n)), "")

@@ -103,7 +103,7 @@ class Packing:
 
     @classmethod
     def of(cls, params: Mapping[str, Any], stats: Mapping[str, Any], stacks: Iterable[str] = ()) -> "Packing":
-        """Plans groups of vectors, and of small matrices but kernels, of one floating dtype; packs nothing yet.
+        """Plans groups of vectors, and of small matrices (no kernels), of one floating dtype; packs nothing yet.
 
         A vector has at most `MOST` elements, a matrix (or an array of more axes) at most `SMALL`, and a whole group at
         most `MOST`. A group has two arrays or more. Histories of float8 scales, and all other arrays, stay unpacked.

@@ -170,7 +170,7 @@ def _rule_dtypes(policy: Policy):
 
 
 def _loss_scale(config: schema.Precision, preset: Preset, policy: Policy) -> str | float:
-    """Chooses "dynamic", "none" or a static scale; raises UsageError if the setting is neither a word nor a number."""
+    """Chooses "dynamic", "none" or a static scale; raises UsageError for a setting that is no name and no number."""
     word = config.loss_scale.strip().lower()
     if word == "auto":
         return 1.0 if preset.loss_scale == "static" else _usual_scaling(policy)

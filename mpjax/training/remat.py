@@ -70,7 +70,7 @@ def apply_remat(model: nnx.Module, remat: Remat) -> None:
         keeps only the inputs.
 
     Raises:
-      UsageError: the model has no blocks, and `remat` is not "none", which changes nothing.
+      UsageError: the model has no blocks. A `remat` of "none" changes nothing, and is always valid.
     """
     if remat == "none":
         return

@@ -172,8 +172,8 @@ class Placed(NamedTuple):
 def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedReport | None]:
     """Loads parameters and statistics from `config.weights`, by path, and reports what was loaded.
 
-    Arrays that are not loaded are left out. The others have the dtypes in which the model stores them.
-    Stacked blocks have the paths of single blocks. Without `config.weights` the result is `({}, None)`.
+    Arrays that are not loaded are left out. The others have the dtypes in which the model stores them. Stacked blocks
+    have the paths of single blocks. Without `config.weights` the result is `({}, None)`.
 
     Raises:
       UsageError: as `mpjax.load_pretrained`.

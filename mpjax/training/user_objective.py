@@ -215,7 +215,7 @@ def _key() -> Any:
 
 
 def _is_zero(gradient: Any, given: tuple[Any, ...]) -> bool:
-    """True if `gradient`, computed on zeros of the shapes `given`, is 0 everywhere; for one that ignores arguments."""
+    """True if a gradient that depends on no argument is 0 everywhere: computes it on zeros of the shapes `given`."""
 
     def zeros(shape: Any) -> jax.Array:
         if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):

@@ -94,7 +94,7 @@ class Decoder(nnx.Module):
 
 
 class DecoderBlock(nnx.Module):
-    """Attention and an MLP, each with a norm before it and a residual connection around both.
+    """Attention and an MLP, each with a norm before it and a residual connection around norm and layer.
 
     With `settings.norms_after`, the output of each is normalized before it is added to the residual.
     """

@@ -74,7 +74,7 @@ class YarnScaling:
       low: frequencies of at most this many turns within `length` positions are divided by `factor`.
       high: frequencies of at least this many turns within `length` positions are kept.
       length: the number of positions that the model was trained on before it was scaled.
-      attention_factor: the factor of cosines and sines; None: 0.1 log(factor) + 1.
+      attention_factor: the factor of cosines and sines; None: 0.1 log(factor) + 1, but 1 if `factor` is at most 1.
       truncate: whether the bounds of the transition are rounded outwards to whole feature indices.
     """
 
