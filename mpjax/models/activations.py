@@ -137,7 +137,7 @@ class Activated(NamedTuple):
     """The result of a layer and an activation.
 
     Attributes:
-      value: [*S, H].
+      value: the result, [..., H].
       again: a function without arguments that computes `value` anew from the layer's product, so that `value` need not
         stay in memory.
     """

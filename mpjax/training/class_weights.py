@@ -57,8 +57,9 @@ def weighted_cross_entropy(
 def by_class(weights: Sequence[float], label_smoothing: float, *, ignores: bool) -> Comparison:
     """Creates a comparison `(logits, batch, key) -> values` whose training loss weights each class.
 
-    Values are `Mean`s of one entry for each example. In training they are `loss` and `accuracy`; a loss is NaN where
-    the label is no class. In evaluation they are those of `evaluated`, without class weights and label smoothing.
+    Each value is a `Mean` with one entry for each example. In training the values are `loss` and `accuracy`; a loss is
+    NaN where the label is no class. In evaluation they are those of `evaluated`, without class weights and label
+    smoothing.
 
     Args:
       weights: the weight of each class; empty: 1 for all.

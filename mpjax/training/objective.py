@@ -125,8 +125,8 @@ class RunObjective(NamedTuple):
         is averaged over all its numbers, and a `Mean` of [B, K] over its K quotients.
       prepare: `(batch, key) -> batch`, which augments unless the key is None. It takes the whole batch, because it may
         mix examples.
-      metrics: functions `(outputs, batch) -> values`, called in evaluation with the `outputs` of `function`; each returns
-        a dict of values by name.
+      metrics: functions `(outputs, batch) -> values`, called in evaluation with the `outputs` of `function`; each
+        returns a dict of values by name.
       complete: maps the means of a whole set to its metrics, for example adds the perplexity.
     """
 

@@ -225,7 +225,7 @@ def initial_state(
 
 
 def state_shapes(task: Task, tx: optax.GradientTransformation, *, ema: bool, layout: Layout) -> TrainState:
-    """The state of `initial_state` as a pytree of `jax.ShapeDtypeStruct`s with shardings; computes nothing."""
+    """The shapes, dtypes and shardings of the state of `initial_state`, as `jax.ShapeDtypeStruct`; computes nothing."""
     make = functools.partial(make_state, task, tx, ema=ema)
     shapes = jax.eval_shape(make, jax.eval_shape(jax.random.key, 0), {})
 
