@@ -37,12 +37,15 @@ def _relu_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
 
 
 def gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
-    """Computes x * Phi(x) in float32 or wider; Phi is the normal CDF (Hendrycks & Gimpel, 2016, arXiv:1606.08415)."""
+    """Computes x * Phi(x), where Phi is the normal CDF (Hendrycks & Gimpel, 2016, arXiv:1606.08415).
+
+    It computes in float32 or wider, and the result has the dtype of x.
+    """
     return _in_float32(lambda x: nnx.gelu(x, approximate=False), _gelu_slope, x)
 
 
 def tanh_gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
-    """Computes the tanh approximation of GELU from the same paper, in float32 or wider."""
+    """Computes the tanh approximation of `gelu` in float32 or wider; the result has the dtype of x."""
     return _in_float32(lambda x: nnx.gelu(x, approximate=True), _tanh_gelu_slope, x)
 
 
@@ -88,12 +91,15 @@ With a barrier, XLA would store the sum of a product and its bias beside the pro
 
 
 def silu_gate(gate: Float[Array, "*S"], x: Float[Array, "*S"]) -> Float[Array, "*S"]:
-    """Computes silu(gate) * x in float32 or wider: SwiGLU (Shazeer, 2020, arXiv:2002.05202)."""
+    """Computes silu(gate) * x, as in SwiGLU (Shazeer, 2020, arXiv:2002.05202).
+
+    It computes in the wider of float32 and the dtype of x, and the result has the dtype of x.
+    """
     return _gate_in_float32(_silu, _silu_slope, gate, x)
 
 
 def tanh_gelu_gate(gate: Float[Array, "*S"], x: Float[Array, "*S"]) -> Float[Array, "*S"]:
-    """Computes tanh_gelu(gate) * x in float32 or wider: GeGLU, from the same paper."""
+    """Computes tanh_gelu(gate) * x, as in GeGLU of the same paper, in the dtypes of `silu_gate`."""
     return _gate_in_float32(functools.partial(nnx.gelu, approximate=True), _tanh_gelu_slope, gate, x)
 
 
@@ -131,8 +137,9 @@ class Activated(NamedTuple):
     """The result of a layer and an activation.
 
     Attributes:
-      value: [*S, H].
-      again: computes `value` anew, from the layer's product.
+      value: the result, [..., H].
+      again: a function without arguments that computes `value` anew from the layer's product, so that `value` need not
+        stay in memory.
     """
 
     value: jax.Array
@@ -143,7 +150,7 @@ def activated(layer: nnx.Linear, function: Function, x: Float[Array, "*S D"]) ->
     """Computes function(layer(x)); under a half-precision policy, only the product is kept for the backward pass.
 
     By default, XLA would store the sum of product and bias as well. Here the sum is computed in float32 and rounded
-    once.
+    once. Other layers (subclasses, without a bias, in float32) are called as they are, and `again` returns the value.
     """
     if type(layer) is not nnx.Linear or layer.bias is None or not only_sums(layer):
         value = function(layer(x))

@@ -37,9 +37,13 @@ class Attention(nnx.Module):
       width: D, the number of input and output features.
       heads: N, a divisor of the width.
       is_causal: whether a position attends only to itself and earlier positions.
-      implementation: "cudnn" keeps no [T, T] scores in memory; "auto" uses it if `implementation_for` chooses it.
+      implementation: "xla", or "cudnn", which keeps no [T, T] scores in memory; "auto" uses "cudnn" if
+        `implementation_for` chooses it.
       kernel_init: the initializer of the query, key and value kernels.
       out_init: the initializer of the output projection's kernel.
+
+    Raises:
+      UsageError: `heads` does not divide the width.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class Attention(nnx.Module):
         self.implementation: Implementation = implementation
 
     def __call__(self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
-        """Maps features to features; masks positions of sequence b from `lengths[b]` on, or none without `lengths`."""
+        """Maps features to features; no position attends to those of sequence b from `lengths[b]` on (None: to all)."""
         # `project` adds a constant to the bias of `out`: the compiler would sum it over the devices that divide the
         # heads. Under fsdp, the stacked kernels of `project` would be kept from the forward to the backward pass.
         projected = called if _is_divided(TENSOR) or _is_divided(FSDP) else project
@@ -98,11 +102,11 @@ def attend(
       value: [B, T, K, H].
       lengths: int32 [B], the number of positions of each sequence to attend to; 0 is treated as 1. None: all.
       is_causal: whether a position attends only to itself and earlier positions.
-      window: the number of positions that a causal position attends to, itself included; an int, or an int32 scalar,
-        with which "auto" is "xla". None: all.
+      window: the number of positions that a causal position attends to, itself and those right before it; an int, or
+        an int32 scalar, with which "auto" is "xla". None: all positions before it.
       scale: the factor of the scores; None: 1 / sqrt(H).
       cap: the limit of the scores (`mpjax.precision.attention.soft_cap`), with which "auto" is "xla"; None: no limit.
-      implementation: "auto", "xla" or "cudnn".
+      implementation: "xla", "cudnn", or "auto" for "cudnn" where it can train with these arguments, else "xla".
 
     Returns:
       [B, T, N, H] in the dtype of the inputs.
@@ -136,7 +140,7 @@ def _on_own_heads(attention: Callable) -> Callable:
     """Wraps cuDNN's attention as `(query, key, value, lengths) -> result`, so that each device runs its own heads.
 
     Inside a `jax.shard_map` over other axes of a mesh, the compiler cannot divide a call of cuDNN, so a second
-    `jax.shard_map` divides the heads over the axis `tensor`. Elsewhere the call is not divided here.
+    `jax.shard_map` divides the heads over the axis `tensor`. Elsewhere the wrapper only passes the arguments on.
     """
     mesh = jax.sharding.get_abstract_mesh()
 
@@ -152,19 +156,24 @@ def _on_own_heads(attention: Callable) -> Callable:
 
 
 def _is_divided(axis: str) -> bool:
-    """True if the current mesh has several devices along an axis."""
+    """True if the current abstract mesh has several devices along `axis`; False without a mesh or without the axis."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.shape.get(axis, 1) > 1
 
 
 def implementation_for(query: jax.Array, device=None) -> Literal["xla", "cudnn"]:
-    """Chooses "cudnn" if it can train with queries [B, T, N, H] on `device` (None: JAX's default), else "xla"."""
+    """Chooses "cudnn" if cuDNN can train with queries [B, T, N, H] on `device` (None: JAX's default), else "xla".
+
+    Reads only the shape and the dtype of `query`. cuDNN needs half precision, an even T, and an H of at most 128 that 8
+    divides, on an NVIDIA GPU of compute capability 8.0 or more.
+    """
     return "xla" if _why_not_cudnn(query, default_device() if device is None else device) else "cudnn"
 
 
 def _chosen(
     implementation: Implementation, query: jax.Array, *, window: Any, cap: float | None
 ) -> Literal["xla", "cudnn"]:
+    """Resolves "auto"; raises UsageError for an unknown name, or for "cudnn" where cuDNN cannot run."""
     if implementation not in ("auto", "xla", "cudnn"):
         raise UsageError(f"unknown attention implementation '{implementation}': wanted 'auto', 'xla' or 'cudnn'")
     if implementation == "xla":

@@ -25,7 +25,8 @@ class BatchNorm(nnx.BatchNorm):
     """Flax's batch norm (Ioffe & Szegedy, 2015, arXiv:1502.03167), with an optional ReLU.
 
     In training it has its own derivative: the derivatives of the single operations take one more sum over the input.
-    In half precision, with a mask, without scale or bias, or with further options, it computes like Flax's.
+    It calls Flax's batch norm if it computes in half precision, in evaluation, with a mask, without scale or bias, with
+    `axis_index_groups` or without `use_fast_variance`, or if the channels are not on the last axis.
     """
 
     def __call__(
@@ -38,12 +39,12 @@ class BatchNorm(nnx.BatchNorm):
     ) -> Float[Array, "*S C"]:
         """Normalizes x by the mean and variance of each channel, and updates the running statistics with them.
 
-        In evaluation, normalizes by the running statistics.
+        In evaluation it normalizes by the running statistics, which do not change.
 
         Args:
           x: floating [..., C].
-          use_running_average: as in Flax; by default the module's own setting.
-          mask: as in Flax.
+          use_running_average: True for evaluation; None: the module's own setting, which `model.eval()` sets.
+          mask: bool, broadcastable to x; False for entries that the statistics leave out. None: all count.
           relu: whether to set negative results to zero.
         """
         running = self.use_running_average if use_running_average is None else use_running_average
@@ -91,13 +92,13 @@ def _statistics(axis_name: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _means(axis_name: Any, *arrays: jax.Array) -> list[jax.Array]:
-    """The mean of each channel of each array, [1, ..., 1, C]; with `axis_name`, over all devices of these axes."""
+    """Computes the mean of each channel of each array, [1, ..., 1, C]; with `axis_name`, over all its devices."""
     means = [total / _rows(x.shape) for x, total in zip(arrays, _sums(*arrays), strict=True)]
     return means if axis_name is None else list(jax.lax.pmean(jnp.stack(means), axis_name))
 
 
 def _sums(*arrays: jax.Array) -> list[jax.Array]:
-    """The sum of each channel of each array, [1, ..., 1, C].
+    """Computes the sum of each channel of each array, [1, ..., 1, C].
 
     A GPU adds up many rows in two stages. Here the stages are explicit, so that the arrays share the second one, which
     is a kernel of its own.
@@ -116,7 +117,7 @@ def _sums(*arrays: jax.Array) -> list[jax.Array]:
 
 
 def _spread(shape: tuple[int, ...], *vectors: jax.Array) -> list[jax.Array]:
-    """Broadcasts vectors [1, ..., 1, C] to a shape, in steps whose transposes are the steps of `_sums`."""
+    """Broadcasts vectors [1, ..., 1, C] to a shape, in two steps: their transposes are the two stages of `_sums`."""
     parts = _parts(_rows(shape))
     if parts == 1:
         return [jnp.broadcast_to(vector, shape) for vector in vectors]
@@ -135,19 +136,21 @@ MANY = 2**13
 
 
 def _parts(rows: int) -> int:
-    """The number of equal parts into which rows are divided for the first stage: a power of two up to the square root.
+    """The number of equal parts that `_sums` divides the rows into for its first stage.
 
-    It is 1, for a single stage, below `MANY` rows and for an odd number of rows.
+    It is the largest power of two that divides `rows` and is at most their square root. It is 1, for a single stage,
+    below `MANY` rows and for an odd number of rows.
     """
     return 1 if rows < MANY else min(rows & -rows, 2 ** (math.isqrt(rows).bit_length() - 1))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def normalize(how: tuple, x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple:
-    """Normalizes x by the statistics of its channels.
+    """Normalizes x by the mean and variance of each channel, with a derivative of its own.
 
     Args:
-      how: epsilon; the mapped axes whose devices share statistics, or None; whether ReLU follows.
+      how: `(epsilon, axis_name, relu)`: a number that is added to the variance, the mapped axes over whose devices the
+        statistics are averaged (or None), and whether ReLU follows.
       x: float32 or wider [..., C].
       scale: the channels' factors, [1, ..., 1, C].
       bias: the channels' offsets, [1, ..., 1, C].

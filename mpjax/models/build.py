@@ -61,6 +61,7 @@ def build_model(config: schema.Model, *, fields: Fields, rngs: nnx.Rngs) -> nnx.
 
 
 def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+    """Builds a model of `ENTRIES`; raises UsageError if it does not accept the fields or one of the settings."""
     entry = ENTRIES[str(config.name)]
     _require_fields(config, fields, entry.task)
     _refuse_others(config, entry.settings)
@@ -93,7 +94,7 @@ def _from_folder(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Mo
 
 
 def _require_fields(config: schema.Model, fields: Fields, task: TaskName) -> None:
-    """Raises UsageError if the fields are not those of the model's task."""
+    """Raises UsageError if the fields are not those of the model's task; the message names models that fit the data."""
     if set(fields) != set(_FIELDS[task]):
         fitting = [name for name, other in ENTRIES.items() if set(_FIELDS[other.task]) == set(fields)]
         raise UsageError(
@@ -105,7 +106,10 @@ def _require_fields(config: schema.Model, fields: Fields, task: TaskName) -> Non
 
 
 def _refuse_others(config: schema.Model, read: tuple[str, ...]) -> None:
-    """Raises UsageError with a line for each setting that is given and that the model does not read."""
+    """Raises UsageError with a line for each setting that differs from its default and that is not in `read`.
+
+    The settings in `_WITHOUT_EFFECT` are let through.
+    """
     settings = _given(config)
     faults = []
     for name in sorted(settings.keys() - set(read) - _WITHOUT_EFFECT):
@@ -120,7 +124,7 @@ def _refuse_others(config: schema.Model, read: tuple[str, ...]) -> None:
 
 
 def _given(config: schema.Model) -> dict[str, Any]:
-    """The settings of the network that differ from their defaults."""
+    """The settings of the network that differ from their defaults, by name."""
     usual = {field.name: field.default for field in dataclasses.fields(config) if field.name not in _OF_EVERY_MODEL}
     return {name: value for name in usual if (value := getattr(config, name)) != usual[name]}
 
@@ -130,7 +134,10 @@ _WITHOUT_EFFECT = frozenset({"pool", "stem"})
 
 
 def advice_on(config: schema.Model) -> list[str]:
-    """Names the settings that the model does not read; the user's own model reads none."""
+    """Advises, in a list of at most one sentence, on settings that the model does not read.
+
+    Settings with their default values are not named. The user's own model reads no settings.
+    """
     own = ":" in str(config.name) and not config.folder
     read = FROM_FOLDER if config.folder else () if own else ENTRIES[str(config.name)].settings
     unread = [f"--model.{name} {value}" for name, value in _given(config).items() if name not in read]
@@ -139,6 +146,7 @@ def advice_on(config: schema.Model) -> list[str]:
 
 
 def _own(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+    """Builds the user's own model; raises UsageError if it has another signature or is no Flax NNX module."""
     from mpjax.config.user_code import load_function
 
     name = config.name
@@ -158,9 +166,10 @@ def _own(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def _hold_arrays(model: nnx.Module, flag: str) -> None:
-    """Makes attributes such as `self.offsets = jnp.arange(8)` part of the model's state, as they are outside a trace.
+    """Makes plain arrays, as in `self.offsets = jnp.arange(8)`, part of the model's state, in place.
 
-    Within a trace, Flax treats them as static attributes, which would outlive the trace.
+    Outside of a trace they are so anyway. Within a trace, Flax treats them as static attributes, which would outlive
+    the trace.
 
     Raises:
       UsageError: an attribute is a random key or complex, which a checkpoint cannot hold.
@@ -180,7 +189,10 @@ def _hold_arrays(model: nnx.Module, flag: str) -> None:
 
 
 def _signature(make: Callable) -> inspect.Signature:
-    """The signature of a call of `make`; for a class, of `__init__`, because Flax's metaclass accepts any arguments."""
+    """The signature of a call of `make`; for a class, that of `__init__` without `self`.
+
+    The signature of a Flax module's class itself accepts any arguments, because of its metaclass.
+    """
     return inspect.signature(functools.partial(make.__init__, None) if inspect.isclass(make) else make)
 
 

@@ -45,7 +45,10 @@ class LayerScale(nnx.Module):
 
 
 class Block(nnx.Module):
-    """A 7x7 depthwise convolution and an MLP across channels, with a shortcut around both."""
+    """A 7x7 depthwise convolution, layer norm, and an MLP across channels, with a shortcut around all of them.
+
+    In training, the block of an example is dropped with probability `drop`, so that only the shortcut is left.
+    """
 
     def __init__(self, width: int, drop: float, *, rngs: nnx.Rngs):
         self.depthwise = Conv(width, width, (7, 7), padding=3, feature_group_count=width, rngs=rngs)
@@ -74,7 +77,7 @@ class Stem(nnx.Module):
 
 
 class Downsample(nnx.Module):
-    """Halves height and width and doubles the channels, between stages."""
+    """Layer norm and a 2x2 convolution of stride 2: halves height and width, rounded down, doubles the channels."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.norm = LayerNorm(width, rngs=rngs)

@@ -4,7 +4,10 @@ from typing import Any
 
 
 def why_not_on(device: Any) -> str | None:
-    """The reason why such kernels cannot run on a `jax.Device`; None for an NVIDIA GPU from Ampere on."""
+    """Explains why cuDNN's fused attention and mpjax's own kernels cannot run on `device`, a `jax.Device`.
+
+    None if they can: on NVIDIA GPUs of compute capability 8.0 (Ampere) or more.
+    """
     if device.platform not in ("gpu", "cuda"):
         return f"needs a GPU, this is a {device.platform}"
     try:

@@ -84,14 +84,18 @@ class GPT2(nnx.Module):
         return self.logits(self.features(tokens))
 
     def features(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        """Computes the features of each position, from which `logits` predicts the next token."""
+        """Computes the features of each position after the final norm, from which `logits` predicts the next token.
+
+        Raises:
+          UsageError: a text has more tokens than there are position embeddings.
+        """
         check_length(tokens, self.positions.shape[0])
         x = self.dropout(with_positions(self.tokens(tokens), self.positions[...]))
         x = through(self.blocks, x)
         return self.norm(x)
 
     def logits(self, features: Float[Array, "*S D"]) -> Float[Array, "*S V"]:
-        """Computes the logits of each next token from features."""
+        """Computes the logits of each next token from features, as products with the token embeddings."""
         return self.tokens.attend(features)
 
 

@@ -18,11 +18,11 @@ from mpjax.precision.casting.primitives import KERNEL_CALL
 def kernel_call(plain: Callable, kernel: Callable, *arrays: jax.Array, **settings: Any) -> list[jax.Array]:
     """Computes `plain(*arrays, **settings)`; a program for an NVIDIA GPU runs `kernel(*arrays, **settings)` instead.
 
-    Under `jax.vmap`, and in derivatives of the call, the plain form runs on all platforms.
+    Under `jax.vmap`, and in derivatives of the call, `plain` runs on all platforms. The result is a list of arrays.
 
     Args:
-      plain: a function that returns several arrays, and reads nothing but its arguments.
-      kernel: a function with results of the same shapes and dtypes. It is not called for other platforms.
+      plain: a function that returns several arrays, and reads nothing but its arguments: its trace is cached.
+      kernel: a function that returns arrays of the same shapes and dtypes. It is not called for other platforms.
       *arrays: the arguments.
       **settings: hashable arguments that are known at trace time.
     """

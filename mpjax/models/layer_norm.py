@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def pre_norm(x: jax.Array, norm: Any, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Computes x + change(norm(x)), like `mpjax.models.transformer.pre_norm` bit for bit.
+    """Computes x + change(norm(x)), equal to `mpjax.models.transformer.pre_norm` bit for bit.
 
     On NVIDIA GPUs, one kernel computes the gradient of x and those of the norm's scale and bias. The gradient of x has
     a term of norm(x), and one of the residual connection: they are added in float32 and rounded once. A norm that does
@@ -50,7 +50,7 @@ def computes_in_float32(norm: Any, dtype: jax.typing.DTypeLike) -> bool:
 
 
 def _normalized(norm: Any, x: Float[Array, "*S D"]) -> tuple[jax.Array, jax.Array]:
-    """Computes norm(x) and x, so that the backward pass is given both terms of the gradient of x."""
+    """Computes `(norm(x), x)`, so that one backward pass gets the gradients of both and adds the two terms for x."""
 
     def plain(x, scale, bias):
         return changed(norm, scale=nnx.Param(scale), bias=nnx.Param(bias))(x), x
@@ -76,7 +76,10 @@ def _normalized(norm: Any, x: Float[Array, "*S D"]) -> tuple[jax.Array, jax.Arra
 
 
 def _statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Computes mean and variance over the last axis by Flax's operations, so that XLA computes them once for both."""
+    """Computes mean and variance over the last axis, in float32, by the operations of `nnx.LayerNorm`.
+
+    XLA merges equal operations, and computes them once for the norm and for its backward pass.
+    """
     wide = x.astype(FLOAT32)
     mean = jnp.mean(wide, axis=-1)
     return mean, jnp.maximum(0.0, jnp.mean(jnp.square(wide), axis=-1) - jnp.square(mean))

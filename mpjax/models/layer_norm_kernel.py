@@ -41,19 +41,22 @@ def backward(
     epsilon: float,
     interpret: bool = False,
 ) -> list[jax.Array]:
-    """Computes what `mpjax.models.layer_norm.backward` computes, with the same arguments, in one pass over the rows.
+    """Computes what `mpjax.models.layer_norm.backward` computes, the gradients of a layer norm, in one pass over x.
 
-    Each program adds up its part of the gradients of scale and bias; XLA adds the parts, in their order.
+    Each program of the kernel sums the gradients of scale and bias over its rows; XLA adds these sums, in their order.
 
     Args:
-      x: as there.
-      dy: as there.
-      dskip: as there.
-      scale: as there.
-      mean: as there.
-      variance: as there.
-      epsilon: as there.
+      x: the input of the norm, in float32 or half precision.
+      dy: the gradient of norm(x).
+      dskip: the gradient of x over the residual connection.
+      scale: the norm's factors, float32.
+      mean: the mean of each row, float32.
+      variance: the variance of each row, float32. Where it is 0, its derivative is 0.
+      epsilon: epsilon of the norm.
       interpret: whether to run the kernel's operations one by one, on any device.
+
+    Returns:
+      The gradient of x [N, D] in the dtype of x, and those of scale and bias [D] in float32.
     """
     (total, width), padded = x.shape, 1 << (x.shape[1] - 1).bit_length()
     rows = max(1, TILE // padded)
@@ -78,6 +81,7 @@ def backward(
 def _program(
     x_ref, dy_ref, dskip_ref, scale_ref, mean_ref, variance_ref, dx_ref, dscale_ref, dbias_ref, **sizes
 ) -> None:
+    """The kernel's program: writes the gradient of x for its tiles of rows, and its sums for scale and bias."""
     epsilon, rows, tiles, padded = (sizes[name] for name in ("epsilon", "rows", "tiles", "padded"))
     (total, width), program = x_ref.shape, pl.program_id(0)
     columns = jnp.arange(padded)

@@ -25,7 +25,9 @@ Padding = tuple[tuple[int, int], tuple[int, int]]
 def max_pool(
     x: Float[Array, "B H W C"], window: int, stride: int, padding: Padding = ((0, 0), (0, 0))
 ) -> Float[Array, "B I J C"]:
-    """Takes the maximum of each window. The first of equal values, in row-major order, receives the gradient.
+    """Takes the maximum of each window, NaN if the window has one.
+
+    The first of equal values, in row-major order, receives the gradient.
 
     Gradients of overlapping windows are added in float32 or wider, in a fixed order. The gradient of
     `jax.lax.reduce_window` is a scatter on GPUs: it adds in the dtype of x, in no fixed order, and moves more bytes.
@@ -60,7 +62,10 @@ def _max_pool_jvp(window: int, stride: int, padding: Padding, primals: tuple, ta
 
 
 def _largest(x: jax.Array, window: int, stride: int, padding: Padding) -> tuple[jax.Array, jax.Array]:
-    """The largest value of each window and its index in the window, from 0; NaN is the largest."""
+    """The largest value of each window, and its index from 0 in row-major order, the first of equal ones.
+
+    NaN counts as the largest value; of several NaN, the index is that of the last.
+    """
     first, *others = _pixels(x, -jnp.inf, window, stride, padding)
     best, place = first, jnp.zeros(first.shape, jnp.int32)
     for index, other in enumerate(others, 1):
@@ -70,7 +75,7 @@ def _largest(x: jax.Array, window: int, stride: int, padding: Padding) -> tuple[
 
 
 def _pixels(x: jax.Array, value: float, window: int, stride: int, padding: Padding) -> list[jax.Array]:
-    """The pixels at each position in a window, as arrays [B, I, J, C], with `value` outside of the image."""
+    """Slices x, padded with `value`, into one array [B, I, J, C] for each position in a window, in row-major order."""
     edges = ((0, 0, 0), *((low, high, 0) for low, high in padding), (0, 0, 0))
     padded = jax.lax.pad(x, jnp.array(value, x.dtype), edges)
     _, height, width, _ = padded.shape

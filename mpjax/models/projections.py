@@ -46,7 +46,7 @@ class Projected(NamedTuple):
 
 
 def called(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any) -> Projected:
-    """Projects x by calling the three layers `query`, `key` and `value` as they are; `out` is passed on, not called."""
+    """Projects x by calling the layers `query`, `key` and `value` as they are; returns `out` itself, not called."""
     return Projected(query(x), key(x), value(x), out)
 
 
@@ -57,8 +57,9 @@ def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any
     weights of a query sum to one, so the bias of the values passes through attention. The output projection turns it
     into a constant, which is added to the bias of the returned layer.
 
-    Layers that differ, or are not as `apply_policy` leaves them in half precision, are called unchanged. Layers in
-    float8 that do not scale whole operands are called one by one, without these two biases.
+    It does so only under a half-precision policy, for layers with biases that agree in shapes and dtypes. All other
+    layers are called unchanged, as by `called`. Layers in float8 that do not scale whole operands are called one by
+    one, without these two biases. The layers that are passed do not change.
 
     Args:
       x: the features.
@@ -114,14 +115,20 @@ def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) 
 
 
 def _called_with(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) -> tuple[jax.Array, ...]:
-    """Calls the layers themselves, so that named scopes, audits and diagnoses find them."""
+    """Calls copies of three layers with `kernels[:, i]`, and `bias` for the first only.
+
+    The calls are of the layers' own class, so that named scopes, audits and diagnoses find them.
+    """
     projections = (changed(layers[0], bias=nnx.Param(bias)), *map(without_bias, layers[1:]))
     return tuple(changed(layer, kernel=nnx.Param(kernels[:, i]))(x) for i, layer in enumerate(projections))
 
 
 def _products_in_float8(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) -> tuple[jax.Array, ...]:
-    """Calls three layers in float8 like `_products`: the kernels are one operand, with one scale, and so is their
-    gradient."""
+    """Calls three layers in float8, otherwise like `_products`.
+
+    The three kernels have one scale, and so have the three gradients, which the backward pass multiplies as one
+    operand.
+    """
     recipe = layers[0].dot_general.recipe
 
     def forward(x, kernels, bias):
@@ -151,15 +158,15 @@ _PROMOTION = inspect.signature(nnx.LinearGeneral.__init__).parameters["promote_d
 
 
 def _half_kernel(layer: Any) -> jax.Array:
-    """Casts the kernel of a layer to the layer's dtype, in the layer's scope: a diagnosis then names it on overflow."""
+    """Casts the kernel of a layer to the layer's dtype, in the layer's named scope, which a diagnosis reads."""
     with scope_of(layer):
         return layer.kernel[...].astype(layer.dtype)
 
 
 def _is_plain(layer: Any) -> bool:
-    """True for a `nnx.LinearGeneral`, no subclass, with a bias, as a half-precision policy leaves it.
+    """True for a `nnx.LinearGeneral`, no subclass, with a bias, as a half-precision policy leaves it, in float8 too.
 
-    False if the user set how it multiplies or promotes, or if the policy also casts its input or output or uses float8.
+    False if the user set how it multiplies or promotes, or if the policy also casts its input or output.
     """
     return (
         type(layer) is nnx.LinearGeneral
@@ -173,6 +180,6 @@ def _is_plain(layer: Any) -> bool:
 
 
 def _kind(layer: Any) -> tuple:
-    """The properties in which layers must agree to form one product."""
+    """The properties in which layers must be equal so that their kernels can be stacked to one operand."""
     kernel, bias = layer.kernel[...], layer.bias[...]
     return layer.dtype, layer.axis, kernel.shape, kernel.dtype, bias.dtype, layer.dot_general

@@ -13,9 +13,9 @@ from mpjax.precision.layers import changed, only_sums
 
 
 def with_cast_bias(layer: Any) -> Any:
-    """Copies a half-precision linear layer with its bias rounded to half precision, by a GPU kernel of its own.
+    """Copies a linear layer of a half-precision policy; a separate kernel rounds its bias to half precision.
 
-    The layer itself does not change. All other layers are returned as they are.
+    The layer itself does not change. All other layers, and layers without a bias, are returned as they are.
 
     XLA would cast the bias again for each row that it is added to. Because of that cost, it would compute the residual
     sum and the statistics of the following norm in two kernels, and the second kernel would read the sum again: in
@@ -29,7 +29,7 @@ def with_cast_bias(layer: Any) -> Any:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _cast_apart(dtype: Any, x: jax.Array) -> jax.Array:
-    """Rounds x to `dtype`, in a GPU kernel of its own, and widens it again. The derivative is 1, in the dtype of x."""
+    """Rounds x to `dtype`, in a separate GPU kernel, and casts it back to its dtype. The derivative is 1."""
     return jax.lax.optimization_barrier(x.astype(dtype)).astype(x.dtype)
 
 

@@ -48,12 +48,15 @@ class Shortcut(nnx.Module):
 
 
 def identity(x: jax.Array) -> jax.Array:
-    """The shortcut of a block whose input and output have the same shape."""
+    """Returns x: the shortcut of a block whose input and output have the same shape."""
     return x
 
 
 class BasicBlock(nnx.Module):
-    """Two 3x3 convolutions with a shortcut; the block of ResNet-18 and 34."""
+    """Two 3x3 convolutions with a shortcut; the block of ResNet-18 and 34.
+
+    Batch norm follows each convolution; ReLU follows the first norm and the sum. The first convolution has the stride.
+    """
 
     expansion = 1
 
@@ -72,7 +75,11 @@ class BasicBlock(nnx.Module):
 
 
 class Bottleneck(nnx.Module):
-    """1x1, 3x3 and 1x1 convolutions with a shortcut; the block of ResNet-50, 101 and 152."""
+    """1x1, 3x3 and 1x1 convolutions with a shortcut; the block of ResNet-50, 101 and 152.
+
+    Batch norm follows each convolution; ReLU follows the first two norms and the sum. The 3x3 convolution has the
+    stride. The output has four times `width` channels.
+    """
 
     expansion = 4
     groups = 1

@@ -50,7 +50,7 @@ def costly(primitive: Any, *operands: Any, **params: Any) -> bool:
 
 
 def run_by(primitive: Any, params: Mapping[str, Any]) -> set[str]:
-    """The names of the primitives that an equation runs: those inside a call, or its own."""
+    """The names of the primitives that an equation runs: those inside, at any depth, if it is a call, or its own."""
     if primitive.name in CALLS | {"shard_map"}:
         return {eqn.primitive.name for _, eqn in equations(params.get("jaxpr", params.get("call_jaxpr")))}
     return {primitive.name}
@@ -62,15 +62,15 @@ class Stack(nnx.Module):
     Attributes:
       all: the block; each of its arrays has a leading axis of blocks.
       depth: the number of blocks.
-      keep: the values that the loop keeps for the backward pass, as a policy of `jax.checkpoint`; None keeps only the
-        inputs of blocks.
+      keep: the values that the loop keeps for the backward pass, as a policy of `jax.checkpoint`, by default `costly`;
+        None keeps only the inputs of blocks.
     """
 
     def __init__(self, blocks: Iterable[nnx.Module]):
-        """Stacks the arrays of blocks that differ only in the values of their arrays.
+        """Copies the blocks into one whose arrays are stacked; at least one block.
 
         Raises:
-          UsageError: blocks differ in structure.
+          UsageError: blocks differ in more than the values of their arrays.
         """
         splits = [nnx.split(block) for block in blocks]
         graph = splits[0][0]
@@ -86,7 +86,7 @@ class Stack(nnx.Module):
     def __call__(
         self, x: jax.Array, *args: Any, options: Sequence[tuple] = ((),), chosen: Sequence[int] = ()
     ) -> jax.Array:
-        """Applies the blocks in turn, as `through` does.
+        """Applies the blocks in turn, as `through` does, and updates their statistics and random streams in place.
 
         Raises:
           UsageError: a block's output has another shape or dtype than its input.
@@ -116,7 +116,10 @@ class Stack(nnx.Module):
         return x
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields copies of the blocks one by one; an abstract stack yields abstract blocks."""
+        """Yields copies of the single blocks, first to last; a change of a copy does not change the stack.
+
+        An abstract stack yields abstract blocks.
+        """
         graph, arrays = nnx.split(self.all)
         for number in range(self.depth):
             yield nnx.merge(graph, jax.tree.map(functools.partial(_row, number), arrays))
@@ -132,9 +135,9 @@ Blocks = nnx.List | Stack
 
 
 def in_series(make: Callable[..., nnx.Module], depth: int, *, rngs: nnx.Rngs, scan: bool) -> Blocks:
-    """Makes `depth` blocks with `make(rngs=rngs)`, as a `Stack` with `scan`, else as a list.
+    """Makes `depth` blocks by calls of `make(rngs=rngs)`, as a `Stack` if `scan` is true, else as an `nnx.List`.
 
-    The initial values are the same in both forms. A depth of 0 always makes a list.
+    The initial values are the same in both forms. A depth of 0 always makes an empty list.
     """
     blocks = [make(rngs=rngs) for _ in range(depth)]
     return Stack(blocks) if scan and depth else nnx.List(blocks)
@@ -143,15 +146,15 @@ def in_series(make: Callable[..., nnx.Module], depth: int, *, rngs: nnx.Rngs, sc
 def through(
     blocks: Blocks, x: jax.Array, *args: Any, options: Sequence[tuple] = ((),), chosen: Sequence[int] = ()
 ) -> jax.Array:
-    """Applies `x = block(x, *args, *option)` for each block in turn and returns the last x; without blocks, x itself.
+    """Computes `x = block(x, *args, *option)` for each block in turn; returns the last x (without blocks, x itself).
 
     Args:
       blocks: the blocks.
       x: the input of the first block.
-      *args: arguments of all blocks.
-      options: further arguments, alternatives of one structure and one shape; numbers among them are arrays in a loop
-        with several alternatives, and else as they are.
-      chosen: the index of the option of each block; empty: the first one, of all blocks.
+      *args: arguments that all blocks get.
+      options: alternative tuples of further arguments, of equal structure and shapes. With several of them, a `Stack`
+        passes their numbers as traced arrays; otherwise they are passed as they are.
+      chosen: for each block, the index in `options` of its further arguments; empty: all blocks get the first tuple.
 
     Raises:
       UsageError: in a `Stack`, a block's output has another shape or dtype than its input.
@@ -169,17 +172,19 @@ def stacks_of(model: nnx.Module) -> Mapping[str, int]:
 
 
 def stacks_in(model: nnx.Module) -> dict[str, Stack]:
-    """The stacks of a model by path."""
+    """The stacks of a model by their path, as in `{"blocks": Stack(...)}`."""
     return {"/".join(map(str, path)): stack for path, stack in _stacks(model).items()}
 
 
 def stacks_by_block(model: nnx.Module) -> dict[str, Stack]:
-    """The stacks of a model by the path of their block, as in `blocks/all`."""
+    """The stacks of a model by the path of their stacked block, as in `{"blocks/all": Stack(...)}`."""
     return {f"{path}/{ALL}": stack for path, stack in stacks_in(model).items()}
 
 
 def require_alike(model: nnx.Module, patterns: Iterable[str], flag: str) -> None:
-    """Checks that rules (see `mpjax.precision.rules.Rules`) treat all blocks of a stack alike, as `type:` patterns do.
+    """Checks that rules (see `mpjax.precision.rules.Rules`) treat all blocks of each stack alike.
+
+    Patterns that begin with `type:` always do, and are not checked.
 
     Args:
       model: the model, which may be abstract.
@@ -206,7 +211,7 @@ def require_alike(model: nnx.Module, patterns: Iterable[str], flag: str) -> None
 
 
 def one_by_one(model: Any) -> Any:
-    """Copies a model, with a list of single blocks in place of each stack; without stacks, returns the model itself.
+    """Copies a model, with an `nnx.List` of single blocks in place of each stack; without stacks, returns it itself.
 
     Use the copy only for its arrays: it shares no variables with the model, and has the named scopes of the stack.
     """
@@ -234,14 +239,17 @@ Stacks = Mapping[str, int]
 
 
 def stack_of(path: str, stacks: Iterable[str]) -> str | None:
-    """Finds which of the `stacks`, given by their paths, holds the array at `path`; None if none does."""
+    """Finds the one of `stacks`, paths such as `blocks`, whose block holds the array at `path`, as in `blocks/all/x`.
+
+    None if the array is in no stack.
+    """
     return next((stack for stack in stacks if path.startswith(f"{stack}/{ALL}/")), None)
 
 
 def names_apart(path: str, stacks: Stacks) -> list[str]:
-    """The paths that the rows of the stacked array at `path` have as arrays of single blocks.
+    """Lists the paths of an array's slices for single blocks: `blocks/0/x`, `blocks/1/x`, ... for `blocks/all/x`.
 
-    If no stack holds the array, only `path` itself.
+    For an array that is in no stack, the list is `[path]`.
     """
     stack = stack_of(path, stacks)
     if stack is None:
@@ -251,7 +259,10 @@ def names_apart(path: str, stacks: Stacks) -> list[str]:
 
 
 def apart(arrays: Mapping[str, Any], stacks: Stacks) -> Arrays:
-    """Splits stacked arrays into the arrays of single blocks. Other arrays do not change."""
+    """Splits each stacked array, `blocks/all/x`, along its leading axis into the arrays `blocks/0/x`, `blocks/1/x`, ...
+
+    The other arrays are returned under the same paths, not copied.
+    """
     singles: Arrays = {}
     for path, array in arrays.items():
         names = names_apart(path, stacks)
@@ -260,7 +271,9 @@ def apart(arrays: Mapping[str, Any], stacks: Stacks) -> Arrays:
 
 
 def replaced(arrays: Mapping[str, Any], given: Mapping[str, Any], stacks: Stacks) -> Arrays:
-    """Copies `arrays` with some arrays, or rows of stacked arrays, replaced by the `given` ones.
+    """Copies the dict `arrays`, with some arrays, or slices of stacked arrays, replaced by the `given` ones.
+
+    Given arrays of paths that `arrays` does not have are ignored.
 
     Args:
       arrays: arrays by path, with stacked blocks.
@@ -280,7 +293,7 @@ def replaced(arrays: Mapping[str, Any], given: Mapping[str, Any], stacks: Stacks
 
 
 def apart_in(tree: Any, stacks: Stacks) -> Any:
-    """Applies `apart` to each dict of arrays by path inside a pytree, such as a training state."""
+    """Applies `apart` to each dict of arrays by path in a pytree, such as a training state: splits stacked arrays."""
 
     def is_by_path(node: Any) -> bool:
         return isinstance(node, dict) and any(isinstance(key, str) and stack_of(key, stacks) for key in node)
@@ -289,10 +302,11 @@ def apart_in(tree: Any, stacks: Stacks) -> Any:
 
 
 def in_form_of(arrays: Mapping[str, Any], wanted: Iterable[str]) -> Arrays:
-    """Stacks or splits the blocks in the arrays of a checkpoint, to match the model that loads them.
+    """Stacks or splits the blocks in the arrays of a checkpoint, to match the model that loads them, in a new dict.
 
     Stacks are found by comparison: a wanted `params/blocks/all/x` is missing while there is `params/blocks/0/x`, or the
-    other way round. Moments, master weights and averages of the same path follow.
+    other way round. Moments, master weights and averages of the same path follow. All other arrays, and wanted paths
+    that are missing in both forms, are left as they are.
 
     Args:
       arrays: arrays by path, as in `params/blocks/0/x` and `opt_state/inner_state/0/mu/blocks/0/x`.
@@ -308,7 +322,9 @@ def in_form_of(arrays: Mapping[str, Any], wanted: Iterable[str]) -> Arrays:
 
 
 def _counterpart(path: str, of: str, other: str, arrays: Mapping[str, Any]) -> str | None:
-    """Finds the stack whose blocks `arrays` has in the other form, stacked or single; None if there is none.
+    """Finds the stack that `path` belongs to and whose blocks `arrays` has in the other form, stacked or single.
+
+    None if there is none.
 
     Args:
       path: a path that `arrays` lacks, as in `params/blocks/all/x`.

@@ -40,7 +40,9 @@ def pre_norm(x: jax.Array, norm: Function, change: Function) -> jax.Array:
 
 
 def pre_norm_by(kernel: NormKernel) -> Order:
-    """The function `pre_norm` with a backward pass by XLA's kernels, or by one kernel of mpjax's own.
+    """Chooses the function `(x, norm, change) -> x + change(norm(x))` by the kernel of its backward pass.
+
+    "xla" is `pre_norm`, "pallas" is `mpjax.models.layer_norm.pre_norm`, which runs one kernel of mpjax on NVIDIA GPUs.
 
     Raises:
       UsageError: `kernel` is unknown.
@@ -60,7 +62,7 @@ def post_norm(x: jax.Array, norm: Function, change: Function) -> jax.Array:
 
 
 class MLP(nnx.Module):
-    """Two linear layers with an activation between them."""
+    """Two linear layers, from `width` to `hidden` and back, with an activation between them."""
 
     def __init__(self, width: int, hidden: int, activation: Function, *, kernel_init, out_init, rngs: nnx.Rngs):
         self.up = nnx.Linear(width, hidden, kernel_init=kernel_init, rngs=rngs)
@@ -73,7 +75,7 @@ class MLP(nnx.Module):
 
 
 def dropping(rate: float, rngs: nnx.Rngs) -> nnx.Dropout:
-    """Makes a dropout layer, which holds a random stream of `rngs` only if `rate` is not 0."""
+    """Makes a dropout layer; with a `rate` of 0 it holds no random stream, and `rngs` is not read."""
     return nnx.Dropout(rate, rngs=rngs if rate else None)
 
 
@@ -89,7 +91,7 @@ class Block(nnx.Module):
       activation: activation of the MLP, whose hidden width is 4 D.
       epsilon: epsilon of the layer norms.
       is_causal: whether a position attends only to itself and earlier positions.
-      dropout: dropout rate.
+      dropout: the fraction of values that dropout sets to zero in training.
       implementation: attention implementation; see `attend`.
       kernel_init: initializer of the kernels.
       out_init: initializer of the two kernels whose output is added to the residual.
@@ -119,15 +121,15 @@ class Block(nnx.Module):
         self.order = order
 
     def __call__(self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
-        """Maps features to features; masks positions of sequence b from `lengths[b]` on, or none without `lengths`."""
+        """Maps features to features; no position attends to those of sequence b from `lengths[b]` on (None: to all)."""
         x = self.order(x, self.norm1, lambda x: self.dropout(self.attention(x, lengths)))
         return self.order(x, self.norm2, lambda x: self.dropout(self.mlp(x)))
 
 
 def with_positions(x: Float[Array, "B T D"], table: Float[Array, "L D"]) -> Float[Array, "B T D"]:
-    """Adds the first T of the L rows of a table of position embeddings to features, in the dtype of the features.
+    """Adds the first T of the L position embeddings of a table to features, in the dtype of the features.
 
-    The rows are broadcast over the batch before the cast, so that their gradients accumulate in float32.
+    They are broadcast over the batch before the cast, so that their gradients accumulate in float32.
     """
     rows = jnp.broadcast_to(table[: x.shape[1]].astype(widest(table.dtype, FLOAT32)), x.shape)
     # Without this layout, XLA on GPUs keeps the batch innermost from here on, and transposes for every product.
@@ -135,7 +137,7 @@ def with_positions(x: Float[Array, "B T D"], table: Float[Array, "L D"]) -> Floa
 
 
 def check_length(tokens: Int[Array, "B T"], most: int) -> None:
-    """Raises UsageError if the texts have more tokens than `most`, the number of position embeddings."""
+    """Raises UsageError if the texts have more tokens, padding included, than `most`, the largest length of a model."""
     if tokens.shape[1] > most:
         length = tokens.shape[1]
         raise UsageError(

@@ -43,7 +43,10 @@ class TwoConvs(nnx.Module):
 
 
 class Up(nnx.Module):
-    """Doubles height and width, halves channels, concatenates the encoder's features, and applies two convolutions."""
+    """Doubles height and width, halves channels, concatenates the encoder's features, and applies two convolutions.
+
+    The doubled features are cropped to the height and width of the encoder's.
+    """
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.up = nnx.ConvTranspose(2 * width, width, (2, 2), strides=(2, 2), padding="VALID", rngs=rngs)
@@ -56,7 +59,7 @@ class Up(nnx.Module):
 
 
 class UNet(nnx.Module):
-    """An encoder from fine to coarse, a decoder back, and a linear classifier for every pixel.
+    """An encoder that halves the resolution, a decoder that doubles it again, and a linear classifier for every pixel.
 
     Any height and width is valid: halving rounds up, so that no row or column is lost, and doubling crops the excess.
 

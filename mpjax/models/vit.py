@@ -33,7 +33,7 @@ class ViT(nnx.Module):
     Args:
       image_shape: height, width and channels of an image.
       num_classes: number of logits.
-      patch: side of a patch in pixels; if it does not divide height and width, raises UsageError.
+      patch: height and width of a patch in pixels; if it does not divide height and width, raises UsageError.
       width: D.
       depth: number of blocks.
       heads: number of attention heads, a divisor of the width.
@@ -104,7 +104,7 @@ class ViT(nnx.Module):
 
 
 def _spread(token: jax.Array, x: jax.Array) -> jax.Array:
-    """Repeats a token [1, 1, D] for each sequence of x [B, T, D], in x's dtype; gradients accumulate in float32."""
+    """Repeats a token [1, 1, D] to [B, 1, D], one for each sequence of x, in x's dtype; sums gradients in float32."""
     wide = token.astype(widest(token.dtype, FLOAT32))
     return jnp.broadcast_to(wide, (x.shape[0], *wide.shape[1:])).astype(x.dtype)
 

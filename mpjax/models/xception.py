@@ -47,7 +47,7 @@ class SeparableConv(nnx.Module):
 
 
 class MiddleBlock(nnx.Module):
-    """Three separable convolutions with ReLU before each, and an identity shortcut."""
+    """Three separable convolutions with ReLU before each, whose result is added to the input."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.convs = nnx.List([SeparableConv(width, width, rngs=rngs) for _ in range(3)])

@@ -15,7 +15,7 @@ from mpjax.training.state import take_apart
 
 @dataclasses.dataclass(frozen=True)
 class ArrayPaths:
-    """The paths of a model's arrays and modules. Each block of a stack has its own paths.
+    """The paths of a model's arrays and modules. Each block of a stack has its own paths, as in `blocks/3/mlp`.
 
     Attributes:
       params: paths of parameters.
@@ -29,7 +29,7 @@ class ArrayPaths:
 
     @classmethod
     def of(cls, model: Any) -> "ArrayPaths":
-        """Collects the paths of a model, which may be abstract."""
+        """Collects the paths of a model, which may be abstract; stacked blocks get the paths of single blocks."""
         single = one_by_one(model)
         _, params, stats = take_apart(single)
         return cls(
@@ -37,12 +37,12 @@ class ArrayPaths:
         )
 
     def decided(self, patterns: Iterable[str], paths: Iterable[str], flag: str) -> dict[str, str]:
-        """Maps each path to the first pattern that covers it; paths without a pattern are left out.
+        """Maps each path to the first pattern that matches it; paths that no pattern matches are left out.
 
         Args:
           patterns: a glob on the path of an array or of a module around it, or `type:` and a glob on a module's class.
           paths: the paths to match.
-          flag: the setting with the patterns, for messages.
+          flag: the name of the setting with the patterns, for messages.
 
         Raises:
           UsageError: a pattern matches nothing, or only paths that earlier patterns decide. The message names the
@@ -63,7 +63,10 @@ class ArrayPaths:
         return pattern_of
 
     def covers(self, pattern: str, path: str) -> bool:
-        """True if a pattern, of the kind that `decided` takes, covers the array at `path`."""
+        """True if a pattern matches the array at `path`, or a module around it; patterns are as for `decided`.
+
+        A `type:` pattern is compared with the innermost module that holds the array, and with its parents.
+        """
         return covers(pattern, self._owner(path) if pattern.startswith("type:") else scope_lineage(path))
 
     def _owner(self, path: str) -> Lineage:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def in_chunks(function: Callable, size: int, *arrays: Num[Array, "*S _"]) -> tuple[Float[Array, "*S"], ...]:
-    """Applies a function to `size` tokens at a time, for evaluation: a derivative would keep the logits of all tokens.
+    """Applies a function to `size` tokens at a time, one chunk after the other, and joins the results.
+
+    It is for evaluation: a derivative would keep the logits of all tokens.
 
     Args:
       function: `(*chunks) -> results`, each [size], of chunks [size, ...] of the arrays.
@@ -53,6 +55,9 @@ def sums_in_chunks(
       labels: integer [B, T].
       unit: the expected cotangent of the sum of the losses, float32, not 0. Half-precision gradients overflow or
         underflow as they would with this cotangent.
+
+    Returns:
+      The sum of the losses and the sum of the metrics over all tokens, scalars.
     """
     first, *rest = (_cut(x, size) for x in (features, labels, jnp.full(labels.shape, True)))
     function, closed_over = jax.closure_convert(function, first[0], rest[0][0])
@@ -70,6 +75,8 @@ def _sums(
 def _sums_and_gradients(
     function: Callable, unit: jax.Array, features: jax.Array, closed_over: tuple, rest: tuple
 ) -> tuple[tuple[jax.Array, jax.Array], tuple]:
+    """The forward rule of `_sums`: computes the sums, and saves the gradients of `unit` times the sum of the losses."""
+
     def add(total: tuple, chunk: tuple) -> tuple[tuple, tuple]:
         features, (labels, counts) = chunk
 
@@ -87,6 +94,7 @@ def _sums_and_gradients(
 
 
 def _scaled_gradients(function: Callable, saved: tuple, cotangents: tuple) -> tuple:
+    """The backward rule of `_sums`: multiplies the saved gradients by the cotangent of the losses' sum over `unit`."""
     del function
     unit, gradient, gradients, closed_over = saved
     ratio = cotangents[0] / unit.astype(cotangents[0].dtype)
@@ -109,5 +117,8 @@ def _cut(x: jax.Array, size: int) -> jax.Array:
 
 
 def token_cotangent(tokens: int) -> Float[Array, ""]:
-    """The cotangent, float32, of each token's loss in a mean over `tokens`, in the context of `loss_cotangent`."""
+    """The cotangent of one token's loss in a mean over `tokens` tokens, float32: the loss scale divided by `tokens`.
+
+    The loss scale is the value of the innermost `loss_cotangent`, 1 outside of all.
+    """
     return jnp.asarray(expected_cotangent(), FLOAT32) / tokens

@@ -36,13 +36,14 @@ def weighted_cross_entropy(
 
     Args:
       logits: floating [..., num_classes].
-      targets: floating [..., num_classes]: 1 for the class, shares of mixed classes, or 0 for an ignored label.
+      targets: floating [..., num_classes]: 1 for the class, fractions of mixed classes, or all 0 for an ignored label.
       weights: floating [num_classes], at least 0.
-      label_smoothing: share of the target spread evenly over all classes; each class keeps its weight there.
+      label_smoothing: the fraction of the target that is spread evenly over all classes; each class keeps its weight
+        there.
 
     Returns:
       The weighted losses, and the weight of each example, which label smoothing does not change; both float32 (or
-        wider) [...].
+        wider) [...]. Both are 0 where all targets are 0.
     """
     logits = widened(logits)
     targets, weights = targets.astype(logits.dtype), jnp.broadcast_to(weights.astype(logits.dtype), logits.shape)
@@ -54,12 +55,16 @@ def weighted_cross_entropy(
 
 
 def by_class(weights: Sequence[float], label_smoothing: float, *, ignores: bool) -> Comparison:
-    """Creates a comparison whose training loss weights each class; metrics and the evaluation loss do not.
+    """Creates a comparison `(logits, batch, key) -> values` whose training loss weights each class.
+
+    Each value is a `Mean` with one entry for each example. In training the values are `loss` and `accuracy`; a loss is
+    NaN where the label is no class. In evaluation they are those of `evaluated`, without class weights and label
+    smoothing.
 
     Args:
       weights: the weight of each class; empty: 1 for all.
       label_smoothing: the label smoothing of the training loss.
-      ignores: True if labels may be `IGNORED_LABEL`; such examples have no loss and no metrics.
+      ignores: True if labels may be `IGNORED_LABEL`; such examples have weight 0 in all values.
     """
 
     def compare(logits: jax.Array, batch: Batch, key: jax.Array | None) -> Values:
@@ -98,7 +103,7 @@ def pixels_by_class(
     the same image, and all images have equal weight.
 
     Args:
-      weights: the weight of each class.
+      weights: the weight of each class, at least 0.
       logits: floating [B, ..., num_classes].
       labels: integer [B, ...], in [0, num_classes) or `ignore`.
       ignore: the label of positions to leave out.

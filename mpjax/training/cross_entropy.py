@@ -23,11 +23,13 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 def with_labels(
     smoothing: float, logits: Float[Array, "*S K"], labels: Int[Array, "*S"]
 ) -> tuple[Float[Array, "*S"], Bool[Array, "*S"]]:
-    """Computes each position's cross entropy, and whether `predicted` gives its label, in one pass over the logits.
+    """Computes each position's cross entropy, and True where `predicted` is its label, in one pass over the logits.
 
-    Logits are cast to float32, or keep a wider dtype. `smoothing` is the share of the target that is spread evenly over
-    all classes. The loss is NaN where the label is no class. Labels are compared with an iota: a gather of a logit and
-    the scatter of its gradient would make XLA write all logits to memory once more.
+    Logits are cast to float32, or keep a wider dtype, which the loss has too. `smoothing` is the fraction of the target
+    that is spread evenly over all classes. Where the label is outside [0, K), the loss is NaN and the bool is False.
+
+    Labels are compared with an iota: a gather of a logit and the scatter of its gradient would make XLA write all
+    logits to memory once more.
     """
     logits, labels = widened(logits), labels.astype(jnp.int32)
     return _Row.of(logits, labels).loss_and_hit(smoothing, labels, logits.shape[-1])
@@ -48,7 +50,7 @@ def _with_labels_jvp(smoothing: float, primals: tuple, tangents: tuple) -> tuple
 
 
 def predicted(logits: Float[Array, "*S K"]) -> Int[Array, "*S"]:
-    """The first class with the largest logit; K, which is no class, if that logit is infinite or any logit is NaN."""
+    """The first class with the largest logit, int32; K, which is no class, if that is infinite or any logit is NaN."""
     # A reduction of several operands cannot be differentiated, and a class number has no gradient.
     logits, none = jax.lax.stop_gradient(widened(logits)), logits.shape[-1]
     operands = (logits, jnp.broadcast_to(_classes(logits), logits.shape))
@@ -58,13 +60,13 @@ def predicted(logits: Float[Array, "*S K"]) -> Int[Array, "*S"]:
 
 
 def _first_of_largest(left: tuple, right: tuple) -> tuple[jax.Array, jax.Array]:
-    """Chooses the larger of two logits with its class, of equal ones the smaller class; NaN if either logit is NaN."""
+    """Chooses the larger of two `(logit, class)`, of equal logits the smaller class; the logit is NaN if either is."""
     is_left = (left[0] > right[0]) | ((left[0] == right[0]) & (left[1] < right[1]))
     return jnp.maximum(left[0], right[0]), jnp.where(is_left, left[1], right[1])
 
 
 class _Row(NamedTuple):
-    """Sums and maxima of the logits [..., K] over the classes.
+    """Sums and maxima of the logits [..., K] over the classes, from which the loss is computed.
 
     Attributes:
       largest: the largest logit [...].
@@ -90,6 +92,11 @@ class _Row(NamedTuple):
         return _finite_or_zero(self.largest)
 
     def loss_and_hit(self, smoothing: float, labels: jax.Array, classes: int) -> tuple[jax.Array, jax.Array]:
+        """Computes the smoothed cross entropy, and True where the label is the first class with the largest logit.
+
+        They are NaN and False where the label is no class; the bool is False, too, where the largest logit is not
+        finite.
+        """
         loss = jnp.log(self.total) - (1 - smoothing) * (self.own - self.shift)
         if smoothing:
             loss -= smoothing * (self.all / classes - self.shift)

@@ -16,10 +16,12 @@ from mpjax.precision.casting.jaxprs import opened
 
 
 def trace(function: Any, *arguments: Any) -> Any:
-    """Traces a jitted function, whose static arguments are its integers: `function.trace(*arguments)`.
+    """Traces a jitted function, and returns the `jax.stages.Traced` of `function.trace(*arguments)`.
+
+    The static arguments of the function have to be its Python integers.
 
     Raises:
-      UsageError: the function computes with an array of an earlier trace. The message says where it was made.
+      UsageError: the function computes with an array that an earlier trace made. The message says where it was made.
     """
     traced = function.trace(*arguments)
     if len(traced.jaxpr.in_avals) > len(jax.tree.leaves(traced.args_info)):
@@ -32,6 +34,7 @@ def trace(function: Any, *arguments: Any) -> Any:
 
 
 def _refuse(array: Tracer) -> None:
+    """Raises UsageError if the trace that made `array` has ended."""
     try:
         jnp.negative(array)  # JAX's error says where the array was made
     except jax.errors.UnexpectedTracerError as error:

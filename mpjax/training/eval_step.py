@@ -35,8 +35,9 @@ def make_eval_step(
       layout: as for `make_train_step`.
 
     Returns:
-      `(params, stats, batch) -> sums`, float32 [...]: each array summed over the examples, weighted by the batch's
-      `weight` ([B], 0 for padding, else 1; all 1 if absent), and `count`, the sum of the weights.
+      `(params, stats, batch) -> sums`, float32 [...] by name: each array summed over the examples of all devices,
+      weighted by the batch's `weight` ([B], 0 for padding, else 1; all 1 if absent), and `count`, the sum of the
+      weights. Values of padding do not count, even if they are NaN.
     """
 
     shares, values_of = in_evaluation(structure, measure, cast=cast, layout=layout)
@@ -50,7 +51,11 @@ def make_eval_step(
 
 
 def weighted_sums(values: Values, batch: Batch) -> dict[str, Any]:
-    """Sums each value [B, ...] over the examples, times the batch's `weight` (1 if absent); adds `count`, its sum."""
+    """Sums each value [B, ...] over the examples, times the batch's `weight` [B] (all 1 if absent).
+
+    A value may be a pytree of arrays. Values of weight 0 do not count, even if they are NaN. The result also has
+    `count`, the sum of the weights.
+    """
     size = jax.tree.leaves(values)[0].shape[0]
     weight = batch.get("weight", jnp.ones(size, jnp.float32))
 
@@ -65,10 +70,10 @@ def weighted_sums(values: Values, batch: Batch) -> dict[str, Any]:
 def in_evaluation(
     structure: Structure, run: Callable, *, cast: Callable[[Callable], Callable], layout: Layout | None
 ) -> tuple[Shares, Callable[[Arrays, Arrays, Any], Any]]:
-    """Builds `(params, stats, batch) -> run(model, batch)` of one share, with the model in evaluation mode.
+    """Builds `(params, stats, batch) -> run(model, batch)`, with the model in evaluation mode.
 
-    Returns the shares of the layout, whose methods map this function over a whole batch, and the function. `cast` and
-    `layout` are as for `make_train_step`.
+    The function takes one device's examples. Returns it after the `Shares` of the layout, whose methods `sums` and
+    `rows` wrap it for the batch of all devices. `cast` and `layout` are as for `make_train_step`.
     """
     # Parameters are gathered in their own dtypes: a moving average is wider than its parameter, and evaluation may use
     # more parameters than training.
@@ -87,14 +92,15 @@ def in_evaluation(
 def evaluate(
     eval_step: Callable, params: Arrays, stats: Arrays, batches: Iterable, conclude: Callable = means
 ) -> dict[str, float]:
-    """Computes the metrics of all examples of `batches`.
+    """Computes the metrics of all examples of `batches`, by name.
 
     Args:
       eval_step: the step from `make_eval_step`.
       params: parameters by path.
       stats: statistics by path.
-      batches: at least one batch, on the host or on the device.
-      conclude: maps the sums over all examples, added in float64 on the host, to metrics; by default means.
+      batches: at least one batch, on the host or on the device; at most `AHEAD` of them are on the device at a time.
+      conclude: maps the sums over all examples, added in float64 on the host, to metrics; by default, divides each sum
+        by `count`.
     """
     sums: list = []
     for batch in batches:

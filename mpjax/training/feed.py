@@ -1,8 +1,8 @@
-"""Compiled calls of one step or several, and their training data: a batch, a stack of batches, or row numbers.
+"""Compiled calls of one step or several, and their training data: a batch, a stack of batches, or example numbers.
 
 A `Feed` yields the input of every call, named `fed`, from the steps per call (`counts`) and the number of steps before
-the first call (`position`). Inside the traced call it extracts the batch of each step; row numbers are those of a set
-on the device. Several steps run without the host in between.
+the first call (`position`). Inside the traced call it extracts the batch of each step; example numbers index a set that
+is on the device. Several steps run without the host in between.
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ from mpjax.training.mesh import place
 
 
 def own_rows(sharding: NamedSharding, size: int) -> Share:
-    """The rows of a batch of `size` examples that this process reads: the rows that its devices hold.
+    """Finds the examples of a global batch of `size` that this process reads: those that its devices hold.
 
-    Processes that divide a model over `tensor` between them read the same rows.
+    Processes that divide a model over `tensor` between them read the same examples.
 
     Returns:
-      The index of this process's block of rows, from 0, and the number of blocks.
+      The index of this process's block of consecutive examples, from 0, and the number of such blocks in the batch.
 
     Raises:
-      UsageError: its devices do not hold one contiguous block of rows.
+      UsageError: its devices do not hold one contiguous block of examples, or the batch is not cut into equal blocks.
     """
     indices = sharding.addressable_devices_indices_map((size,)).values()
     held = {index[0].indices(size)[:2] for index in indices if index}
@@ -50,7 +50,7 @@ class SelectedRows(NamedTuple):
 
     Attributes:
       table: the whole set by field, [N, ...].
-      numbers: int32 [steps, B], the row numbers of each step's examples.
+      numbers: int32 [steps, B], the indices into the table of each step's examples.
       given: fields that also depend on the epoch, [steps, B]; they are not in the table.
     """
 
@@ -67,17 +67,20 @@ class Single:
     sharding: NamedSharding
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
-        """Yields the batch of each call, on the devices; `counts` only limits their number."""
+        """Yields the batch of each call, on the devices, from the one after `position` steps on.
+
+        There is one batch for each item of `counts`, whose value is not read.
+        """
         # Behind the last call, no batch is read.
         for _, batch in zip(counts, self.batches.from_position(position), strict=False):
             yield place(batch, self.sharding)
 
     def abstract(self, fed: Any, count: int) -> Any:
-        """`fed` itself, since all calls have one step."""
+        """Returns `fed` itself: the inputs of all calls, of one step each, have the same shapes."""
         return fed
 
     def batch(self, fed: Any, index: Any) -> Any:
-        """`fed` itself, which is the batch."""
+        """Returns `fed` itself, which is the batch; `index` is not read."""
         return fed
 
 
@@ -89,7 +92,7 @@ class Stacked:
     sharding: NamedSharding
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
-        """Yields the stacked batches of each call, on the devices."""
+        """Yields the batches of each call, stacked to [count, B, ...], on the devices, from step `position` on."""
         stream = self.batches.from_position(position)
         sharding = _behind_steps(self.sharding)
         for count in counts:
@@ -97,17 +100,17 @@ class Stacked:
             yield place(_stacked(several), sharding)
 
     def abstract(self, fed: Any, count: int) -> Any:
-        """The shapes of a stack of `count` batches."""
+        """The shapes, dtypes and shardings of the input of a call of `count` steps, from `fed` for any other number."""
         return jax.tree.map(lambda x: _of_steps(x, count), fed)
 
     def batch(self, fed: Any, index: Any) -> Any:
-        """Slices one batch from the stack."""
+        """Slices the batch of step `index` of the call, counted from 0, from the stack."""
         return jax.tree.map(lambda x: x[index], fed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resident:
-    """A feed that replicates the whole set on every device: the input is the set and the row numbers of examples."""
+    """A feed that replicates the whole set on every device: the input is the set and the indices of the examples."""
 
     batches: BatchesInMemory
     sharding: NamedSharding
@@ -115,11 +118,11 @@ class Resident:
 
     @classmethod
     def of(cls, batches: BatchesInMemory, sharding: NamedSharding) -> "Resident":
-        """Creates the feed and copies the set of `batches` to the devices."""
+        """Creates the feed, and copies the whole set of `batches` to every device."""
         return cls(batches, sharding, place(batches.arrays, NamedSharding(sharding.mesh, PartitionSpec())))
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
-        """Yields for each call the set and the row numbers of the examples of its steps."""
+        """Yields the input of each call: the set, and the indices of the examples of its steps, from `position` on."""
         stream = self.batches.rows_from(position)
         sharding = _behind_steps(self.sharding)
         for count in counts:
@@ -128,14 +131,14 @@ class Resident:
             yield SelectedRows(self.table, *jax.device_put((numbers, _stacked(fields)), sharding))
 
     def abstract(self, fed: Any, count: int) -> Any:
-        """The input of a call of `count` steps: the same set, and shapes in place of row numbers and other fields."""
+        """The input of a call of `count` steps: the same set, and shapes in place of indices and other fields."""
         numbers, fields = jax.tree.map(lambda x: _of_steps(x, count), (fed.numbers, fed.given))
         return SelectedRows(fed.table, numbers, fields)
 
     def batch(self, fed: Any, index: Any) -> Any:
-        """Gathers the examples of step `index` of the call from the set, by their row numbers."""
+        """Gathers the batch of step `index` of the call, counted from 0, from the set on the device."""
         chosen = fed.numbers[index]
-        # The row numbers are always in bounds. The mode omits the check of each.
+        # The indices are always in bounds. The mode omits the check of each.
         gathered = {name: x.at[chosen].get(mode="promise_in_bounds") for name, x in fed.table.items()}
         fields = {name: x[index] for name, x in fed.given.items()}
         return jax.lax.with_sharding_constraint(gathered | fields, self.sharding)
@@ -146,15 +149,16 @@ Feed = Single | Stacked | Resident
 
 
 def feed_of(batches: Batches, sharding: NamedSharding, *, most_steps: int, device_bytes: int) -> Feed:
-    """Chooses the feed for calls of up to `most_steps` steps: `Single`, `Resident` or `Stacked`.
+    """Creates the feed for calls of up to `most_steps` steps: `Single` if that is 1, else `Resident` or `Stacked`.
 
-    With several steps it is `Resident` if the set is in memory and fits `device_bytes`, in a run of one process.
+    It is `Resident` in a run of one process whose set is in memory and has at most `device_bytes`; the set is then
+    copied to every device at once.
 
     Args:
       batches: the training data.
       sharding: the sharding of a batch.
       most_steps: the largest number of steps in a call; with 1 the input of a call is its batch.
-      device_bytes: the largest size in bytes of a set that is replicated on every device.
+      device_bytes: the largest size, in bytes on each device, of a set that is replicated on every device.
     """
     if most_steps == 1:
         return Single(batches, sharding)
@@ -175,7 +179,7 @@ def _behind_steps(sharding: NamedSharding) -> NamedSharding:
 
 
 def _of_steps(array: jax.Array, count: int) -> jax.ShapeDtypeStruct:
-    """The shape of `array`, [steps, ...], with another number of steps."""
+    """The shape, dtype and sharding of `array`, [steps, ...], with `count` steps."""
     return jax.ShapeDtypeStruct((count, *array.shape[1:]), array.dtype, sharding=array.sharding)
 
 
@@ -187,8 +191,8 @@ def make_train_call(train_step: Callable, batch_of: Callable[[Any, Any], Any]) -
       batch_of: `(fed, index) -> batch`, the batch of step `index` of the call, counted from 0.
 
     Returns:
-      A function whose metrics have a leading axis [count], or none if the count is 1. The count is static: each count
-        compiles its own program.
+      A jitted function whose metrics have a leading axis [count], or no such axis if the count is 1. The count is
+        static: each count compiles its own program.
     """
 
     @jax.jit(donate_argnums=0, static_argnums=2)
@@ -223,14 +227,16 @@ def compile_calls(
     *,
     see: Callable[[int, CallProgram], None] = lambda count, program: None,
 ) -> Callable:
-    """Compiles `call` ahead of time for the counts in `feeds`; the result raises KeyError for any other count.
+    """Compiles `call` ahead of time, one program for each count in `feeds`.
+
+    Returns `(state, fed, count) -> result`, which runs the program of this count, and raises KeyError for any other.
 
     Args:
       call: a jitted function `(state, fed, count)`.
       state: the state, or its shapes, dtypes and shardings.
-      feeds: the input `fed` by count, or its shapes, dtypes and shardings.
+      feeds: the input `fed` by count (the number of steps in a call), or its shapes, dtypes and shardings.
       options: XLA options.
-      see: called with each count and its program.
+      see: called with each count and its program, right after it is compiled.
 
     Raises:
       UsageError: the call computes with an array of an earlier trace.

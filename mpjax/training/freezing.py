@@ -19,9 +19,10 @@ _FLAG = "--training.freeze"
 
 
 def frozen_paths(model: nnx.Module, patterns: Iterable[str]) -> frozenset[str]:
-    """Collects the paths of the parameters and statistics of `model` that patterns cover.
+    """Collects the paths of the parameters and statistics of `model` that patterns match; empty without patterns.
 
-    Patterns match the paths of single blocks. The result has the paths of `model` itself, where a stack is one array.
+    Patterns match the paths of single blocks, as in `blocks/3/mlp`. The result has the paths of `model` itself, in
+    which stacked blocks are one array.
 
     Args:
       model: the model, which may be abstract.
@@ -51,7 +52,7 @@ def frozen_paths(model: nnx.Module, patterns: Iterable[str]) -> frozenset[str]:
 
 
 def freeze_statistics(model: nnx.Module, frozen: Collection[str]) -> None:
-    """Makes batch norms with frozen mean and variance normalize by them in training too, in place."""
+    """Makes batch norms whose mean and variance are both in `frozen` normalize by them in training too, in place."""
     for path, module in modules_of(model).items():
         if isinstance(module, nnx.BatchNorm) and {f"{path}/mean", f"{path}/var"} <= set(frozen):
             wrap(module, OnStoredStatistics())
@@ -71,8 +72,8 @@ class OnStoredStatistics:
 def trained_only(tx: optax.GradientTransformation, frozen: Collection[str]) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer to update the trained arrays only: frozen ones have no optimizer state.
 
-    Gradients and parameters of `frozen` paths are ignored. A frozen path among the gradients gets an update of minus
-    zero, which changes no bit.
+    Gradients and parameters are dicts by path; their entries at the paths in `frozen` are ignored. A frozen path among
+    the gradients gets an update of minus zero, which changes no bit.
     """
     tx = optax.with_extra_args_support(tx)
 

@@ -21,10 +21,11 @@ MOST_VALUES = 2**24
 
 
 def arrays_from_images(task: Task, source: Source, config: Data) -> Arrays:
-    """Computes the initial values that modules take from the training images, by path; reads nothing if no module does.
+    """Computes the initial values that `FromImages` modules take from the training images, by path.
 
-    A module does if it is a `FromImages`. The images, at most `MOST_IMAGES` and `MOST_VALUES`, are spread evenly over
-    the training split and prepared without augmentation. They are the same in each process.
+    Without such a module, the result is empty, and no image is read. The images, at most `MOST_IMAGES` of at most
+    `MOST_VALUES` values in total, are spread evenly over the training split and prepared without augmentation. They are
+    the same in each process. The results have the dtypes of the variables that they are for.
 
     Raises:
       UsageError: the data has no images, or a module names a variable that it does not have or returns another shape.

@@ -23,9 +23,10 @@ from mpjax.training.state import Arrays
 
 
 def widened(layout: Layout, params: Arrays) -> Arrays:
-    """Casts parameters that are divided over `fsdp`, and in `layout.given`, to `layout.reduce_dtype`, if not wider.
+    """Casts parameters that are divided over `fsdp` to `layout.reduce_dtype`, unless they are wider.
 
-    A gradient has the dtype of its parameter, so a sum in float32 needs a parameter in float32.
+    A gradient has the dtype of its parameter, so a sum in float32 needs a parameter in float32. Parameters that are not
+    divided, or without an entry in `layout.given`, stay unchanged.
     """
     return {
         name: param.astype(widest(param.dtype, layout.reduce_dtype)) if _widens(layout, name) else param
@@ -34,19 +35,25 @@ def widened(layout: Layout, params: Arrays) -> Arrays:
 
 
 def gathered(layout: Layout, parts: Arrays) -> Arrays:
-    """Gathers all parameters except those that a block gathers when it is called.
+    """Gathers the parameters that are divided over `fsdp`, inside `jax.shard_map`; other parameters stay unchanged.
+
+    Parameters of `layout.blocks` stay shards: a block gathers them when it is called. A shard is cast to
+    `layout.travels` for the transfer, and the whole parameter to `layout.given`. The backward pass sums the gradient
+    over `fsdp` in `layout.reduce_dtype`, and each device gets its shard of the sum.
 
     Args:
       layout: the division of the parameters.
-      parts: this device's part of each parameter, by path; the whole of a parameter that is not divided over `fsdp`.
+      parts: this device's shard of each parameter, by path; the whole parameter if it is not divided over `fsdp`.
     """
     return {name: part if _in_block(layout, name) else _gather(layout, name, part) for name, part in parts.items()}
 
 
 def gather_in_blocks(model: nnx.Module, layout: Layout) -> None:
-    """Makes the blocks of a model gather their parameters, in place; the backward pass gathers them again.
+    """Makes the blocks of a model gather their parameters when they are called, in place.
 
-    Only one block at a time then has its whole parameters in memory.
+    The backward pass gathers them again, so only one block at a time has its whole parameters in memory. Outside its
+    block's call, a parameter that is divided over `fsdp` is a `Divided`, and any use of it raises UsageError. Does
+    nothing if the layout has no `blocks`.
     """
     if not layout.blocks:
         return
@@ -69,7 +76,7 @@ class Gathers:
     depth: ClassVar[int] = 1
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls a block with whole parameters, and puts the device's parts back after the call."""
+        """Calls a block with whole parameters, and puts the device's shards back after the call, also if it fails."""
         variables = {
             name: variable
             for name, variable in _variables(self.path, module)
@@ -88,9 +95,9 @@ class Gathers:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Divided:
-    """This device's part of a parameter, stored in its variable outside calls of its block. Any use raises UsageError.
+    """A device's shard of a parameter, stored in its variable outside calls of its block. Any use raises UsageError.
 
-    A bare array could be taken for the whole: half of an embedding gives logits of half of the vocabulary.
+    A plain array could be taken for the whole: half of an embedding gives logits of half of the vocabulary.
     """
 
     array: jax.Array
@@ -114,7 +121,7 @@ class Divided:
 
 
 def _variables(path: str, module: nnx.Module) -> list[tuple[str, nnx.Param]]:
-    """The parameters of the module at `path`, with their paths in the model."""
+    """Lists the `nnx.Param` variables of `module` with their paths in the model, which begin with `path`."""
     graph = nnx.iter_graph(module)
     return [(f"{path}/{'/'.join(map(str, p))}", variable) for p, variable in graph if isinstance(variable, nnx.Param)]
 
@@ -129,6 +136,7 @@ def _in_block(layout: Layout, name: str) -> bool:
 
 
 def _gather(layout: Layout, name: str, part: jax.Array) -> jax.Array:
+    """Gathers the parameter at path `name` over `fsdp`, as described in `gathered`; returns `part` if not divided."""
     axis = layout.fsdp_axis(name)
     if axis is None:
         return part

@@ -1,4 +1,4 @@
-"""The gradients of a batch: forward and backward, on every device's share, one micro-batch after the other."""
+"""The gradients of a batch: forward and backward pass on every device's examples, one micro-batch after the other."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -26,10 +26,14 @@ def gradients_of(
     accumulate: int,
     frozen: Collection[str],
 ) -> Callable[[TrainState, jax.Array, Any], tuple[Arrays, Contribution]]:
-    """Builds `(state, key, batch) -> (stats, contribution)` of a whole batch, with the gradients summed over devices.
+    """Builds `(state, key, batch) -> (stats, contribution)`: the forward and backward pass of a whole batch.
 
-    The gradients are still scaled, and `stats` are the statistics after the batch. The arguments are those of
-    `make_train_step`; `shares` divides the batch over the devices of its layout.
+    `stats` are the statistics after the batch. `contribution` holds the gradients of the mean loss, summed over all
+    devices and micro-batches and still multiplied by the loss scale, and the `Mean` of the loss and of each metric. The
+    arguments are those of `make_train_step`; `shares` divides the batch over the devices of its layout.
+
+    The function raises UsageError during its trace if the loss is a `Mean` of more than one quotient, a value is
+    neither a scalar nor a `Mean`, or the batch does not divide into `accumulate` micro-batches.
     """
 
     def loss_of(params, stats, key, batch):
@@ -67,7 +71,11 @@ _BESIDE = "(zero beside) "
 
 
 def _of_histories(loss_of: Callable) -> Callable:
-    """Wraps a loss to add the zeros, which it takes among the parameters, to the histories in the statistics."""
+    """Wraps a loss to add a zero array, passed among the parameters, to each float8 history in the statistics.
+
+    The path of the zero array is the path of its history with the prefix `_BESIDE`. The gradient of the zeros then is
+    the gradient of the history, although a statistic is not differentiated.
+    """
 
     def with_zeros(params, stats, key, batch):
         histories = {name: stats[name] + params[_BESIDE + name] for name in filter(is_history, stats)}
@@ -77,10 +85,11 @@ def _of_histories(loss_of: Callable) -> Callable:
 
 
 def _with_histories(loss_of: Callable, shares: Shares, frozen: Collection[str]) -> Callable:
-    """Builds `(scaling, params, stats, key, batch) -> (stats, contribution)` of one share.
+    """Builds `(scaling, params, stats, key, batch) -> (stats, contribution)`, which differentiates the loss.
 
-    It differentiates the loss, and records the gradients of the zeros, the largest gradient of each layer, in the
-    histories.
+    The batch holds the examples of one device. `scaling` is the state of the loss scale. The gradient of the zeros that
+    `_of_histories` adds is the largest absolute gradient of each float8 layer; it is recorded in the float8 histories
+    of the returned statistics, and is not among the returned gradients.
     """
     value_and_grad = shares.value_and_grad(loss_of, frozen)
 
@@ -96,7 +105,7 @@ def _with_histories(loss_of: Callable, shares: Shares, frozen: Collection[str]) 
 
 
 def _parameters(arrays: Arrays) -> Arrays:
-    """Removes the zeros of the histories."""
+    """Copies a dict by path without the zeros that `_of_histories` adds."""
     return {name: array for name, array in arrays.items() if not name.startswith(_BESIDE)}
 
 
@@ -104,7 +113,10 @@ def _parameters(arrays: Arrays) -> Arrays:
 
 
 def _weighted(differentiated: Callable, shares: Shares) -> Callable:
-    """Wraps `differentiated` to multiply its gradients by the weight of their micro-batch, in float32 or wider."""
+    """Wraps `differentiated` to multiply its gradients by the weight of their micro-batch, in float32 or wider.
+
+    The weight is that of the loss's `Mean`, summed over all devices.
+    """
 
     def weighted(scaling, params, stats, key, batch):
         stats, contribution = differentiated(scaling, params, stats, key, batch)
@@ -120,9 +132,10 @@ def _weighted(differentiated: Callable, shares: Shares) -> Callable:
 
 
 def _in_turn(one: Callable, count: int, shares: Shares) -> Callable:
-    """Builds `(stats, key, batch) -> (stats, contribution)` that runs `one` on `count` micro-batches in turn.
+    """Builds `(stats, key, batch) -> (stats, contribution)`, which runs `one` on `count` micro-batches in a loop.
 
-    Each takes the statistics of the one before. The gradients are averaged by the weights of the micro-batches.
+    Each micro-batch takes the statistics of the one before and a key of its own. The gradients, which `one` has
+    multiplied by the weight of their micro-batch, are summed and divided by the sum of the weights (by 1 if it is 0).
     """
 
     def body(carry, micro):
@@ -145,9 +158,9 @@ def _in_turn(one: Callable, count: int, shares: Shares) -> Callable:
 
 
 def _micro_batches(batch, count: int):
-    """Reshapes [B, ...] to [count, B / count, ...]. Each takes every count-th example, so no example changes device.
+    """Reshapes the arrays [B, ...] of a batch to [count, B / count, ...]; UsageError if `count` does not divide B.
 
-    Raises UsageError if `count` does not divide B.
+    Micro-batch i takes the examples i, i + count, i + 2 count and so on, so that no example changes device.
     """
 
     def cut(x):

@@ -27,11 +27,13 @@ class Layout:
     Attributes:
       mesh: all devices.
       divided: the spec of each divided parameter, by path; the others are replicated.
-      travels: the dtype in which a parameter is gathered over `fsdp`, by path.
-      given: the dtype in which the model receives it: `travels` if the model only casts it to that dtype, else its own.
-      blocks: paths of the modules that gather their parameters themselves, and again in the backward pass.
+      travels: the dtype to which a parameter is cast before it is gathered over `fsdp`, by path; absent: its own.
+      given: the dtype of a gathered parameter in the model, by path: that of `travels` if all that the model does with
+        the parameter is to cast it to that dtype, else its own; absent: its own.
+      blocks: paths of the modules that gather their parameters at each call, and again in the backward pass.
       reduce_dtype: the dtype in which gradients are added across devices.
-      batch_norm: the examples behind the statistics of batch norms: each device's own, or all.
+      batch_norm: the examples over which batch norms compute mean and variance: "device" for each device's own,
+        "global" for the examples of all devices.
     """
 
     mesh: Mesh
@@ -45,7 +47,7 @@ class Layout:
 
     @property
     def shares(self) -> int:
-        """The number of parts that a batch is divided into."""
+        """The number of shards of a batch: the size of the axis `data` times the size of the axis `fsdp`."""
         return self.mesh.shape[DATA] * self.mesh.shape[FSDP]
 
     def spec(self, name: str) -> PartitionSpec:
@@ -53,11 +55,17 @@ class Layout:
         return self.divided.get(name, PartitionSpec())
 
     def fsdp_axis(self, name: str) -> int | None:
-        """The axis along which a parameter is divided over `fsdp`, or None."""
+        """The index of the axis along which the parameter at path `name` is divided over `fsdp`; None if it is not."""
         return next((axis for axis, over in enumerate(self.spec(name)) if over == FSDP), None)
 
     def of_rows(self, stack: str) -> "Layout":
-        """The layout of single blocks of the stack at `blocks/all`, say: its arrays without their leading axis."""
+        """Copies the layout, and removes the leading axis (of blocks) from the specs of a stack of blocks.
+
+        The copy fits a single block inside the loop over the stack. The paths of the arrays do not change.
+
+        Args:
+          stack: the path of the stacked block, as in `blocks/all`.
+        """
         rows = {name: PartitionSpec(*spec[1:]) for name, spec in self.divided.items() if name.startswith(f"{stack}/")}
         return dataclasses.replace(self, divided={**self.divided, **rows})
 
@@ -67,10 +75,14 @@ class Layout:
         return NamedSharding(self.mesh, PartitionSpec())
 
     def batch(self, *, size: int, accumulate: int = 1) -> NamedSharding:
-        """The sharding of arrays [B, ...] with the examples divided among the devices.
+        """The sharding of training batches, arrays [B, ...]: the first axis is divided over `data` and `fsdp`.
+
+        Args:
+          size: the number of examples in the batch of all devices.
+          accumulate: the number of micro-batches that a batch is cut into.
 
         Raises:
-          UsageError: the batch does not divide evenly among devices and micro-batches.
+          UsageError: `size` is no multiple of `shares` times `accumulate`.
         """
         divisor = self.shares * accumulate
         if size % divisor:
@@ -81,18 +93,19 @@ class Layout:
         return NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
 
     def evaluation(self, size: int) -> NamedSharding:
-        """The sharding of evaluation batches: divided if they divide evenly, else replicated."""
+        """The sharding of an evaluation batch: as in `batch` if its `size` examples divide evenly, else replicated."""
         return NamedSharding(self.mesh, PartitionSpec(BATCH_AXES) if self.divides(size) else PartitionSpec())
 
     def divides(self, size: int) -> bool:
-        """True if a batch of this size divides evenly among the devices."""
+        """True if a batch of `size` examples divides evenly over the mesh axes `data` and `fsdp`."""
         return size % self.shares == 0
 
     def state(self, state: Any) -> Any:
-        """The sharding of each leaf of a training state: moments, masters and EMA follow their parameter.
+        """Chooses the sharding of each leaf of a training state, as a pytree of the same structure.
 
-        The values of a float8 moment follow it too; its scales do where the mesh divides their number. All else is
-        replicated.
+        Moments, master weights and moving averages are divided like their parameter: the leaves under its path that
+        have its shape. The values of a float8 moment are too, and its scales where the mesh divides their shape evenly.
+        All other leaves are replicated.
 
         Args:
           state: a `TrainState` of arrays or of shapes.
@@ -130,17 +143,18 @@ def divide(
     tensor_axes: Mapping[str, int] = MappingProxyType({}),
     stacked: Collection[str] = (),
 ) -> dict[str, PartitionSpec]:
-    """Chooses the spec of each parameter to divide over the axes `fsdp` and `tensor` of a mesh.
+    """Chooses the partition specs, by path, of the parameters to divide over the mesh axes `fsdp` and `tensor`.
 
-    Over `fsdp`, a parameter is divided along its longest other axis that the mesh divides evenly, unless it has fewer
-    than `SMALL` elements. Parameters that are not divided at all are left out. Arrays of stacked blocks are gathered
-    block by block, so each block counts for itself, and their leading axis stays whole.
+    Over `fsdp`, a parameter is divided along its longest axis that is not divided over `tensor` and whose length is a
+    multiple of the size of `fsdp`, unless it has fewer than `SMALL` elements. Parameters that are not divided at all
+    are left out. An array of stacked blocks is gathered block by block: its leading axis is never divided, and does not
+    count towards `SMALL`.
 
     Args:
       params: arrays or shapes by path.
       mesh: the mesh.
-      tensor_axes: the axis to divide over `tensor`, by path.
-      stacked: the paths of the arrays whose leading axis is of blocks.
+      tensor_axes: the index of the axis to divide over `tensor`, by path.
+      stacked: the paths of the arrays of stacked blocks, whose leading axis counts the blocks.
     """
     fsdp_size = mesh.shape[FSDP]
     specs = {}

@@ -25,7 +25,8 @@ def cross_entropy(
     Args:
       logits: floating [B, num_classes].
       labels: integer [B].
-      label_smoothing: share of the target spread evenly over all classes (Szegedy et al., 2015, arXiv:1512.00567).
+      label_smoothing: the fraction of the target, from 0 to 1, that is spread evenly over all classes (Szegedy et al.,
+        2015, arXiv:1512.00567).
 
     Returns:
       float32 (or wider) [B]; NaN where a label is outside [0, num_classes).
@@ -94,7 +95,10 @@ def masked_cross_entropy(
 
 
 def perplexity(total: jax.Array, count: jax.Array) -> jax.Array:
-    """Computes exp(total / count) of `masked_cross_entropy` sums; inf from a mean of 89 in float32; 1 for no tokens."""
+    """Computes exp(total / count) of sums from `masked_cross_entropy`; inf for a mean above 88.7 in float32.
+
+    Without tokens, when total and count are 0, it is 1.
+    """
     return jnp.exp(total / jnp.maximum(count, 1))
 
 
@@ -113,7 +117,7 @@ def dice_loss(
       ignore: the label of positions to leave out; None counts all positions.
 
     Returns:
-      float32 (or wider) [B], from 0 to below 1.
+      float32 (or wider) [B], from 0 to below 1. A label out of range counts for no class.
     """
     logits = widened(logits)
     counts = _counts(labels, ignore)[..., None]

@@ -16,7 +16,9 @@ from mpjax.precision.dtypes import HALF
 
 
 def row_major(gradient: jax.Array) -> jax.Array:
-    """Lays an array of four axes, such as a convolution's gradient, out in row-major order; others are unchanged.
+    """Makes XLA keep an array of four axes, such as a convolution's gradient, in row-major order in memory.
+
+    The values do not change. Arrays with another number of axes are returned as they are.
 
     Attention kernels of a stack have four axes too; their loop already yields row-major gradients.
     """
@@ -26,13 +28,14 @@ def row_major(gradient: jax.Array) -> jax.Array:
 
 
 def row_major_before_casts(run: Callable, select: Callable[[Any], Any]) -> Callable:
-    """Wraps a function to apply `row_major` to some results, before a cast from half precision that yields them.
+    """Wraps a function to apply `row_major` to selected results.
 
-    The dtypes of the results do not change.
+    If a result is a cast from half precision to a wider dtype, `row_major` applies before this cast, so that the
+    transpose moves fewer bytes. Dtypes and values of the results do not change.
 
     Args:
       run: the function, whose arguments and results are pytrees of arrays.
-      select: selects these results: `result -> a pytree of them`.
+      select: maps the result to a pytree of the selected leaves. It is called with integers in place of arrays.
     """
 
     def laid_out(*args: Any) -> Any:

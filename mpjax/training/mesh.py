@@ -13,13 +13,15 @@ from mpjax.mesh_axes import DATA, FSDP, TENSOR
 
 
 def make_mesh(devices: Sequence | None = None, /, *, data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """Creates a mesh with the axes `data`, `fsdp` and `tensor`; neighbouring devices lie along the last.
+    """Creates a mesh with the axes `data`, `fsdp` and `tensor`, over which consecutive devices lie in row-major order.
+
+    One size may be -1: it becomes the number of devices divided by the other sizes.
 
     Args:
-      devices: the devices; all by default.
-      data: replicas of the (divided) parameters; -1: as many as the devices allow.
-      fsdp: the number of parts that parameters and optimizer state are divided into; may be -1 instead of `data`.
-      tensor: the number of parts that attention heads and MLPs are divided into; may be -1 instead of `data`.
+      devices: the devices; `jax.devices()` by default.
+      data: the number of replicas of the parameters, which are divided over the other axes.
+      fsdp: the number of shards of parameters and optimizer state; if it is -1, write a size for `data` too.
+      tensor: the number of shards of attention heads and MLPs; if it is -1, write a size for `data` too.
 
     Raises:
       UsageError: the product of the sizes is not the number of devices, or two sizes are -1; the message names the
@@ -32,7 +34,7 @@ def make_mesh(devices: Sequence | None = None, /, *, data: int = -1, fsdp: int =
 
 
 def settle(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
-    """Replaces a size of -1, so that the product of the sizes of the mesh is the number of devices.
+    """Copies the sizes of the axes with -1 replaced, so that their product is the number of devices.
 
     Raises:
       UsageError: the product of the sizes is not `devices`, two sizes are -1, or a size is 0 or below -1.
@@ -54,7 +56,7 @@ def settle(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
 
 
 def _nearest(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
-    """The sizes with product `devices` that are nearest to `sizes` as ratios; sizes below 1 match any size."""
+    """Finds the sizes with product `devices` and the smallest log ratios to `sizes`; sizes below 1 match any size."""
     divisors = [size for size in range(1, devices + 1) if devices % size == 0]
     products = [shape for shape in itertools.product(divisors, repeat=len(sizes)) if math.prod(shape) == devices]
 
@@ -66,7 +68,11 @@ def _nearest(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
 
 
 def place(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
-    """Puts a batch on the devices of `sharding`; with several processes, each passes its own rows."""
+    """Copies a batch to the devices of `sharding`.
+
+    If devices belong to other processes too, each process passes only its own examples, and the results are global
+    arrays.
+    """
     if sharding.is_fully_addressable:
         return jax.device_put(dict(batch), sharding)
     return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Collected:
-    """A metric of `clu` or `metrax`, whose arrays are sums: of each example, [B, ...], or of a set.
+    """A metric of `clu` or `metrax`, as arrays that may be added up: of each example, [B, ...], or summed over a set.
 
     Attributes:
       arrays: the arrays of the metric, float32 or wider.
@@ -38,7 +38,10 @@ class _Collected:
     dtypes: tuple[Any, ...] = dataclasses.field(metadata={"static": True})
 
     def of_set(self) -> float:
-        """Computes the metric of a set; NaN if it divides Python numbers by zero, as JAX's division does."""
+        """Computes the metric of a set from the sums; NaN if it divides Python numbers by zero, as JAX's division does.
+
+        Raises UsageError if `compute` fails in another way, or returns something other than one number.
+        """
         arrays = [jnp.asarray(x, dtype) for x, dtype in zip(self.arrays, self.dtypes, strict=True)]
         try:
             return _number_of(self.name, self.treedef.unflatten(arrays))
@@ -49,7 +52,7 @@ class _Collected:
 def checked_metrics(
     metrics: Mapping[str, "Metric"], outputs: Any, batch: Mapping[str, jax.ShapeDtypeStruct], *, taken: Iterable[str]
 ) -> tuple[Callable[[Any, Batch], Values], ...]:
-    """Checks a user's metrics on shapes, and wraps each as `(outputs, batch) -> values`, by name.
+    """Checks a user's metrics on shapes, and wraps each as `(outputs, batch) -> values`: a dict of values by name.
 
     Args:
       metrics: functions by name; a value that a function returns alone gets the name of the function.
@@ -73,15 +76,17 @@ def checked_metrics(
 
 
 def _is_collected(value: Any) -> bool:
+    """True for a metric of `clu` or `metrax`: an object with the methods `merge` and `compute`."""
     return callable(getattr(value, "merge", None)) and callable(getattr(value, "compute", None))
 
 
 def _named(flag: str, found: Any) -> Mapping[str, Any]:
+    """Returns a dict of values as it is, and a single value as a dict with the name `flag`."""
     return found if isinstance(found, Mapping) else {flag: found}
 
 
 def _names(flag: str, function: "Metric", outputs: Any, batch: Any, size: int) -> tuple[str, ...]:
-    """Traces a metric on shapes, checks what it returns, and lists the names of its values."""
+    """Traces a metric on shapes, checks what it returns, and lists the names of its values; UsageError if it fails."""
 
     def checked(outputs, batch):
         returned = function(outputs, batch)
@@ -101,6 +106,10 @@ def _names(flag: str, function: "Metric", outputs: Any, batch: Any, size: int) -
 
 
 def _require_values(flag: str, returned: Any, size: int) -> None:
+    """Raises UsageError unless a metric returned one value for each of `size` examples, or a dict of such values.
+
+    A `Mean` of arrays [size], and a metric of `clu` or `metrax`, are values too.
+    """
     where = f"--training.metrics {flag}"
     if isinstance(returned, Mapping):
         wrong = "an empty dict" if not returned else next((f"the name {n!r}" for n in returned if n != str(n)), "")
@@ -151,7 +160,7 @@ def _values(flag: str, function: "Metric", outputs: Any, batch: Batch) -> Values
 
 
 def _number_of(name: str, metric: Any) -> float:
-    """Calls `compute` of a metric.
+    """Calls `compute` of a metric of `clu` or `metrax`, and converts its result to a float.
 
     Raises:
       UsageError: it fails, or returns something other than one number.

@@ -56,7 +56,11 @@ _MUON = (
 
 @functools.cache
 def optax_rules() -> dict[str, Callable]:
-    """Collects the optimizers of optax and optax.contrib by name: functions with a learning rate, no `scale_by_...`."""
+    """Collects the optimizers of optax and optax.contrib by name; the dict is cached.
+
+    They are the public functions with a parameter `learning_rate`, without `scale_by_...`. A name in optax precedes
+    the same name in optax.contrib.
+    """
     rules = {}
     for module in (contrib, optax):
         for name, function in vars(module).items():
@@ -77,7 +81,7 @@ class NamedRule:
       function: `(learning_rate, ...) -> optax.GradientTransformation`.
       is_users: whether the function is the user's own.
       arguments: values by name, without those that `build` adds.
-      notes: advice for the user, such as that no weight decay is applied.
+      notes: sentences of advice for the user, such as that no weight decay is applied.
     """
 
     name: str
@@ -106,15 +110,18 @@ class NamedRule:
         steps: int = 1,
         warmup: int = 0,
     ) -> optax.GradientTransformation:
-        """Builds the rule and traces one update to check it.
+        """Builds the rule, and traces one update to check it.
+
+        A rule that takes only a number as learning rate gets `config.learning_rate`, if the schedule is constant and
+        has no warm-up. The state of the rule keeps random keys as uint32 words.
 
         Args:
           config: the `optimizer` section.
           learning_rate: the learning rate of each step.
           kernels: the kernels of the model.
           params: the shapes of the parameters; by default of two small ones.
-          steps: the length of training, for a function of the user that takes it.
-          warmup: the length of the warm-up, likewise.
+          steps: the length of training in steps, for a function of the user that takes it.
+          warmup: the length of the warm-up in steps, likewise.
 
         Raises:
           UsageError: an argument is missing, the rule takes only a number as learning rate and the schedule is not
@@ -197,7 +204,8 @@ class NamedRule:
     def _require_fit(self, rule: Any, params: Mapping[str, Any], config: schema.Optimizer) -> None:
         """Traces one update; raises UsageError unless its updates fit the parameters and its state keeps its shapes.
 
-        Also raises it for the optimizers of `_MOVED`, and if narrow moments are set and the state has none.
+        Also raises it for the optimizers of `_MOVED`, and if `config.moments` is not "float32" and the state has no
+        moments.
         """
         if not isinstance(rule, optax.GradientTransformation):
             raise UsageError(
@@ -225,7 +233,7 @@ class NamedRule:
 
 
 def find_rule(config: schema.Optimizer) -> NamedRule | None:
-    """Finds the optimizer that `config.name` names, with its arguments; None if mpjax builds it itself.
+    """Finds the optimizer of optax or of the user that `config.name` names; None for one that mpjax builds itself.
 
     Raises:
       UsageError: no optimizer has this name, it has no learning rate, or a setting does not apply to it.
@@ -260,7 +268,10 @@ def find_rule(config: schema.Optimizer) -> NamedRule | None:
 
 
 def _decay(config: schema.Optimizer, names: Mapping[str, Any], arguments: Mapping[str, Any]) -> tuple[dict, list[str]]:
-    """Chooses the argument for weight decay, if the function takes it, and the notes for the user."""
+    """Chooses the argument for weight decay, a dict that is empty if the function takes none, and notes for the user.
+
+    Raises UsageError if the settings ask for a weight decay twice, or the function does not take the one that is set.
+    """
     is_default = config.weight_decay == _DEFAULTS.weight_decay
     if "weight_decay" in arguments and not is_default:
         raise UsageError(f"--optimizer.weight_decay {config.weight_decay} and {_FLAG} weight_decay: wanted one of them")
@@ -282,6 +293,7 @@ def _decay(config: schema.Optimizer, names: Mapping[str, Any], arguments: Mappin
 
 
 def _in_optax(name: str) -> Callable:
+    """Finds an optimizer of optax by name; raises UsageError, which names the nearest ones, if there is none."""
     rules = optax_rules()
     if name in rules:
         return rules[name]
@@ -296,7 +308,10 @@ def _in_optax(name: str) -> Callable:
 
 
 def _with_plain_keys(rule: optax.GradientTransformation, params: Mapping[str, Any]) -> optax.GradientTransformation:
-    """Wraps a rule to keep random keys as their uint32 words, since checkpoints cannot hold keys."""
+    """Wraps a rule to keep random keys in its state as uint32 words, since checkpoints cannot hold keys.
+
+    A rule without random keys is returned as it is.
+    """
 
     def is_key(leaf: Any) -> bool:
         return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
@@ -338,7 +353,7 @@ _STEPS = 3  # a fault of the first step may show only in a later one
 
 
 def begins_finite(rule: optax.GradientTransformation, *tried: Mapping[str, Any]) -> bool:
-    """True if parameters, ones at the start, are finite after the first three steps of a rule.
+    """True if parameters, ones at the start, are finite after three steps of a rule, which this function runs.
 
     Args:
       rule: the update rule, with its schedule.

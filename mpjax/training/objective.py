@@ -57,6 +57,8 @@ class Mean:
 def as_mean(value: Any, name: str) -> Mean:
     """Converts a loss or metric to a `Mean` in float32 or wider; a scalar has weight 1.
 
+    No gradient flows through the weight of the result.
+
     Raises:
       UsageError: the value is neither a `Mean` nor a scalar, or total and weight have different shapes; the message
         calls it `name`.
@@ -73,7 +75,7 @@ def as_mean(value: Any, name: str) -> Mean:
 
 
 def as_floating(value: Any) -> Any:
-    """Casts the numbers of a value, such as an array or a `Mean`, to one floating dtype, float32 or wider."""
+    """Casts a number, an array, or all arrays of a `Mean` or other metric to one floating dtype: float32 or wider."""
     value = jax.tree.map(jnp.asarray, value) if hasattr(value, "of_set") else jnp.asarray(value)
     dtype = widest(FLOAT32, *(x.dtype for x in jax.tree.leaves(value) if is_floating(x)))
     return jax.tree.map(lambda x: x.astype(dtype), value)
@@ -98,7 +100,10 @@ OUTPUTS = "outputs"
 
 
 def means(sums: Sums) -> dict[str, float]:
-    """Computes means from the sums of a whole set: arrays divided by `count`; other values have a method `of_set`."""
+    """Computes the metrics of a whole set by name, in float64 on the host, from the sums over its examples.
+
+    An array is divided by `count`, NaN if that is 0. A value with a method `of_set`, such as a `Mean`, computes itself.
+    """
 
     def concluded(total: Any) -> float:
         return total.of_set() if hasattr(total, "of_set") else Mean(total, sums["count"]).of_set()
@@ -107,7 +112,7 @@ def means(sums: Sums) -> dict[str, float]:
 
 
 def as_stored(batch: Batch, key: jax.Array | None) -> Batch:
-    """Prepares a batch without augmentation: returns it unchanged."""
+    """Returns the batch itself: the preparation of batches that need none."""
     del key
     return batch
 
@@ -120,7 +125,8 @@ class RunObjective(NamedTuple):
         is averaged over all its numbers, and a `Mean` of [B, K] over its K quotients.
       prepare: `(batch, key) -> batch`, which augments unless the key is None. It takes the whole batch, because it may
         mix examples.
-      metrics: functions `(outputs, batch) -> values` by name, called in evaluation with the `outputs` of `function`.
+      metrics: functions `(outputs, batch) -> values`, called in evaluation with the `outputs` of `function`; each
+        returns a dict of values by name.
       complete: maps the means of a whole set to its metrics, for example adds the perplexity.
     """
 
@@ -130,17 +136,24 @@ class RunObjective(NamedTuple):
     complete: Callable[[dict[str, float]], dict[str, float]] = dict
 
     def loss_of(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
-        """Computes the loss and the metrics of a prepared batch, or of a device's part of it, for training."""
+        """Computes the loss, and the metrics by name, of a prepared batch or of one device's examples, for training.
+
+        Each is a `Mean` of sums over these examples. The user's `metrics` are not computed.
+        """
         values = self.function(model, batch, key)
         totals = {name: _over_batch(value) for name, value in values.items() if name != OUTPUTS}
         return totals.pop("loss"), totals
 
     def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
-        """Prepares a stored batch with `key`, which augments it, and computes its loss and its metrics for training."""
+        """Prepares a stored batch with `key`, which augments it, and returns what `loss_of` computes from it."""
         return self.loss_of(model, self.prepare(batch, key), key)
 
     def measure(self, model: nnx.Module, batch: Batch) -> dict[str, Any]:
-        """Computes the values of a stored batch in evaluation: [B] each, or a `Mean` or another metric of arrays."""
+        """Computes the loss and all metrics of a stored batch in evaluation, by name, with one value for each example.
+
+        A value is float32 (or wider) [B], or a `Mean` or another metric whose arrays begin with the axis [B]. Arrays of
+        more axes are averaged over them, such as over tokens. The batch is prepared without augmentation.
+        """
         batch = self.prepare(batch, None)
         values = dict(self.function(model, batch, None))
         outputs = values.pop(OUTPUTS, None)
@@ -149,11 +162,11 @@ class RunObjective(NamedTuple):
         return {name: _per_example(value) for name, value in values.items()}
 
     def conclude(self, sums: Sums) -> dict[str, float]:
-        """Computes the metrics of a whole set from its sums, float64."""
+        """Computes the metrics of a whole set, by name, from the sums over its examples: `complete(means(sums))`."""
         return self.complete(means(sums))
 
     def names(self, values: Values) -> tuple[str, ...]:
-        """The names of the metrics of a whole set, from the values of a batch, of which only the names are read."""
+        """The names, in order, that `conclude` returns for a set with such `values`; only their names are read."""
         return tuple(self.complete(dict.fromkeys(values, 1.0)))
 
 

@@ -43,7 +43,12 @@ PixelLoss = Callable[..., jax.Array]
 
 
 def equally(label_smoothing: float = 0.0) -> Comparison:
-    """Creates the comparison that weights all examples and classes equally; it smooths labels in training only."""
+    """Creates the comparison `(logits, batch, key) -> values`, without weights of classes.
+
+    In training it computes `loss` and `accuracy`, [B] each; the loss is smoothed by `label_smoothing`, and compares
+    with the mixed labels `target` if the batch has them. In evaluation, when the key is None, it computes the values of
+    `evaluated`, without smoothing.
+    """
 
     def compare(logits: jax.Array, batch: Batch, key: jax.Array | None) -> Values:
         labels = batch["label"]
@@ -67,7 +72,7 @@ def evaluated(logits: jax.Array, labels: jax.Array) -> Metrics:
 
 
 def classification(policy: Policy, compare: Comparison | None = None) -> "Objective":
-    """Creates the objective of image classification.
+    """Creates the objective of image classification: the values of `compare`, and the logits as `outputs`.
 
     Batches are `{"image": float32 [B, H, W, C], "label": integer [B]}`; the model returns logits [B, num_classes].
 
@@ -85,7 +90,7 @@ def classification(policy: Policy, compare: Comparison | None = None) -> "Object
 
 
 def text_classification(compare: Comparison | None = None) -> "Objective":
-    """Creates the objective of text classification.
+    """Creates the objective of text classification: the values of `compare`, and the logits as `outputs`.
 
     Batches hold `tokens`, integer [B, T], `length`, integer [B], and `label`, integer [B]. The model takes tokens and
     lengths, and returns logits [B, num_classes]. `compare` is as in `classification`.
@@ -100,16 +105,16 @@ def text_classification(compare: Comparison | None = None) -> "Objective":
 
 
 def language_modeling(*, label_smoothing: float = 0.0, chunk: int = 0) -> "Objective":
-    """Creates the objective of language modeling, with values [B, T]: one for each token.
+    """Creates the objective of language modeling: `loss` and `accuracy` [B, T] of each predicted token.
 
-    In training by chunks, the values are the `Mean` of all tokens, [1].
-
-    Batches hold `tokens`, integer [B, T + 1]. The model takes the first T and returns logits [B, T, vocabulary].
+    Batches hold `tokens`, integer [B, T + 1]. The model takes the first T and returns logits [B, T, vocabulary], which
+    are the `outputs`. With a `chunk`, there are no `outputs`, and in training `loss` and `accuracy` are each a `Mean`
+    of all tokens, [1].
 
     Args:
       label_smoothing: the label smoothing of the training loss.
       chunk: the number of tokens whose logits exist at a time, for models with the methods `features` and `logits`,
-        such as `mpjax.models.GPT2`; there are no `outputs` then. 0: all.
+        such as `mpjax.models.GPT2`; 0: all tokens.
     """
 
     def objective(model, batch: Batch, key: jax.Array | None) -> Values:
@@ -140,9 +145,10 @@ def language_modeling(*, label_smoothing: float = 0.0, chunk: int = 0) -> "Objec
 
 
 def with_perplexity(metrics: dict[str, float]) -> dict[str, float]:
-    """Adds `perplexity`, exp(loss), to the metrics of a set.
+    """Adds `perplexity`, exp(loss), to the metrics of a set; inf if it is too large for float64.
 
-    Examples have equal lengths, so the loss is a mean over tokens.
+    Examples have equal lengths, so the loss is a mean over tokens. The result is a new dict with `loss`, `accuracy` and
+    `perplexity` first. A metric `perplexity` of the user is kept.
     """
     with np.errstate(over="ignore"):
         perplexity = float(np.exp(np.float64(metrics["loss"])))
@@ -153,8 +159,9 @@ def segmentation(policy: Policy, *, pixel_loss: PixelLoss = cross_entropy_over) 
     """Creates the objective of segmentation.
 
     Batches are `{"image": float32 [B, H, W, C], "mask": integer [B, H, W]}`; the model returns logits [B, H, W,
-    num_classes]. The loss is the sum of cross entropy and Dice loss, as in nnU-Net (Isensee et al., 2018,
-    arXiv:1809.10486). `accuracy` is a mean over pixels, and `iou` one over the classes that occur.
+    num_classes], which are the `outputs`. `loss` [B] is the sum of cross entropy and Dice loss, as in nnU-Net (Isensee
+    et al., 2018, arXiv:1809.10486). `accuracy` is a mean over pixels, and `iou` a mean over the classes that occur.
+    Pixels with the label 255 do not count.
 
     Args:
       policy: the policy whose compute dtype the images are cast to; no other code casts them.
@@ -178,7 +185,7 @@ def segmentation(policy: Policy, *, pixel_loss: PixelLoss = cross_entropy_over) 
 
 
 def require_pixels(metrics: dict[str, float]) -> dict[str, float]:
-    """Checks that a pixel of the set counts, and orders the metrics: `loss`, `accuracy`, `iou`, then others.
+    """Checks that a pixel of the set counts, and copies the metrics in order: `loss`, `accuracy`, `iou`, then others.
 
     Raises:
       UsageError: every pixel of the set has the ignored label.

@@ -44,7 +44,7 @@ def update_rule(
     steps: int = 1,
     warmup: int = 0,
 ) -> optax.GradientTransformation:
-    """Chains clipping of the unscaled gradient and the update rule, for parameters by path.
+    """Chains clipping of the gradient and the update rule, for parameters by path; gradients have to be unscaled.
 
     Weight decay applies to kernels only, but to all parameters if an optimizer of optax or of the user takes
     `weight_decay` and no mask. `config.moments` sets the dtype of the moments. A `config.clip_norm` of 0
@@ -55,9 +55,9 @@ def update_rule(
       learning_rate: the learning rate of each step.
       kernels: the kernels of the model. A rule for an array applies to each row of a stack of blocks.
       factors: factors on the learning rate by path; see `scale_by_path`.
-      params: the shapes of the parameters, to trace an optimizer of optax or of the user; None: small ones of its own.
-      steps: the length of training, for an optimizer of the user that takes it.
-      warmup: the length of the warm-up, likewise.
+      params: the shapes of the parameters, to trace an optimizer of optax or of the user; None: two small ones.
+      steps: the length of training in steps, for an optimizer of the user that takes it.
+      warmup: the length of the warm-up in steps, likewise.
 
     Raises:
       UsageError: the optimizer does not fit (see `find_rule` and `NamedRule.build`), it may depend on whole arrays and
@@ -85,7 +85,10 @@ def update_rule(
 
 
 def advice_on(config: schema.Optimizer) -> tuple[str, ...]:
-    """The notes on an optimizer for the user, such as that it applies no weight decay."""
+    """The notes on an optimizer for the user, such as that it applies no weight decay; empty for sgd, adamw and lamb.
+
+    Raises UsageError as `find_rule` does.
+    """
     named_rule = find_rule(config)
     return () if named_rule is None else named_rule.notes
 
@@ -98,13 +101,15 @@ def treats_numbers_one_by_one(config: schema.Optimizer) -> bool:
 def with_precision(
     inner: optax.GradientTransformation, config: schema.Precision, *, loss_scale: str | float, weights: str
 ) -> optax.GradientTransformation:
-    """Wraps `inner` for half-precision parameters, then in loss scaling.
+    """Wraps an update rule for half-precision parameters, then in loss scaling.
 
     Args:
       inner: the update rule.
-      config: the `precision` section.
-      loss_scale: "none", "dynamic", or a static scale.
-      weights: as in `PrecisionPlan`.
+      config: the `precision` section, with the settings of a dynamic loss scale.
+      loss_scale: "none", "dynamic", or a static scale. "none" also adds the state of a loss scale, which stays 1, but
+        neither checks gradients nor skips steps.
+      weights: how small updates of half-precision parameters are kept: by "copies" in float32, by "stochastic"
+        rounding, by a compensation ("kahan"), or not ("none").
     """
     if weights == "copies":
         inner = master_weights(inner, stochastic_rounding=config.stochastic_rounding)
@@ -149,7 +154,7 @@ def _lamb(config: schema.Optimizer, learning_rate: optax.Schedule, kernels: Kern
 
 
 def _row_by_row(rule: optax.GradientTransformation, stacks: Stacks) -> optax.GradientTransformation:
-    """Wraps a stateless rule to apply it to each row of a stacked array, and to other arrays as a whole."""
+    """Wraps a stateless rule to apply it to each block of a stacked array alone, and to other arrays as a whole."""
 
     def update(updates, state, params=None):
         def one(update, param):

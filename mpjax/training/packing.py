@@ -72,18 +72,21 @@ class Kind:
 
     @property
     def stored(self) -> frozenset[str]:
-        """The names after packing: the paths of the arrays that stay apart, and the names of the packed ones."""
+        """The names after packing: the paths of the arrays that are not packed, and the names of the packed arrays."""
         packed = {name for group in self.groups.values() for name in group.shapes}
         return (self.names - packed) | set(self.groups)
 
     def pack(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Concatenates each group to one array."""
+        """Concatenates the arrays of each group, flattened, to one array.
+
+        Arrays outside of groups stay as they are, under their paths.
+        """
         rest = dict(arrays)
         packed = {name: group.join([rest.pop(path) for path in group.shapes]) for name, group in self.groups.items()}
         return packed | rest
 
     def unpack(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Inverts `pack`."""
+        """Splits the packed arrays into the arrays of their groups, in their shapes, and so inverts `pack`."""
         rest = dict(arrays)
         apart: dict[str, Any] = {}
         for name, group in self.groups.items():
@@ -109,10 +112,11 @@ class Packing:
 
     @classmethod
     def of(cls, params: Mapping[str, Any], stats: Mapping[str, Any], kernels: Kernels = BY_AXES) -> "Packing":
-        """Plans to pack small arrays in groups of one dtype, decayed ones apart from others; packs nothing yet.
+        """Plans groups of small arrays of one floating dtype, decayed ones apart from others; packs nothing yet.
 
-        Vectors have up to `MOST` numbers, arrays of more axes up to `SMALL`; a group has two arrays or more. Arrays
-        named `kernel`, arrays of more axes in stacks, and histories stay apart.
+        A vector has at most `MOST` elements, an array of more axes at most `SMALL`, and a whole group at most `MOST`. A
+        group has two arrays or more. Arrays named `kernel`, arrays of more axes in stacks, and histories of float8
+        scales stay unpacked.
 
         Args:
           params: parameters by path, or their shapes.
@@ -122,14 +126,15 @@ class Packing:
         return cls(_kind(params, "parameters", kernels), _kind(stats, "statistics", kernels))
 
     def pack(self, state: Any) -> Any:
-        """Packs the arrays of a training state, or of any tree with mappings from the same paths.
+        """Packs each dict in a training state, or in any pytree, whose keys are exactly the planned paths.
 
-        Arrays that are not packed are not copied.
+        So parameters, statistics, moments and moving averages are packed alike. Arrays that are not packed are not
+        copied.
         """
         return _on_mappings(state, {kind.names: kind.pack for kind in self._kinds})
 
     def unpack(self, state: Any) -> Any:
-        """Inverts `pack`; arrays that were not packed are not copied."""
+        """Unpacks each dict that `pack` has packed, in any pytree; arrays that were not packed are not copied."""
         return _on_mappings(state, {kind.stored: kind.unpack for kind in self._kinds})
 
     @property
@@ -202,7 +207,7 @@ def _on_mappings(tree: Any, changes: Mapping[frozenset[str], Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A structure that assembles the model from packed arrays, with the methods of `Structure`."""
+    """A wrapper of a `Structure` that assembles the model from packed arrays, and packs the statistics of a model."""
 
     structure: Structure
     packing: Packing
@@ -212,5 +217,5 @@ class Packed:
         return self.structure.assemble(self.packing.unpack(params), self.packing.unpack(stats), key)
 
     def stats_of(self, model: nnx.Module) -> Arrays:
-        """The current statistics of the model, packed."""
+        """Reads the current statistics of the model by path, and packs them."""
         return self.packing.pack(self.structure.stats_of(model))

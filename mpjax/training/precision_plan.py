@@ -40,12 +40,12 @@ class PrecisionPlan(NamedTuple):
 
     @property
     def least_update(self) -> str:
-        """The narrowest dtype in which parameters are updated; empty if it is their own."""
+        """The narrowest dtype in which parameters are updated, "float32"; an empty string if it is their own."""
         return "" if self.weights == "none" else "float32"
 
     @property
     def module_policy(self) -> Policy:
-        """The policy of the modules. Under autocast, which casts per operation, it sets only storage dtypes."""
+        """The policy to set on the model's modules; in mode "autocast" it has only the storage dtypes of arrays."""
         return storage_policy(self.policy) if self.mode == "autocast" else self.policy
 
     @property
@@ -55,7 +55,9 @@ class PrecisionPlan(NamedTuple):
 
 
 def plan_precision(config: schema.Precision) -> PrecisionPlan:
-    """Plans the precision of a run from the `precision` section of the settings.
+    """Plans the precision of a run from the `precision` section of the settings, and resolves each "auto" in it.
+
+    Rules of `config.rules` come before the rules of the policy.
 
     Raises:
       UsageError: a policy, dtype or loss scale is unknown, or settings contradict each other.
@@ -92,7 +94,10 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
 
 
 def advice(plan: PrecisionPlan, config: schema.Precision, device) -> list[str]:
-    """Collects advice on settings that are valid on `device` (a `jax.Device`) but seldom intended."""
+    """Collects sentences of advice on settings that are valid but seldom intended on `device` (a `jax.Device`).
+
+    Empty if there is none.
+    """
     policy = plan.policy
     notes = []
     if plan.loss_scale != "dynamic" and (unused := _dynamic_settings(config)):
@@ -129,7 +134,7 @@ def floor_of(plan: PrecisionPlan, config: schema.Precision) -> float | None:
 
 
 def _dynamic_settings(config: schema.Precision) -> list[str]:
-    """The settings of a dynamic loss scale that differ from their defaults."""
+    """Lists the settings of a dynamic loss scale that differ from their defaults, as flags with their values."""
     names = ("initial_scale", "growth_interval", "min_scale", "max_scale", "hysteresis", "tolerance")
     usual = schema.Precision()
     return [
@@ -138,6 +143,7 @@ def _dynamic_settings(config: schema.Precision) -> list[str]:
 
 
 def _mode(config: schema.Precision, preset: Preset, policy: Policy) -> str:
+    """Chooses "module" or "autocast"; raises UsageError if the setting contradicts the policy or one of its rules."""
     mode = preset.mode if config.mode == "auto" else config.mode
     if mode == "module" and preset.mode == "autocast":
         raise UsageError(
@@ -155,6 +161,7 @@ def _mode(config: schema.Precision, preset: Preset, policy: Policy) -> str:
 
 
 def _usual_scaling(policy: Policy) -> str:
+    """Chooses "dynamic" if the policy or one of its rules computes in float16, else "none"."""
     return "dynamic" if FLOAT16 in (policy.compute_dtype, *_rule_dtypes(policy)) else "none"
 
 
@@ -163,6 +170,7 @@ def _rule_dtypes(policy: Policy):
 
 
 def _loss_scale(config: schema.Precision, preset: Preset, policy: Policy) -> str | float:
+    """Chooses "dynamic", "none" or a static scale; raises UsageError for a setting that is no name and no number."""
     word = config.loss_scale.strip().lower()
     if word == "auto":
         return 1.0 if preset.loss_scale == "static" else _usual_scaling(policy)

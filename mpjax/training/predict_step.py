@@ -30,17 +30,18 @@ def make_predict_step(
       layout: as for `make_train_step`.
 
     Returns:
-      `(params, stats, batch) -> outputs`.
+      `(params, stats, batch) -> outputs`, for the batch of all devices, in the order of its examples.
     """
     shares, of_share = in_evaluation(structure, outputs_of, cast=cast, layout=layout)
     return jax.jit(shares.rows(of_share))
 
 
 def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
-    """Builds the function `(model, batch) -> logits` of a task, in the output dtype of the policy.
+    """Builds the function `(model, batch) -> logits` of a task; the logits are as the model returns them.
 
-    Logits are [B, classes] for classification, [B, H, W, classes] for segmentation and [B, T, vocabulary] for language
-    modelling. Arguments as for `outputs_for`.
+    They are [B, classes] for classification, [B, H, W, classes] for segmentation and [B, T, vocabulary] for language
+    modelling. Images are prepared without augmentation and cast to the compute dtype of the policy; tokens are passed
+    as they are. Arguments as for `outputs_for`.
     """
     if task == "text_classification":
         return lambda model, batch: model(batch["tokens"], batch["length"])
@@ -50,18 +51,19 @@ def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
 
 
 def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) -> Callable:
-    """Builds the function `(model, batch) -> outputs` of a task.
+    """Builds the function `(model, batch) -> outputs` of a task, a dict of arrays.
 
     Classification outputs `classes` and `probabilities`, [B, top], the most probable first. Segmentation outputs
     `mask`, the class of each pixel, uint8 [B, H, W]. Language modelling outputs `loss` and `tokens`, both [B]: the sum
-    over the first `count` predicted tokens of an example (a field of the batch; all without it), and their number.
-    `finite` [B] is False for examples with a NaN or infinite logit; in language modelling, with such a loss.
+    of the losses of the first `count` predicted tokens of an example (`count` is a field of the batch; without it, all
+    tokens), and the number of these tokens. All tasks output `finite` [B], False for examples with a NaN or infinite
+    logit; in language modelling, with a NaN or infinite loss of a counted token.
 
     Args:
       task: the task.
       prepare: as in `RunObjective`.
       policy: casts the images to its compute dtype.
-      top: the number of classes to output, at most all.
+      top: the number of classes to output in classification; more than there are means all.
     """
 
     logits_of = logits_for(task, prepare, policy)

@@ -42,13 +42,16 @@ class Suggestion(NamedTuple):
 
 
 def growing_rates(lowest: float, highest: float, updates: int) -> optax.Schedule:
-    """A schedule from `lowest` at update 0 to `highest` at update `updates - 1` and after, by equal factors."""
+    """A schedule that multiplies the rate by one factor per update, from `lowest` at update 0 to `highest` at the last.
+
+    The last one has the number `updates - 1`; later ones get `highest` too. `updates` has to be at least 2.
+    """
     factor = np.log(highest / lowest) / (updates - 1)
     return lambda count: jnp.minimum(lowest * jnp.exp(factor * count), highest)
 
 
 class Watch:
-    """Tracks the losses of a running test, to stop it when they explode.
+    """Tracks the losses of a running test, to tell when to stop it because they explode.
 
     Attributes:
       limit: the multiple of the smallest smoothed loss at which to stop.
@@ -60,10 +63,10 @@ class Watch:
         self._best = float("inf")
 
     def explodes(self, loss: float) -> bool:
-        """Adds the loss of the next update; True if it is not finite, or the smoothed loss exceeds the limit.
+        """Adds the loss of the next update; True if it is not finite, or if the smoothed loss is too large.
 
-        The limit is `limit` times the smallest smoothed loss so far, or 0 if that is negative. Each loss multiplies the
-        weights of earlier losses by 0.9.
+        Too large is above `limit` times the smallest smoothed loss so far, or above 0 if that is negative. The smoothed
+        loss is a weighted mean in which each new loss multiplies the weights of all earlier ones by 0.9.
         """
         self._sum, self._weight = _KEPT * self._sum + loss, _KEPT * self._weight + 1
         smoothed = self._sum / self._weight
@@ -75,7 +78,7 @@ _KEPT = 0.9
 """The weight of the earlier losses in the moving average that decides when to stop."""
 
 _WIDTH = 0.03
-"""Standard deviation of the Gaussian that smooths losses, as a share of the number of points."""
+"""Standard deviation of the Gaussian that smooths losses, as a fraction of the number of points."""
 
 
 def suggest(points: Sequence[Point]) -> Suggestion:
@@ -90,7 +93,7 @@ def suggest(points: Sequence[Point]) -> Suggestion:
     neighbours. Noise is at least the rounding of a float32 loss.
 
     Args:
-      points: finite losses in the order of their rates; without at least 3, no rate is suggested.
+      points: finite losses in ascending order of their rates; with fewer than 3, no rate is suggested.
     """
     rates, losses = np.array([p.rate for p in points]), np.array([p.loss for p in points], np.float64)
     if len(points) < 3:
@@ -115,12 +118,12 @@ def suggest(points: Sequence[Point]) -> Suggestion:
 
 
 def _smoothed(losses: np.ndarray) -> np.ndarray:
-    """The Gaussian averages of losses [n]; at the ends, over the existing points."""
+    """Averages losses [n] with Gaussian weights around each point; near the ends, over the points that exist."""
     at = np.arange(len(losses))
     weights = np.exp(-0.5 * np.square((at[:, None] - at) / _width(len(losses))))
     return weights @ losses / weights.sum(axis=1)
 
 
 def _width(count: int) -> float:
-    """The standard deviation of the Gaussian, in points."""
+    """The standard deviation, in points, of the Gaussian that smooths `count` losses: at least 1."""
     return max(1.0, _WIDTH * count)

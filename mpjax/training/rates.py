@@ -24,7 +24,10 @@ from mpjax.training.state import take_apart
 
 
 def factors_of(config: schema.Optimizer, task: Task, batch: Mapping[str, Any]) -> dict[str, float]:
-    """Computes the learning-rate factor of each parameter, by the paths of single blocks; factors of 1 are left out.
+    """Computes the learning-rate factor of each trained parameter, by path; factors of 1 are left out.
+
+    The factor is that of the first pattern of `config.rates` that matches the parameter (1 if none does), times
+    `config.layer_decay` to the power of its depth (see `depths_of`). Stacked blocks have the paths of single blocks.
 
     Args:
       config: the `optimizer` section.
@@ -57,8 +60,8 @@ def scale_by_path(factors: Mapping[str, float], stacks: Stacks) -> optax.Gradien
     """Builds a stateless rule that multiplies each update by the factor of its path.
 
     Args:
-      factors: factors by the paths of single blocks; 1 for any other path.
-      stacks: the stacks of blocks; each row of their updates takes the factor of its block.
+      factors: factors by path, with the paths of single blocks; 1 for any other path.
+      stacks: the stacks of blocks; each block of a stacked update is multiplied by its own factor.
     """
 
     def scaled(path: tuple, update: jax.Array) -> jax.Array:
@@ -71,10 +74,14 @@ def scale_by_path(factors: Mapping[str, float], stacks: Stacks) -> optax.Gradien
 
 
 def depths_of(task: Task, batch: Mapping[str, Any]) -> dict[str, int]:
-    """The depth of each parameter below the top, by the paths of single blocks.
+    """Counts the depth of each parameter below the output of the model, by path, with the paths of single blocks.
 
-    Parameters after the last block have depth 0, the last block 1, the block below it 2. Parameters used before the
-    first block are one deeper than that block.
+    The last block has depth 1, the block before it 2, and so on. Parameters that the model uses before it calls its
+    first block are one deeper than that block. All other parameters have depth 0.
+
+    Args:
+      task: the task, whose model has one list (or stack) of blocks.
+      batch: the shapes of a prepared batch, to trace the model.
 
     Raises:
       UsageError: the model has no blocks, or they are in several lists, or it does not call the first.
@@ -97,12 +104,12 @@ def depths_of(task: Task, batch: Mapping[str, Any]) -> dict[str, int]:
 
 
 class _Reached(Exception):
-    """Raised at the call of the first block, to end the trace; carries the arguments of the call."""
+    """Raised in place of a call of the first block, to end the trace; carries the arguments of the call."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Stops:
-    """A wrapper that ends the trace of a model at the call of a module."""
+    """A wrapper that raises `_Reached` in place of a call of its module, to end the trace of a model there."""
 
     depth: ClassVar[int] = -1
 
@@ -111,7 +118,10 @@ class _Stops:
 
 
 def _used_before(task: Task, block: str, batch: Mapping[str, Any]) -> frozenset[str]:
-    """The paths of the parameters that a model uses before it calls a block."""
+    """Finds the paths of the parameters that a model uses before it calls the block at path `block`, by a trace.
+
+    Raises UsageError if the model does not call it.
+    """
     structure, params, stats = take_apart(one_by_one(task.abstract))
 
     def arguments_of_block(params, stats, key, batch):

@@ -44,7 +44,10 @@ _POLICIES = {"none": all_but_gathered, "dots": products, "full": None}
 
 
 def blocks_of(model: nnx.Module) -> dict[str, nnx.Module]:
-    """Finds blocks by path: the outermost callable submodules that are list items, or `all` of a `Stack`."""
+    """Finds the blocks of a model by path: the outermost callable modules that are items of a list.
+
+    The stacked block of a `Stack` is one of them, at a path such as `blocks/all`.
+    """
     blocks: dict[tuple, nnx.Module] = {}
     stacked = stacks_by_block(model)
     for path, module in sorted(nnx.iter_modules(model), key=lambda item: len(item[0])):
@@ -56,9 +59,9 @@ def blocks_of(model: nnx.Module) -> dict[str, nnx.Module]:
 
 
 def apply_remat(model: nnx.Module, remat: Remat) -> None:
-    """Makes each block of `model` keep fewer activations for its backward pass, in place.
+    """Makes each block of `model` (see `blocks_of`) keep fewer activations for its backward pass, in place.
 
-    Loss and gradients do not change. Rematerialisation wraps the casts of a policy, in either order of application.
+    Loss and gradients do not change. It may be applied before or after a policy: the recomputation includes the casts.
 
     Args:
       model: any NNX module, also an abstract one from `nnx.eval_shape`.
@@ -67,7 +70,7 @@ def apply_remat(model: nnx.Module, remat: Remat) -> None:
         keeps only the inputs.
 
     Raises:
-      UsageError: the model has no blocks, and `remat` is not "none", which changes nothing.
+      UsageError: the model has no blocks. A `remat` of "none" changes nothing, and is always valid.
     """
     if remat == "none":
         return

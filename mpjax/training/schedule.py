@@ -18,12 +18,14 @@ from mpjax.precision.skip_step import optax_promotion
 def learning_rate_schedule(config: schema.Optimizer, *, steps: int, warmup: int) -> optax.Schedule:
     """Builds the learning rate as a function of applied steps: linear warm-up to the peak, then `config.schedule`.
 
-    `one_cycle`, and a function of the user with a parameter `warmup`, contain their own warm-up.
+    `config.schedule` counts from the end of the warm-up, and is built for the rest of training. `one_cycle`, and a
+    function of the user with a parameter `warmup`, contain their own warm-up, and cover all of training.
 
     Args:
       config: the `optimizer` section.
-      steps: length of training.
-      warmup: steps until the peak; capped at a fifth of training, so that a short trial of a long recipe still learns.
+      steps: the length of training in steps.
+      warmup: the steps until the peak; capped at a fifth of training, so that a short trial of a long recipe still
+        learns.
 
     Raises:
       UsageError: the user's own schedule cannot be called, or its value is not a rate of 0 or more.
@@ -47,7 +49,7 @@ def learning_rate_schedule(config: schema.Optimizer, *, steps: int, warmup: int)
 
 
 def capped_warmup(steps: int, warmup: int) -> int:
-    """Caps the warm-up at a fifth of training."""
+    """Caps the length of the warm-up at a fifth of training, rounded down; both are in steps."""
     return min(warmup, steps // 5)
 
 
@@ -61,6 +63,10 @@ _GIVEN = ("peak", "learning_rate", "steps", "warmup")
 
 
 def _own(spec: Code, peak: float, steps: int, warmup: int) -> optax.Schedule:
+    """Builds the user's schedule: calls the function with those of `_GIVEN` that it takes, and checks some rates.
+
+    If it takes no `warmup`, a linear warm-up comes before it. Raises UsageError if it cannot be used.
+    """
     flag = "--optimizer.schedule"
     function = load_function(spec, flag=flag)
     parameters = parameters_of(function, f"{flag} {spec}")

@@ -33,12 +33,14 @@ _BATCH = 2
 
 
 def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, name: str, dtype: Any = FLOAT32) -> None:
-    """Checks that the model fits the task, by tracing its forward pass on a batch of two.
+    """Checks that the model fits the task, by tracing its forward pass on the shapes of a batch of two examples.
+
+    Logits of language modelling may have more classes than the tokenizer has tokens.
 
     Args:
       model: the model, which may be abstract.
       task: the task to learn.
-      fields: the fields of a batch.
+      fields: the fields of the data by name, with the shapes and numbers of classes of examples.
       name: the name of the model in messages.
       dtype: the dtype of the images.
 
@@ -74,7 +76,7 @@ _SIGNATURES: Mapping[TaskName, str] = {
 
 
 def _call(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> tuple[Shapes, tuple[int, ...]]:
-    """The abstract inputs of the model and the expected shape of its logits."""
+    """The shapes of the model's inputs for a batch of two examples, and the expected shape of its logits."""
 
     def of(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((_BATCH, *shape), dtype)
@@ -116,14 +118,16 @@ class Task:
 
     @property
     def frozen_apart(self) -> frozenset[str]:
-        """The paths in `frozen`, with the paths of single blocks in place of the path of each stacked array."""
+        """The paths in `frozen`, with the paths of all single blocks in place of the path of each stacked array."""
         stacks = stacks_of(self.abstract)
         return frozenset(name for path in self.frozen for name in names_apart(path, stacks))
 
     def narrowed(
         self, params: Arrays, stats: Arrays, batch: Mapping[str, Any]
     ) -> tuple[dict[str, np.dtype], dict[str, np.dtype]]:
-        """Finds the parameters that a step uses only in half precision.
+        """Finds the dtypes to which parameters may be cast before a training step without changing its results.
+
+        Parameters that a step uses only in half precision can be sent to other devices in half precision.
 
         Args:
           params: parameters, or their shapes.
@@ -131,8 +135,8 @@ class Task:
           batch: a prepared batch, or its shapes.
 
         Returns:
-          Two mappings by path: the dtype in which a parameter can be sent to another device without changing a result,
-            and the dtype in which the model can receive it.
+          Two mappings with all paths: the dtype in which a parameter can be sent to another device without changing a
+            result (its own, if none narrower will do), and the dtype in which the model can then receive it.
         """
 
         @self.cast
@@ -166,10 +170,10 @@ class Placed(NamedTuple):
 
 
 def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedReport | None]:
-    """Loads parameters and statistics from `config.weights`, by path, and a report of the load.
+    """Loads parameters and statistics from `config.weights`, by path, and reports what was loaded.
 
-    The arrays have the dtypes in which the model stores them. The blocks of a stack have paths of single blocks.
-    Without `config.weights` there are no arrays and no report.
+    Arrays that are not loaded are left out. The others have the dtypes in which the model stores them. Stacked blocks
+    have the paths of single blocks. Without `config.weights` the result is `({}, None)`.
 
     Raises:
       UsageError: as `mpjax.load_pretrained`.
@@ -187,7 +191,8 @@ def make_state(
 ) -> TrainState:
     """Creates the state before the first step, with a moving average of the parameters if `ema`.
 
-    `pretrained` parameters and statistics, by the paths of single blocks, replace initial values.
+    `pretrained` parameters and statistics, by path and with the paths of single blocks, replace the initial values that
+    the model draws from `key`.
     """
     model = task.make_model(key)
     _, params, stats = take_apart(model)
@@ -208,7 +213,10 @@ def initial_state(
     layout: Layout,
     pretrained: Arrays | None = None,
 ) -> TrainState:
-    """Creates the state of `make_state` directly on its devices, divided by the layout; `pretrained` may be None."""
+    """Creates the state of `make_state` in one compiled program, directly on its devices, divided by the layout.
+
+    `seed` is the seed of the initial values. `pretrained` arrays may be None for none.
+    """
     make = functools.partial(make_state, task, tx, ema=ema)
     arguments = jax.random.key(seed), pretrained or {}
     shardings = layout.state(jax.eval_shape(make, *arguments))
@@ -217,7 +225,7 @@ def initial_state(
 
 
 def state_shapes(task: Task, tx: optax.GradientTransformation, *, ema: bool, layout: Layout) -> TrainState:
-    """The state of `initial_state` with shapes, dtypes and shardings in place of arrays."""
+    """The shapes, dtypes and shardings of the state of `initial_state`, as `jax.ShapeDtypeStruct`; computes nothing."""
     make = functools.partial(make_state, task, tx, ema=ema)
     shapes = jax.eval_shape(make, jax.eval_shape(jax.random.key, 0), {})
 

@@ -1,5 +1,6 @@
 """Differentiates a loss on one device, or on each device's share of a batch, and sums over the shares.
 
+A share is the examples of a batch that one device computes, or one group of devices that divide a model over `tensor`.
 Collectives are explicit. The compiler would add gradients in the dtype of each operation: float16 under
 `mixed_float16`. Values before the sum have a leading axis of shares; each device holds its own.
 """
@@ -31,11 +32,11 @@ from mpjax.training.state import Arrays
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Contribution:
-    """The contribution of one micro-batch, or of one device's share of it, to a step.
+    """What one micro-batch, or one device's examples of it, adds to a training step: gradients, loss and metrics.
 
     Attributes:
-      grads: gradients by path, still scaled.
-      means: the loss and the metrics by name.
+      grads: gradients by path, still multiplied by the loss scale.
+      means: totals and weights of the loss (`loss`) and of the metrics, by name.
     """
 
     grads: Arrays
@@ -43,34 +44,38 @@ class Contribution:
 
 
 class Shares:
-    """One share of a batch, all of it; the base of `ManyShares`. Methods without work to do return their argument."""
+    """Runs functions on the whole batch at once, without collectives; `ManyShares` divides the batch over devices.
+
+    Methods that have nothing to do here return their argument.
+    """
 
     def spread(self, stats: Arrays) -> Arrays:
-        """Adds the axis of shares to statistics; unchanged for one share."""
+        """Returns the statistics unchanged; `ManyShares` adds a leading axis with one copy for each share."""
         return stats
 
     def add(self, array: jax.Array) -> jax.Array:
-        """Returns the value itself: the sum over one share."""
+        """Returns `array` itself; `ManyShares` sums it over the devices."""
         return array
 
     def loss(self, loss: Any) -> jax.Array:
-        """The share's term of the loss of the whole batch, from a scalar or a `Mean`; this term is differentiated."""
+        """The scalar to differentiate: the loss itself, or the value of a `Mean`."""
         return value_of(loss)
 
     def adapt(self, model: nnx.Module) -> None:
-        """Does nothing: a model on one share needs no gathers and no averages of statistics."""
+        """Does nothing: a model on one device needs no gathers of parameters and no averages of batch statistics."""
 
     def value_and_grad(self, loss_of: Callable, frozen: Collection[str] = ()) -> Callable:
-        """Builds `(scaling, params, ...) -> ((loss, aux), grads)` of one share, for `loss_of(params, ...)`.
+        """Builds `(scaling, params, ...) -> ((loss, aux), grads)` for `loss_of(params, ...) -> (loss, aux)`.
 
-        The loss is unscaled, the gradients are scaled. `frozen` parameters have no gradients.
+        `scaling` is the state of the loss scale. The loss is unscaled; the gradients are multiplied by the loss scale.
+        Parameters at the paths in `frozen` have no gradients.
         """
         return _of_trained(loss_of, frozen)
 
     def on_each(self, run: Callable, frozen: Collection[str] = ()) -> Callable:
-        """Returns `run(scaling, params, stats, key, batch) -> (stats, part)` itself: the batch is one share.
+        """Returns `run(scaling, params, stats, key, batch) -> (stats, contribution)` itself, for the whole batch.
 
-        `frozen` is ignored: the part that `run` returns has no gradients of these parameters.
+        `frozen` is ignored: the contribution that `run` returns has no gradients of these parameters.
         """
         del frozen
         return run
@@ -80,11 +85,17 @@ class Shares:
         return contextlib.nullcontext()
 
     def together(self, stats: Arrays, part: Contribution) -> tuple[Arrays, Contribution]:
-        """Combines statistics and sums parts over the shares; for one share, lays gradients out by `row_major`."""
+        """Returns the statistics and the contribution with its gradients laid out in memory by `row_major`.
+
+        `ManyShares` averages and sums them over the devices.
+        """
         return stats, dataclasses.replace(part, grads={name: row_major(g) for name, g in part.grads.items()})
 
     def at_once(self, run: Callable, params: Arrays) -> Callable:
-        """Wraps `run(stats, key, batch) -> (stats, part)` of a step's only micro-batch to do what `together` does."""
+        """Wraps `run(stats, key, batch) -> (stats, contribution)` to apply `together`, for steps of one micro-batch.
+
+        Returns `run` itself if no parameter has four axes.
+        """
         # A program without a convolution has no gradient to lay out.
         if not any(param.ndim == 4 for param in params.values()):
             return run
@@ -99,36 +110,43 @@ class Shares:
         return run
 
     def settle(self, state: Any) -> Any:
-        """Returns a training state unchanged: one share is not divided."""
+        """Returns a training state unchanged: on one device nothing is divided."""
         return state
 
 
 class OneDevice(Shares):
-    """The whole batch on the only device of a layout."""
+    """Runs functions on the whole batch, on the only device of a layout; differs from `Shares` in `norms` alone."""
 
     def norms(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which gradient norms are traced: one kernel finishes the sums of squares of all arrays."""
+        """Context in which gradient norms are traced, so that one kernel finishes the sums of squares of all arrays."""
         return added_together()
 
 
 @dataclasses.dataclass(frozen=True)
 class ManyShares(Shares):
-    """One share of the batch per device, or per group of devices that divide a model over `tensor`."""
+    """Divides the batch over the axes `data` and `fsdp` of a mesh, and adds up results by explicit collectives.
+
+    A share is the examples of one device, or of one group of devices that divide a model over `tensor`.
+    """
 
     layout: Layout
 
     def spread(self, stats: Arrays) -> Arrays:
-        """Repeats statistics along a leading axis of shares, each on its device."""
+        """Adds a leading axis with a copy of the statistics for each share; each device holds the copy of its share."""
         sharding = NamedSharding(self.layout.mesh, PartitionSpec(BATCH_AXES))
         repeated = {name: jnp.broadcast_to(x, (self.layout.shares, *x.shape)) for name, x in stats.items()}
         return jax.lax.with_sharding_constraint(repeated, sharding)
 
     def add(self, array: jax.Array) -> jax.Array:
-        """Sums a value over the shares, inside a function of one share."""
+        """Sums a value over the shares by `jax.lax.psum`; call it only inside a function that runs on each device."""
         return jax.lax.psum(array, BATCH_AXES)
 
     def loss(self, loss: Any) -> jax.Array:
-        """The share's term of the loss: its total divided by the weight of all shares, or a scalar by their number."""
+        """Computes this device's term of the loss of the whole batch; the terms of all shares add up to that loss.
+
+        A scalar is divided by the number of shares. The total of a `Mean` is divided by the sum of its weights over all
+        shares (by 1 if the sum is 0).
+        """
         # Not divided by the share's own weight, so that float16 gradients have the same magnitude as on one device.
         if not isinstance(loss, Mean):
             return loss / self.layout.shares
@@ -136,7 +154,10 @@ class ManyShares(Shares):
         return loss.total / jnp.where(weight != 0, weight, 1)
 
     def adapt(self, model: nnx.Module) -> None:
-        """Makes blocks gather their parameters, and batch norms average over the shares if the layout says so."""
+        """Makes blocks gather their parameters when they are called, in place, as `gather_in_blocks` does.
+
+        If the layout's `batch_norm` is "global", batch norms also average mean and variance over all shares.
+        """
         gather_in_blocks(model, self.layout)
         if self.layout.batch_norm == "global":
             for _, module in nnx.iter_modules(model):
@@ -144,11 +165,12 @@ class ManyShares(Shares):
                     cast(Any, module).axis_name = BATCH_AXES
 
     def value_and_grad(self, loss_of: Callable, frozen: Collection[str] = ()) -> Callable:
-        """Builds `(scaling, params, ...) -> ((loss, aux), grads)` of this device's share.
+        """Builds `(scaling, params, ...) -> ((loss, aux), grads)` of this device's examples.
 
-        `params` are the device's parts of the parameters, and so are `grads`. The loss is unscaled, the
-        gradients are scaled. Gradients of parameters that are divided over `fsdp` are already summed over it. `frozen`
-        parameters have no gradients.
+        `params` and `grads` hold this device's shards; `loss_of` gets whole parameters, except those that a block
+        gathers itself. The loss is unscaled; the gradients are multiplied by the loss scale. Gradients of parameters
+        that are divided over `fsdp` are already summed over this axis. Parameters at the paths in `frozen` have no
+        gradients.
         """
 
         def value_and_grad(scaling, params, *args):
@@ -160,9 +182,11 @@ class ManyShares(Shares):
         return value_and_grad
 
     def on_each(self, run: Callable, frozen: Collection[str] = ()) -> Callable:
-        """Maps `run` over the shares, one on each device; random numbers differ from share to share.
+        """Wraps `run(scaling, params, stats, key, batch) -> (stats, contribution)` to run on each device's examples.
 
-        Statistics have a leading axis of shares, and the part gets one, over which `together` sums.
+        The wrapper takes the whole batch, and statistics with a leading axis of shares (`spread`). Its results have
+        this axis too; `together` reduces it. Each share gets its own random key. Parameters at the paths in `frozen`
+        have no gradients.
         """
 
         def on_share(scaling, params, stats, key, batch):
@@ -183,8 +207,9 @@ class ManyShares(Shares):
     def together(self, stats: Arrays, part: Contribution) -> tuple[Arrays, Contribution]:
         """Averages statistics over the shares, and sums gradients (in the layout's `reduce_dtype`), loss and metrics.
 
-        Statistics that are not floating, such as counters, and histories of float8 scales take the maximum over all
-        devices.
+        Of statistics that are not floating, such as counters, and of histories of float8 scales, it takes the maximum
+        over the shares. Arguments have a leading axis of shares (see `on_each`), results do not. Gradients of divided
+        parameters stay divided.
         """
         layout = self.layout
 
@@ -206,14 +231,14 @@ class ManyShares(Shares):
         return self._mapped(add_up, in_specs, out_specs, axes=layout.mesh.axis_names)(stats, part)
 
     def at_once(self, run: Callable, params: Arrays) -> Callable:
-        """Wraps `run(stats, key, batch) -> (stats, part)` of a step's only micro-batch to do what `together` does."""
+        """Wraps `run(stats, key, batch) -> (stats, contribution)` to apply `together`, for steps of one micro-batch."""
         del params
         return lambda *inputs: self.together(*run(*inputs))
 
     def sums(self, run: Callable) -> Callable:
-        """Maps `run` over the shares, one on each device, and adds up the sums.
+        """Wraps `run(params, stats, batch) -> sums` to run on each device's examples, and adds up the sums.
 
-        A batch that does not divide runs whole on each device, and nothing is added.
+        If the batch does not divide evenly, each device computes the whole batch, and nothing is added.
         """
 
         def add_up(sums: Any, divides: bool) -> Any:
@@ -222,7 +247,11 @@ class ManyShares(Shares):
         return self._on_rows(run, add_up, lambda rows: PartitionSpec())
 
     def rows(self, run: Callable) -> Callable:
-        """Maps `run` over the shares, one on each device; a batch that does not divide runs whole on each."""
+        """Wraps `run(params, stats, batch) -> values`, arrays [B, ...], to run on each device's examples.
+
+        The values stay divided among the devices, in the order of the batch. If the batch does not divide evenly, each
+        device computes the whole batch.
+        """
         return self._on_rows(run, lambda values, divides: values, lambda rows: rows)
 
     def _on_rows(self, run: Callable, finish: Callable, out_specs: Callable) -> Callable:
@@ -242,7 +271,7 @@ class ManyShares(Shares):
         return {name: self.layout.spec(name) for name in names}
 
     def _part_specs(self, names, *, lead: bool) -> Any:
-        """The partition specs of a `Contribution` with the gradients `names`; with `lead`, of one not yet summed."""
+        """The partition specs of a `Contribution` with the gradients `names`; with `lead`, not yet summed."""
 
         def of_gradient(name: str) -> PartitionSpec:
             spec = self.layout.spec(name)
@@ -255,14 +284,17 @@ class ManyShares(Shares):
         return Contribution(grads, means)
 
     def _unsummed(self, name: str) -> tuple[str, ...]:
-        """The axes over which the gradient of a share is still to be summed."""
+        """The mesh axes over which the gradient of the parameter at `name` is still to be summed.
+
+        The backward pass of a parameter that is divided over `fsdp` has already summed its gradient over this axis.
+        """
         return BATCH_AXES if self.layout.fsdp_axis(name) is None else (DATA,)
 
     def _mapped(self, function: Callable, in_specs: Any, out_specs: Any, axes: Sequence[str] = ()) -> Callable:
-        """Wraps a function to run on each device, on its parts of the arrays.
+        """Wraps a function by `jax.shard_map`, to run on each device on its shards of the arrays.
 
-        By default the compiler divides the arrays over `tensor`; `axes` are the mesh axes over which the
-        function gets parts.
+        `axes` are the mesh axes that are manual inside the function; the compiler divides the arrays over the others.
+        By default all axes are manual, except a `tensor` axis of more than one device.
         """
         mesh = self.layout.mesh
         # Without a division over `tensor`, the program of a device leaves nothing for the compiler to divide.
@@ -275,12 +307,12 @@ class ManyShares(Shares):
         )
 
     def settle(self, state: Any) -> Any:
-        """Divides parameters, moments, masters and EMA of a state by the layout."""
+        """Constrains the arrays of a training state to the shardings of `Layout.state`; call it inside `jax.jit`."""
         return jax.lax.with_sharding_constraint(state, self.layout.state(state))
 
 
 def shares_of(layout: Layout | None) -> Shares:
-    """Chooses the shares of a layout; one share for one device or without a layout."""
+    """Chooses how a batch is computed: `Shares` without a layout, `OneDevice` on a mesh of one, else `ManyShares`."""
     if layout is None:
         return Shares()
     return OneDevice() if layout.mesh.size == 1 else ManyShares(layout)
@@ -289,7 +321,8 @@ def shares_of(layout: Layout | None) -> Shares:
 def _of_trained(loss_of: Callable, frozen: Collection[str]) -> Callable:
     """Builds `(scaling, params, ...) -> ((loss, aux), grads)` for `loss_of(params, ...) -> (loss, aux)`.
 
-    The loss is unscaled, the gradients are scaled. `frozen` parameters have no gradients.
+    The loss is unscaled; the gradients are multiplied by the loss scale. Parameters at the paths in `frozen` have no
+    gradients.
     """
     if not frozen:
         return scaled_value_and_grad(loss_of, has_aux=True)

@@ -24,13 +24,18 @@ _STREAMS = 2**31
 
 @dataclasses.dataclass(frozen=True)
 class StatePart:
-    """The names and the NNX pytree structure of one kind of model state."""
+    """The paths and the pytree structure of one kind of model state, such as the parameters, without its arrays.
+
+    Attributes:
+      names: the paths of the arrays, in the order of the leaves.
+      wrapped: the treedef of the `nnx.State`.
+    """
 
     names: tuple[str, ...]
     wrapped: Any
 
     def wrap(self, arrays: Arrays):
-        """Builds the NNX state that holds `arrays`."""
+        """Builds the `nnx.State` that holds the arrays at the paths of `names`; ignores arrays at other paths."""
         return jax.tree.unflatten(self.wrapped, [arrays[name] for name in self.names])
 
 
@@ -53,14 +58,18 @@ class Structure:
     streams: tuple["Stream", ...]
 
     def assemble(self, params: Arrays, stats: Arrays, key: jax.Array | None = None) -> nnx.Module:
-        """Builds the model with these arrays; `key`, by default key 0, seeds its random streams (dropout)."""
+        """Builds a new model with these parameters and statistics, by path.
+
+        The keys of its random streams (dropout) are derived from `key`, by default `jax.random.key(0)`; the counters of
+        the streams start at 0.
+        """
         # The offset keeps these keys distinct from those that a loss splits off: split(key)[i] is fold_in(key, i).
         key = jax.random.fold_in(jax.random.key(0) if key is None else key, _STREAMS)
         rngs = jax.tree.unflatten(self.rngs.wrapped, [stream.start(key) for stream in self.streams])
         return nnx.merge(self.graph, self.params.wrap(params), self.stats.wrap(stats), rngs)
 
     def stats_of(self, model: nnx.Module) -> Arrays:
-        """The current statistics of the model, for example after a call in training mode."""
+        """Reads the current statistics of `model` by path, for example after a call in training mode."""
         arrays = named(nnx.state(model))
         return {name: arrays[name] for name in self.stats.names}
 
@@ -69,28 +78,32 @@ class Assembly(Protocol):
     """Builds a model from the arrays of a training state: a `Structure`, or a wrapper of one."""
 
     def assemble(self, params: Arrays, stats: Arrays, key: jax.Array | None = None) -> nnx.Module:
-        """Builds the model with these arrays."""
+        """Builds the model with these parameters and statistics; see `Structure.assemble`."""
         ...
 
     def stats_of(self, model: nnx.Module) -> Arrays:
-        """The current statistics of the model."""
+        """Reads the current statistics of `model`, in the form that `assemble` takes."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """A leaf of the random streams of a model.
+    """A leaf of the random streams of a model: a key or a counter.
 
     Attributes:
       is_key: True for a key, False for a counter.
-      index: the number folded into its keys; for a stack of blocks, the numbers of the single blocks.
+      index: the number that is folded into its key; for stacked blocks, a tuple with one number for each block.
     """
 
     is_key: bool
     index: int | tuple[int, ...]
 
     def start(self, key: jax.Array) -> jax.Array:
-        """The value of the leaf at the beginning of a step with this key."""
+        """Computes the value of the leaf at the beginning of a step whose key is `key`.
+
+        A key is `fold_in(key, index)`, a counter is uint32 0. For stacked blocks, the value has a leading axis of
+        blocks.
+        """
         if isinstance(self.index, int):
             return jax.random.fold_in(key, self.index) if self.is_key else jnp.zeros((), jnp.uint32)
         if not self.is_key:
@@ -99,12 +112,17 @@ class Stream:
 
 
 def uncast(fn: Callable) -> Callable:
-    """Returns a function unchanged: the argument `cast` for a model that casts its own arrays."""
+    """Returns `fn` itself: the default argument `cast` of the steps, for a model that casts its own arrays."""
     return fn
 
 
 def take_apart(model: nnx.Module) -> tuple[Structure, Arrays, Arrays]:
-    """Splits `model`, which may be abstract (`nnx.eval_shape`), into structure, parameters and statistics."""
+    """Splits `model`, which may be abstract (`nnx.eval_shape`), into structure, parameters and statistics.
+
+    Parameters are the `nnx.Param` variables. Statistics are all other arrays, except the keys and counters of random
+    streams, which only the structure describes. Both are dicts by path, as in `blocks/0/conv1/kernel`. They hold the
+    arrays of the model, not copies; the model does not change.
+    """
     graph, params, rngs, stats = nnx.split(model, nnx.Param, nnx.RngState, ...)
     structure = Structure(graph, _part(params), _part(stats), _part(rngs), _streams(rngs, stacks_of(model)))
     return structure, named(params), named(stats)
@@ -132,7 +150,7 @@ def _part(state) -> StatePart:
 
 
 def named(state) -> Arrays:
-    """The arrays of an NNX state by path."""
+    """Maps the path of each leaf of an NNX state, its keys joined by `/`, to its array, in the order of the leaves."""
     # In the order of the state's leaves, on which StatePart.wrap relies.
     return {"/".join(map(str, path)): _array_of(leaf) for path, leaf in nnx.to_flat_state(state)}
 
@@ -172,7 +190,9 @@ class TrainState:
 def create_state(params: Arrays, stats: Arrays, tx: optax.GradientTransformation, *, ema: bool = False) -> TrainState:
     """Creates the state before the first step. The function is pure: it works under `jit` and `jax.eval_shape`.
 
-    With `ema`, the state has a moving average, which starts at the parameters.
+    With `ema`, the state has a moving average, which starts at the parameters, in float32 (or wider). The state holds
+    `params` and `stats` themselves, not copies: a training step, which donates the state, deletes them. An array that
+    shares a buffer with another array of the state is copied.
 
     Raises:
       DtypeError: batch statistics are not float32 (float64 for float64 parameters).
@@ -190,9 +210,10 @@ def create_state(params: Arrays, stats: Arrays, tx: optax.GradientTransformation
 
 
 def without_shared_buffers(state: TrainState) -> TrainState:
-    """Copies the arrays that share a buffer with an earlier array of the state.
+    """Replaces each array that shares a buffer with an earlier array of the state by a copy; other leaves stay.
 
-    A training step donates its state, and a buffer can be donated only once. Shapes and traced arrays have no buffers.
+    A training step donates its state, and a buffer can be donated only once. Shapes and tracers have no buffers, and
+    stay unchanged.
     """
     seen: set[tuple[int, int]] = set()
 
@@ -207,7 +228,7 @@ def without_shared_buffers(state: TrainState) -> TrainState:
 
 
 def _buffers(leaf: Any) -> set[tuple[int, int]]:
-    """The device and the address of each part of an array in this process; none for an empty array."""
+    """The `(device id, address)` of each shard of an array in this process; none without elements, or for a tracer."""
     if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array) or leaf.size == 0:
         return set()
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):

@@ -33,13 +33,15 @@ LAYERS = (nnx.Linear, nnx.LinearGeneral, nnx.Conv)
 
 
 def tensor_axes(model: nnx.Module, parts: int, rules: Mapping[str, str]) -> dict[str, int]:
-    """Chooses the axis along which to divide each parameter that the rules name, by path.
+    """Chooses the index of the axis along which to divide each parameter over the mesh's axis `tensor`, by path.
+
+    Parameters that are not divided are left out. In a stack of blocks, the leading axis of blocks is counted.
 
     Args:
       model: the model, which may be abstract.
       parts: the size of the mesh's axis `tensor`.
-      rules: module pattern (see `mpjax.precision.rules.Rules`) to "columns", "rows" or "whole"; the rules for
-        Transformers follow.
+      rules: the user's rules, from module pattern (see `mpjax.precision.rules.Rules`) to "columns" (divide the
+        outputs), "rows" (divide the inputs) or "whole" (do not divide). The rules `TRANSFORMERS` come after them.
 
     Raises:
       UsageError: a rule matches nothing or names no layer that can be divided, an axis does not divide, or no layer is
@@ -73,9 +75,10 @@ def tensor_axes(model: nnx.Module, parts: int, rules: Mapping[str, str]) -> dict
 
 
 def _axes(path: str, layer: Any, way: Way, parts: int, lead: int) -> Iterator[tuple[str, int]]:
-    """Yields `(path, axis to divide)` of the kernel, and of the bias if it is divided.
+    """Yields `(path, axis to divide)` of the kernel, and of the bias if its outputs are divided ("columns").
 
-    `lead` is the number of axes in front of a single block's axes: 1 in a stack, else 0.
+    `lead` is the number of axes in front of a single block's axes: 1 in a stack, else 0. Raises UsageError if `parts`
+    does not divide the length of the axis.
     """
     kernel = layer.kernel.shape
     outputs = len(layer.out_features) if isinstance(layer.out_features, tuple | list) else 1

@@ -51,7 +51,7 @@ class Metrics(Mapping[str, jax.Array]):
 
 
 def pack(metrics: Mapping[str, jax.Array]) -> Metrics:
-    """Packs scalars of any dtype into one `Metrics`; counters stay exact up to 2^24."""
+    """Packs scalars into one `Metrics`, cast to float32 (or a wider dtype of one); counters stay exact up to 2^24."""
     dtype = widest(FLOAT32, *(value.dtype for value in metrics.values() if is_floating(value)))
     return Metrics(jnp.stack([value.astype(dtype) for value in metrics.values()]), tuple(metrics))
 
@@ -80,7 +80,11 @@ def make_train_step(
     frozen: Collection[str] = (),
     compiler_options: Mapping[str, Any] | None = None,
 ) -> jax.stages.Wrapped:
-    """Builds the jit-compiled training step, which donates its input state.
+    """Builds the jit-compiled training step `(state, batch) -> (state, metrics)`, which donates its input state.
+
+    If the loss scaling of `tx` finds a gradient that is not finite, the step is skipped: parameters, statistics, the
+    inner optimizer's state, the moving average and `state.step` keep their values, and only the loss scale and its
+    counters change. `mpjax.no_loss_scaling` does not check, and skips no steps.
 
     Args:
       structure: the model taken apart (`mpjax.training.take_apart`), with its policy applied.
@@ -100,11 +104,14 @@ def make_train_step(
       layout: the mesh, and the division of parameters over it; None: one device, or replicas that the compiler makes.
       frozen: paths of parameters and statistics that keep every bit. Frozen parameters have no gradients, and `tx` gets
         gradients and parameters without them.
+      compiler_options: options of XLA; None: those of `xla_options.compiler_options` for the mesh. Inside another
+        `jax.jit`, they have no effect.
 
     Returns:
-      A function whose metrics are scalars: `loss` (unscaled), those of `loss_fn`, `grad_norm` (unscaled),
-        `learning_rate` (if given), `loss_scale` (of this step), `skipped` (in total), `consecutive_skips`, and `finite`
-        (1 or 0).
+      A jitted function whose `metrics` are a `Metrics` of scalars: `loss` (unscaled), the metrics of `loss_fn`,
+        `grad_norm` (unscaled, before clipping), `learning_rate` (if given), `loss_scale` (of this step), `skipped`
+        (the number of skipped steps since the first one), `consecutive_skips`, and `finite` (1, or 0 if this step is
+        skipped).
 
     Raises:
       UsageError: `accumulate` is below 1, or `ema` is outside [0, 1). The step raises it if the batch does not divide

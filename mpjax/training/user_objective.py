@@ -38,7 +38,7 @@ _TAKEN = (
 
 
 def checked_objective(function: Callable, *, name: str) -> "Objective":
-    """Wraps a user's objective to check what it returns, whenever it is traced.
+    """Wraps a user's objective to check what it returns, whenever it is traced; the wrapper takes all three arguments.
 
     Args:
       function: an `mpjax.extend.Objective`; it may have no third parameter.
@@ -71,7 +71,10 @@ def checked_objective(function: Callable, *, name: str) -> "Objective":
 
 
 def _parameters(function: Callable, name: str) -> int:
-    """The number of arguments that an objective takes: 3 for (model, batch, key), 2 for (model, batch)."""
+    """Counts the arguments that an objective takes: 3 for (model, batch, key), 2 for (model, batch).
+
+    Raises UsageError for another signature, or if it is no function. `name` is for the message.
+    """
     if not callable(function):
         raise UsageError(f"{name} is a {type(function).__name__}: wanted a function of (model, batch, key)")
     signature = inspect.signature(function)
@@ -85,6 +88,7 @@ def _parameters(function: Callable, name: str) -> int:
 
 
 def _require_floating(loss: Any, name: str) -> None:
+    """Raises UsageError if the loss, or the total of a `Mean`, is an array of integers or bools."""
     total = loss.total if isinstance(loss, Mean) else loss
     if is_array(total) and not is_floating(jnp.asarray(total)):
         raise UsageError(
@@ -94,14 +98,17 @@ def _require_floating(loss: Any, name: str) -> None:
 
 
 def require_names(names: Iterable[str], where: str) -> None:
-    """Raises UsageError if a metric has a name that a run uses for another value."""
+    """Raises UsageError if one of `names` is a name that a run uses for another value, such as `grad_norm`.
+
+    `where` begins the message.
+    """
     for name in names:
         if name in _TAKEN:
             raise UsageError(f"{where}: {name} is the name of something else in a run; give the metric another name")
 
 
 def require_per_example(value: Any, size: int, name: str) -> None:
-    """Raises UsageError unless a value is an array [B] or a `Mean` of two; the message says how to return a mean."""
+    """Raises UsageError unless a value is an array [size], or a `Mean` of a total [size] and a weight [size]."""
     for array in (value.total, value.weight) if isinstance(value, Mean) else (value,):
         if not is_array(array):
             raise UsageError(f"{name} is {kind_of(array)}: wanted one value per example, [{size}], or {_A_MEAN}")
@@ -118,12 +125,14 @@ def is_array(value: Any) -> bool:
 
 
 def kind_of(value: Any) -> str:
-    """Describes a value that is not an array, for messages."""
+    """Describes a value that is not an array, for messages: "None", or its type as in "a str"."""
     return "None" if value is None else f"a {type(value).__name__}"
 
 
 def check_objective(task: Task, batch: Mapping[str, Any], *, name: str, mixing: str = "") -> None:
-    """Checks that a user's objective can be computed and that its loss has a gradient.
+    """Checks, by a trace on shapes, that a user's objective can be computed and that its loss has a gradient.
+
+    If the gradient depends on no argument, it is computed once, on zeros.
 
     Args:
       task: the task, with the objective.
@@ -132,8 +141,8 @@ def check_objective(task: Task, batch: Mapping[str, Any], *, name: str, mixing: 
       mixing: the settings that mix images with their labels, for messages; empty if none does.
 
     Raises:
-      UsageError: as `checked_objective`; the loss does not depend on a trained parameter; or images are mixed, and the
-        loss does not depend on the mixed labels.
+      UsageError: as the result of `checked_objective` during its trace; the gradient is 0 for every trained parameter;
+        or images are mixed, and the loss does not depend on the mixed labels.
     """
     objective = task.objective
     nnx.eval_shape(objective.measure, task.abstract, dict(batch))
@@ -163,10 +172,16 @@ def check_objective(task: Task, batch: Mapping[str, Any], *, name: str, mixing: 
 
 
 def check_augmentation(task: Task, batch: Mapping[str, Any], *, name: str) -> None:
-    """Checks that a user's augmentation can be computed, and, if it changes shapes, the loss of its result.
+    """Checks, by a trace on shapes, that a user's augmentation can be computed, and a loss of its result if it resizes.
+
+    Args:
+      task: the task, whose objective has the augmentation in its `prepare`.
+      batch: the shapes of a stored batch.
+      name: the name of the augmentation in messages.
 
     Raises:
-      UsageError: as `preparation_of`; or the loss cannot be computed for images of the returned shape.
+      UsageError: the augmentation fails, drops a field, or changes a dtype or the number of examples; or it changes the
+        shape of examples, and the loss cannot be computed for the new shape.
     """
     plain, augmented = prepared_shapes(task, batch)
     changed = {field: x for field, x in augmented.items() if field in plain and x.shape != plain[field].shape}
@@ -189,7 +204,7 @@ def check_augmentation(task: Task, batch: Mapping[str, Any], *, name: str) -> No
 
 
 def prepared_shapes(task: Task, batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The shapes of a batch prepared for evaluation, and of one prepared for training."""
+    """The shapes of a stored batch after its preparation for evaluation, and after its preparation for training."""
     prepare = task.objective.prepare
     plain = jax.eval_shape(lambda batch: prepare(batch, None), batch)
     return dict(plain), dict(jax.eval_shape(prepare, batch, _key()))
@@ -200,7 +215,7 @@ def _key() -> Any:
 
 
 def _is_zero(gradient: Any, given: tuple[Any, ...]) -> bool:
-    """Computes a gradient that depends on no argument, on zeros of the shapes `given`; True if it is 0 everywhere."""
+    """True if a gradient that depends on no argument is 0 everywhere: computes it on zeros of the shapes `given`."""
 
     def zeros(shape: Any) -> jax.Array:
         if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
@@ -212,7 +227,7 @@ def _is_zero(gradient: Any, given: tuple[Any, ...]) -> bool:
 
 
 def used_arguments(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
-    """Marks each leaf of the arguments: True if a result of the function may depend on its value.
+    """Replaces each leaf of the arguments by True if a result of the function may depend on its value, else by False.
 
     An operation depends on all of its operands. A leaf that cannot change a result may be marked True, but a leaf that
     can is never marked False.

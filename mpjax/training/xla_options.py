@@ -28,9 +28,10 @@ written to memory in float32: for GELU, 0.8 GB per block of GPT-2 small.
 
 
 def compiler_options(mesh: Mesh | None, *, overlap: bool = True) -> dict[str, bool | int]:
-    """The options for programs on a mesh; None: on JAX's default device.
+    """Chooses the XLA options for programs on a mesh, or on JAX's default device if `mesh` is None.
 
-    They are on GPUs `AS_WRITTEN`, and on several `OVERLAP` if wanted; elsewhere none.
+    On GPUs they are `AS_WRITTEN`, and with several GPUs `OVERLAP` too, unless `overlap` is False. On other platforms
+    they are empty.
     """
     platform = mesh.devices.flat[0].platform if mesh else jax.default_backend()
     if platform not in ("gpu", "cuda"):
@@ -39,7 +40,10 @@ def compiler_options(mesh: Mesh | None, *, overlap: bool = True) -> dict[str, bo
 
 
 def jit_step(step: Callable, options: Mapping[str, Any]) -> jax.stages.Wrapped:
-    """Jit-compiles a training step, which donates its state, with options of XLA."""
+    """Jit-compiles a training step `(state, batch) -> ...`, which donates its state, with options of XLA.
+
+    Where the step is called inside another `jax.jit`, the options have no effect.
+    """
     plain = jax.jit(step, donate_argnums=0)
     return _WithOptions(plain, jax.jit(step, donate_argnums=0, compiler_options=dict(options))) if options else plain
 

@@ -94,9 +94,10 @@ class _Keys:
         self._prefix = prefix
 
     def take(self, key: str, kind: type, default: Any = _NONE, *, null: bool = False) -> Any:
-        """Takes a value of one type, `int`, `float` (also an integer), `bool`, `list` or `dict`.
+        """Removes a key and returns its value, of type `int`, `float` (also an integer), `bool`, `list` or `dict`.
 
-        With `null`, or a default of None, it may be null. Without a default, the key has to be there.
+        With `null`, or a default of None, the value may be null, which returns None. A missing key returns the default.
+        Raises UsageError if the value has another type, or a key without a default is missing.
         """
         if key not in self._rest:
             if default is _NONE:
@@ -111,14 +112,17 @@ class _Keys:
         return value
 
     def size(self, key: str, default: Any = _NONE, *, null: bool = False) -> Any:
-        """Takes a whole number of at least 1; else as `take`."""
+        """Removes a key and returns its value, a whole number of at least 1; otherwise like `take`."""
         value = self.take(key, int, default, null=null)
         if value is not None and value < 1:
             raise self.refusal(key, value, "wanted at least 1")
         return value
 
     def one_of(self, key: str, names: Mapping[str, Any], default: Any = _NONE) -> Any:
-        """Takes one of some names."""
+        """Removes a key and returns its value, one of `names`; a missing key returns the default.
+
+        Raises UsageError for another value, or if a key without a default is missing.
+        """
         value = self._rest.pop(key, default)
         wanted = f"wanted {' or '.join(names)}"
         if value is _NONE:
@@ -128,19 +132,22 @@ class _Keys:
         return value
 
     def only(self, key: str, *values: Any) -> None:
-        """Takes a key that may be missing or have one of these values, with which it changes nothing."""
+        """Removes a key that may be missing, or have one of these values; raises UsageError for another value.
+
+        These values change no logit. Values of another type are not equal, such as 0 and 0.0.
+        """
         value = self._rest.pop(key, values[0])
         if not any(value == other and type(value) is type(other) for other in values):
             wanted = " or ".join(encode(other) for other in values)
             raise self.refusal(key, value, f"the decoder of mpjax has {wanted} only")
 
     def unused(self, *keys: str) -> None:
-        """Takes keys that another key makes meaningless."""
+        """Removes keys whose values do not matter, because another key replaces them; they may be missing."""
         for key in keys:
             self._rest.pop(key, None)
 
     def refusal(self, key: str, value: Any, wanted: str) -> UsageError:
-        """Makes the error for a value."""
+        """Makes the UsageError for a value of a key, to be raised by the caller; `wanted` ends the message."""
         return UsageError(f"{self._prefix}{key} is {encode(value)}: {wanted}")
 
     def refuse_rest(self) -> None:
@@ -164,11 +171,11 @@ def _sizes(
     key_heads: int | None = None,
     activation: tuple[str, str] = ("hidden_act", "silu"),
 ) -> dict[str, Any]:
-    """Reads the settings that all families have.
+    """Reads the settings that all families have, as arguments of `DecoderSettings` by name.
 
     Args:
       keys: the keys.
-      head_dim: the default of `head_dim`; None: the width of a head's share.
+      head_dim: the default of `head_dim`; None: `hidden_size` divided by `num_attention_heads`.
       key_heads: the default of `num_key_value_heads`; None: as many as heads.
       activation: the key of the activation, and its default.
     """
@@ -243,7 +250,10 @@ def _qwen3(keys: _Keys) -> DecoderSettings:
 
 
 def _behind(keys: _Keys, rope: Rope) -> tuple[LayerKind, ...]:
-    """The layers of Qwen: from `max_window_layers` on they have a window, if `use_sliding_window` is true."""
+    """Reads the layers of Qwen: those from index `max_window_layers` on have a window, if `use_sliding_window` is true.
+
+    `layer_types`, if it is there, decides instead which layers have one.
+    """
     count = keys.size("num_hidden_layers")
     window = keys.size("sliding_window", 4096, null=True)
     window = window if keys.take("use_sliding_window", bool, False) else None
@@ -335,14 +345,14 @@ _FAMILIES: Mapping[str, tuple[str, Callable[[_Keys], DecoderSettings]]] = {
 
 
 def _windows(keys: _Keys, slides: Sequence[bool], window: int | None, rope: Rope, local: Rope) -> tuple[LayerKind, ...]:
-    """The kinds of the layers, by `layer_types` if that is there.
+    """Builds the kind of each layer, first to last; `layer_types`, if it is there, decides which have a window.
 
     Args:
       keys: the keys.
-      slides: for each layer, whether it has a window, if `layer_types` does not say it.
-      window: the window; None: no layer may have one.
+      slides: for each layer, whether it has a window; read if there are no `layer_types`.
+      window: the size of the window; with None, a layer with a window raises UsageError.
       rope: the position embeddings of layers without a window.
-      local: those of layers with a window.
+      local: the position embeddings of layers with a window.
     """
     kinds = {"full_attention": False, "sliding_attention": True}
     named = keys.take("layer_types", list, None)
@@ -356,7 +366,13 @@ def _windows(keys: _Keys, slides: Sequence[bool], window: int | None, rope: Rope
 
 
 def _rope(keys: _Keys, length: int, *, theta: float = 10_000.0) -> Rope:
-    """Reads the position embeddings from `rope_parameters`, or from `rope_theta` and `rope_scaling` of older files."""
+    """Reads the position embeddings from `rope_parameters`, or from `rope_theta` and `rope_scaling` of older files.
+
+    Args:
+      keys: the keys of the file.
+      length: the number of positions that the model was trained on, if the file does not say it.
+      theta: the base of the frequencies, if the file does not say it.
+    """
     outer = keys.take("rope_theta", float, None)
     new, old = (keys.take(key, dict, None) for key in ("rope_parameters", "rope_scaling"))
     if new and old:
@@ -367,7 +383,10 @@ def _rope(keys: _Keys, length: int, *, theta: float = 10_000.0) -> Rope:
 
 
 def _gemma3_ropes(keys: _Keys, length: int) -> tuple[Rope, Rope]:
-    """The position embeddings of layers without and with a window; `rope_scaling` is for those without."""
+    """Reads the position embeddings of layers without a window, and those of layers with one, in this order.
+
+    `rope_scaling` of older files is for layers without a window.
+    """
     outer = keys.take("rope_theta", float, None), keys.take("rope_local_base_freq", float, None)
     new, old = (keys.take(key, dict, None) for key in ("rope_parameters", "rope_scaling"))
     if new and old:
@@ -383,13 +402,14 @@ def _gemma3_ropes(keys: _Keys, length: int) -> tuple[Rope, Rope]:
 
 
 def _rope_of(keys: _Keys, length: int, *, outer: float | None, usual: float) -> Rope:
-    """Reads position embeddings.
+    """Reads position embeddings from one object of the file, and refuses keys of it that are not known.
 
     Args:
       keys: the keys of `rope_parameters` or `rope_scaling`.
       length: the number of positions that the model was trained on, if the keys do not say it.
-      outer: the theta beside these keys; None if there is none.
-      usual: the theta if there is none at all.
+      outer: the `rope_theta` of the file outside of this object, None if there is none; a different one inside raises
+        UsageError.
+      usual: the base of the frequencies if there is no `rope_theta` at all.
     """
     theta = keys.take("rope_theta", float, outer)
     if outer is not None and theta != outer:

@@ -49,7 +49,7 @@ def load_decoder(
 
     Args:
       path: a folder with config.json and safetensors, or an id of the Hugging Face hub.
-      policy: the precision of the model, as of `mpjax.apply_policy`.
+      policy: the precision of the model, which is applied by `mpjax.apply_policy`; weights are stored in its dtypes.
       implementation: attention implementation; see `mpjax.models.attention.attend`.
       scan_blocks: whether the blocks are one loop over stacked arrays; see `mpjax.models.scan`.
 
@@ -77,7 +77,8 @@ def export_decoder(
 ) -> PretrainedReport:
     """Writes a folder that `transformers.AutoModelForCausalLM.from_pretrained` loads.
 
-    It has the weights in one file, the config.json of `source` with the dtype of these weights, and its tokenizer.
+    The folder has the weights in one file, the config.json of `source` with the dtype of these weights (the widest, if
+    there are several), and the files of `source` in `COPIED`, such as the tokenizer.
 
     Args:
       model: the decoder.

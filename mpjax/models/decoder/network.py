@@ -72,7 +72,10 @@ class Decoder(nnx.Module):
         return self.logits(self.features(tokens, lengths))
 
     def features(self, tokens: Int[Array, "B T"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
-        """Computes the features of each position, from which `logits` predicts the next token."""
+        """Computes the features of each position after the final norm, from which `logits` predicts the next token.
+
+        Arguments and errors are those of a call of the model.
+        """
         settings, length = self.settings, tokens.shape[1]
         check_length(tokens, settings.length)
         x = self.tokens(tokens)
@@ -85,13 +88,16 @@ class Decoder(nnx.Module):
         return self.norm(x)
 
     def logits(self, features: Float[Array, "*S D"]) -> Float[Array, "*S V"]:
-        """Computes the logits of each next token from features."""
+        """Computes the logits of each next token from features, limited by `settings.logit_cap` if that is set."""
         logits = self.tokens.attend(features) if self.head is None else self.head(features)
         return logits if self.settings.logit_cap is None else soft_cap(logits, self.settings.logit_cap)
 
 
 class DecoderBlock(nnx.Module):
-    """Attention and an MLP, each with a norm before it, perhaps one behind it, and a residual connection."""
+    """Attention and an MLP, each with a norm before it and a residual connection around norm and layer.
+
+    With `settings.norms_after`, the output of each is normalized before it is added to the residual.
+    """
 
     def __init__(self, settings: DecoderSettings, *, implementation: Implementation, rngs: nnx.Rngs):
         norm = functools.partial(_norm, settings, settings.width, rngs)
@@ -110,15 +116,15 @@ class DecoderBlock(nnx.Module):
         Args:
           x: the features.
           lengths: the number of positions of each text to attend to; all if None.
-          turned: the rotation of queries and keys by position.
-          window: the number of positions that a position attends to, itself included.
+          turned: the rotary cosines and sines of each position, for queries and keys.
+          window: the number of positions that a position attends to, itself and those right before it.
         """
         x = x + self.norm_after_attention(self.attention(self.norm1(x), lengths, turned, window))
         return x + self.norm_after_mlp(self.mlp(self.norm2(x)))
 
 
 class GroupedAttention(nnx.Module):
-    """Causal attention in which groups of query heads share a key and a value head."""
+    """Causal attention with rotary position embeddings, in which groups of query heads share a key and a value head."""
 
     def __init__(self, settings: DecoderSettings, *, implementation: Implementation, rngs: nnx.Rngs):
         width, heads, features = settings.width, settings.heads, settings.head_features
@@ -163,7 +169,7 @@ class GroupedAttention(nnx.Module):
 
 
 class GatedMLP(nnx.Module):
-    """Two linear layers, one of them with an activation, whose product a third one maps back (arXiv:2002.05202)."""
+    """Computes down(activation(gate(x)) * up(x)), the gated MLP of Shazeer, 2020 (arXiv:2002.05202)."""
 
     def __init__(self, settings: DecoderSettings, *, rngs: nnx.Rngs):
         linear = functools.partial(nnx.Linear, use_bias=settings.mlp_bias, rngs=rngs)
@@ -178,12 +184,15 @@ class GatedMLP(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """Divides features by the root of their mean square, in float32 or wider (Zhang & Sennrich, arXiv:1910.07467).
+    """Divides features by the root of their mean square, and multiplies them by a learned scale for each feature.
+
+    It computes in float32 or wider, and the result has the dtype of the input (Zhang & Sennrich, 2019,
+    arXiv:1910.07467).
 
     Args:
       features: the number of features.
-      epsilon: what is added to the mean square.
-      offset: what is added to the scale, which begins as 1 - `offset`.
+      epsilon: the number that is added to the mean square.
+      offset: the number that is added to the stored scale, whose initial value is 1 - `offset`.
     """
 
     def __init__(self, features: int, *, epsilon: float, offset: float, rngs: nnx.Rngs):
@@ -210,5 +219,8 @@ def _same(x: jax.Array) -> jax.Array:
 
 
 def _of_branch(settings: DecoderSettings) -> float:
-    """The standard deviation of kernels before a residual connection: of that many branches, the sum keeps its size."""
+    """The standard deviation of the initial kernels whose outputs are added to the residual.
+
+    It falls with the number of layers, so that the sum of all outputs does not grow with it.
+    """
     return 0.02 / (2 * len(settings.layers)) ** 0.5

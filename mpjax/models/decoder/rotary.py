@@ -30,21 +30,21 @@ class LinearScaling:
     factor: float
 
     def __call__(self, frequencies: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
-        """Computes new frequencies, and the factor of cosines and sines."""
+        """Computes the changed frequencies, [H / 2], and the number that multiplies all cosines and sines."""
         del theta
         return frequencies / self.factor, 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """Divides the low frequencies by `factor`, with a linear transition to high ones, which stay.
+    """Divides the low frequencies by `factor`, keeps the high ones, and changes linearly between the two.
 
     Source: "The Llama 3 Herd of Models", 2024 (arXiv:2407.21783), and `apply_scaling` in Meta's code of Llama 3.1.
 
     Attributes:
       factor: the divisor of low frequencies.
-      low: waves that turn at most this often within `length` are low.
-      high: waves that turn at least this often within `length` are high.
+      low: frequencies of at most this many turns within `length` positions are divided by `factor`.
+      high: frequencies of at least this many turns within `length` positions are kept.
       length: the number of positions that the model was trained on before it was scaled.
     """
 
@@ -54,7 +54,7 @@ class Llama3Scaling:
     length: int
 
     def __call__(self, frequencies: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
-        """Computes new frequencies, and the factor of cosines and sines."""
+        """Computes the changed frequencies, [H / 2], and the number that multiplies all cosines and sines."""
         del theta
         turns = self.length * frequencies / (2 * math.pi)
         share = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
@@ -63,17 +63,19 @@ class Llama3Scaling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class YarnScaling:
-    """Divides low frequencies by `factor`, with a transition along the features, and sharpens attention.
+    """Divides the low frequencies by `factor`, keeps the high ones, with a linear transition over the features between.
+
+    It also multiplies cosines and sines by a factor, which sharpens attention.
 
     Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023 (arXiv:2309.00071).
 
     Attributes:
       factor: the divisor of low frequencies.
-      low: waves that turn at most this often within `length` are low.
-      high: waves that turn at least this often within `length` are high.
+      low: frequencies of at most this many turns within `length` positions are divided by `factor`.
+      high: frequencies of at least this many turns within `length` positions are kept.
       length: the number of positions that the model was trained on before it was scaled.
-      attention_factor: the factor of cosines and sines; None: 0.1 log(factor) + 1.
-      truncate: whether the transition begins and ends at whole features.
+      attention_factor: the factor of cosines and sines; None: 0.1 log(factor) + 1, but 1 if `factor` is at most 1.
+      truncate: whether the bounds of the transition are rounded outwards to whole feature indices.
     """
 
     factor: float
@@ -84,7 +86,7 @@ class YarnScaling:
     truncate: bool = True
 
     def __call__(self, frequencies: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
-        """Computes new frequencies, and the factor of cosines and sines."""
+        """Computes the changed frequencies, [H / 2], and the number that multiplies all cosines and sines."""
         half = len(frequencies)
 
         def feature(turns: float) -> float:
@@ -117,20 +119,23 @@ class Rope:
     scaling: Scaling | None = None
 
     def frequencies(self, features: int) -> tuple[np.ndarray, float]:
-        """Computes the radians per position, float64 [H / 2], and the factor of cosines and sines."""
+        """Computes the radians per position of each pair of features, float64 [H / 2], for H = `features`.
+
+        The second result is the number that multiplies all cosines and sines, 1 without `scaling`.
+        """
         plain = self.theta ** (-np.arange(0, features, 2, dtype=np.float64) / features)
         return (plain, 1.0) if self.scaling is None else self.scaling(plain, self.theta)
 
 
 class Rotation(NamedTuple):
-    """The cosines and sines of the angles, float32 (or wider) [T, H / 2]."""
+    """The cosines and sines of the angles of each position and pair of features, float32 (or wider) [T, H / 2]."""
 
     cos: jax.Array
     sin: jax.Array
 
 
 def rotation(rope: Rope | None, length: int, features: int, dtype: np.dtype) -> Rotation:
-    """Computes the rotation of each position from 0 on; without `rope`, the rotation by no angle.
+    """Computes the cosines and sines for positions 0 to `length` - 1; without `rope`, those of the angle 0.
 
     Args:
       rope: the angles; None for layers without position embeddings.
@@ -150,7 +155,10 @@ def rotation(rope: Rope | None, length: int, features: int, dtype: np.dtype) -> 
 
 
 def rotate(x: Float[Array, "B T N H"], by: Rotation) -> Float[Array, "B T N H"]:
-    """Turns each pair of features by the angle of its position, in float32 (or wider), and casts back."""
+    """Rotates each pair of features, i and i + H/2, by the angle of its position, and returns it in the dtype of x.
+
+    It computes in the dtype of the rotation, float32 or wider.
+    """
     cos, sin = (table[None, :, None, :] for table in by)
     first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

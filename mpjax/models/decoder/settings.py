@@ -11,11 +11,12 @@ from mpjax.models.decoder.rotary import Rope
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerKind:
-    """What a layer's attention sees.
+    """The position embeddings and the attention window of one layer.
 
     Attributes:
-      rope: the position embeddings of queries and keys; None for none.
-      window: the number of positions that a position attends to, itself included; None for all before it.
+      rope: the rotary position embeddings of queries and keys; None for none.
+      window: the number of positions that a position attends to, itself and those right before it; None for itself and
+        all before it.
     """
 
     rope: Rope | None = Rope()
@@ -25,6 +26,8 @@ class LayerKind:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderSettings:
     """The settings of a `Decoder`. The defaults are those of Llama.
+
+    Raises UsageError if `key_heads` does not divide `heads`, or `head_features` is odd.
 
     Attributes:
       vocabulary: V, the number of tokens.
@@ -37,11 +40,11 @@ class DecoderSettings:
       layers: the kind of each layer, first to last.
       activation: the activation of the gate of the MLP.
       epsilon: epsilon of the norms.
-      norm_offset: what is added to the scales of norms: 1 in Gemma, whose files have the difference from 1.
-      norms_after: whether attention and MLP have a norm behind them too, before the residual connection (Gemma).
+      norm_offset: the number that is added to the scales of norms: 1 in Gemma, whose files store scale - 1.
+      norms_after: whether the outputs of attention and MLP are normalized before the residual connection (Gemma).
       norms_of_heads: whether the queries and keys of each head have a norm (Qwen 3, Gemma 3).
       qkv_bias: whether the projections to query, key and value have biases.
-      out_bias: whether the projection behind attention has a bias.
+      out_bias: whether the output projection of attention has a bias.
       mlp_bias: whether the layers of the MLP have biases.
       embedding_scale: the factor of the token embeddings: sqrt(D) in Gemma.
       score_scale: the factor of attention scores; None: 1 / sqrt(H).

@@ -8,9 +8,9 @@ MODEL = Decoder
 
 
 def huggingface(model: Decoder) -> WeightMap:
-    """The layout of `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen3ForCausalLM`, `Gemma3ForCausalLM` and others.
+    """Builds the layout of `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen3ForCausalLM`, `Gemma3ForCausalLM` and more.
 
-    Queries and keys of their files have the features of a pair H/2 apart, as ours have.
+    In their files, as in our queries and keys, rotary embeddings pair the features i and i + H/2.
     """
     names = {"tokens": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
     entries = {}

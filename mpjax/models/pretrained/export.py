@@ -35,8 +35,8 @@ def export_safetensors(
 ) -> PretrainedReport:
     """Writes a model's parameters and statistics to `path` atomically. `load_pretrained` reads them back.
 
-    The file is the same for single blocks and for blocks in a stack. It does not hold plain arrays, such as
-    `self.offsets = jnp.arange(8)`, and a warning names them.
+    A file that exists is replaced. The file is the same for single blocks and for blocks in a stack. It does not hold
+    plain arrays, such as `self.offsets = jnp.arange(8)`, and a `CheckpointWarning` names them.
 
     Args:
       model: an NNX module.
@@ -46,7 +46,7 @@ def export_safetensors(
       allow_lossy: whether values may overflow to inf or flush to zero in `dtype`.
 
     Returns:
-      A `PretrainedReport` of the written variables.
+      A `PretrainedReport` of the written variables, with the values that the cast to `dtype` lost.
 
     Raises:
       UsageError: the name of the file has another ending, the model does not have the layout, the layout has no key for
@@ -102,7 +102,10 @@ def export_safetensors(
 
 
 def _foreign(arrays: Mapping[str, np.ndarray], layout: WeightMap) -> dict[str, np.ndarray]:
-    """Converts arrays to the file's keys, axis order and shape, and concatenates fused tensors."""
+    """Converts arrays by our path to tensors by the file's key, in its axis order and shape, and joins fused tensors.
+
+    Adds the layout's `filler`.
+    """
     fused = collections.defaultdict(dict)
     whole = dict(layout.filler)
     for name, array in arrays.items():

@@ -70,7 +70,7 @@ class Tensor(NamedTuple):
 
 @contextlib.contextmanager
 def open_tensors(files: Sequence[pathlib.Path]) -> Iterator[Mapping[str, Tensor]]:
-    """Context that yields the tensors of the files by name. They can be read only inside the `with` block.
+    """Context that yields the tensors of all files in one dict by name; read them only inside the `with` block.
 
     The files are memory-mapped, and `Tensor.read` reads the values of one tensor.
 
@@ -95,6 +95,7 @@ def open_tensors(files: Sequence[pathlib.Path]) -> Iterator[Mapping[str, Tensor]
 
 
 def _why_not(path: pathlib.Path, error: Exception) -> str:
+    """Formats the message about a file that is not safetensors: a pointer of Git LFS, or another or damaged file."""
     with path.open("rb") as file:
         if file.read(len(_LFS)) == _LFS:
             return f"{path} is a pointer of Git LFS, not the weights: write `git lfs pull` in its repository"
@@ -102,10 +103,10 @@ def _why_not(path: pathlib.Path, error: Exception) -> str:
 
 
 def variables_of(model: "nnx.Module") -> "dict[str, nnx.Variable]":
-    """The parameters, statistics and other persistent arrays by path (attribute names and indices joined by `/`).
+    """Collects the variables with parameters, statistics and other persistent arrays of a model by path.
 
-    Random streams, caches and intermediate values are left out. The variables are not copies: setting one changes the
-    model.
+    A path is attribute names and indices joined by `/`. Plain arrays that are no `nnx.Variable`, random streams, caches
+    and intermediate values are left out. The variables are not copies: setting one changes the model.
     """
     from flax import nnx
 
@@ -128,8 +129,9 @@ def find_files(path: str | os.PathLike) -> list[pathlib.Path]:
     """Finds the safetensors files that `path` refers to.
 
     Args:
-      path: a `.safetensors` file; a folder with `model.safetensors`, with `model.safetensors.index.json` and its parts,
-        or with one `.safetensors` file of another name; an id of the hub, `owner/name`.
+      path: a `.safetensors` file; a folder with `model.safetensors`, with `model.safetensors.index.json` and the files
+        that it names, or with one `.safetensors` file of another name; or an id of the Hugging Face hub, `owner/name`,
+        whose files are downloaded unless they are in its cache.
 
     Raises:
       UsageError: `path` is a pickle, which can run any code when it is opened; it has no usable file; or the hub cannot
@@ -140,10 +142,12 @@ def find_files(path: str | os.PathLike) -> list[pathlib.Path]:
 
 
 def find_folder(path: str | os.PathLike) -> pathlib.Path:
-    """Finds the folder at `path`, or that of the files which the hub has under this id, `owner/name`.
+    """Finds the folder at `path`; without one, takes `path` for an id of the Hugging Face hub, `owner/name`.
+
+    Files of an id are downloaded, unless they are in the hub's cache, and the result is their folder in the cache.
 
     Raises:
-      UsageError: `path` is a file or cannot be an id, or the hub cannot be reached.
+      UsageError: `path` is a file, or is no folder and cannot be an id, or the hub cannot be reached.
     """
     local = expanded(path)
     if local.is_dir():
@@ -159,6 +163,7 @@ def find_folder(path: str | os.PathLike) -> pathlib.Path:
 
 
 def _safe(file: pathlib.Path) -> pathlib.Path:
+    """Returns a `.safetensors` file; raises UsageError for another, and names the command that converts a pickle."""
     if file.suffix in PICKLES:
         raise UsageError(f"{file} is a pickle, which can run any code when it is opened; {_conversion(file)}")
     if file.suffix != ".safetensors":
@@ -179,6 +184,7 @@ def _conversion(pickle: pathlib.Path) -> str:
 
 
 def _in_folder(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Finds the safetensors files of a folder as `find_files` describes; raises UsageError if there are none to use."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
@@ -199,6 +205,7 @@ def _in_folder(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _parts(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Lists the files that the folder's index names; raises UsageError if it is damaged or a file is missing."""
     try:
         names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
         if strange := [

@@ -26,13 +26,13 @@ _CHUNK = 2**20
 
 
 class Losses(NamedTuple):
-    """The losses of one array in one cast.
+    """What a cast loses of one array.
 
     Attributes:
       nonfinite: the number of NaN and inf before the cast.
       overflow: the number of finite values that become inf.
       flushed: the number of nonzero values that become zero.
-      error: the largest relative error of all other values.
+      error: the largest relative rounding error of all other values, as a fraction.
     """
 
     nonfinite: int
@@ -50,7 +50,8 @@ def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def losses(array: np.ndarray, dtype: np.dtype) -> Losses:
     """Counts the values that `cast(array, dtype)` would lose, and finds the largest relative error of the others.
 
-    Works in chunks to avoid a second array of this size.
+    If the array has this dtype already, only NaN and inf are counted. Works in chunks to avoid a second array of this
+    size.
     """
     counts = np.zeros(3, np.int64)
     error = 0.0
@@ -87,12 +88,13 @@ def load_pretrained(
 ) -> PretrainedReport:
     """Loads weights from safetensors files into `model`, in place, in the parameter dtypes of `policy`.
 
-    The model changes only if everything fits. Tensors are read one at a time.
+    The model changes only if everything fits. Tensors are read one at a time. Each array gets the sharding of the array
+    that it replaces.
 
     Args:
       model: an NNX module. It may be abstract (from `nnx.eval_shape`), so that no initial values are computed.
-      path: a `.safetensors` file, a folder with one or with the parts and their index, or an id of the Hugging Face
-        hub.
+      path: a `.safetensors` file, a folder with one or with several and their index, or an id of the Hugging Face hub,
+        which is downloaded unless it is in the hub's cache.
       policy: the policy of the stored dtypes, the same as after `apply_policy(model, policy)`, rules included;
         statistics are at least float32. None: the current dtypes.
       layout: "mpjax" for files of `export_safetensors` (any model); "huggingface" or "timm" for models that these
@@ -108,7 +110,8 @@ def load_pretrained(
     Raises:
       UsageError: `path` is a pickle or does not exist; the layout or a pattern of `skip` fits nothing; tensors are
         missing, unexpected or of another shape or dtype (up to 20 of each are listed); the file has NaN or inf, or two
-        tied tensors that differ; or values overflow or flush to zero without `allow_lossy`.
+        tied tensors that differ; values overflow or flush to zero without `allow_lossy`; or the model is abstract, its
+        blocks are stacked, and `skip` leaves out some of them.
     """
     from flax import nnx
 
@@ -132,9 +135,10 @@ def load_pretrained(
 
 
 def _stack_rows(model: "nnx.Module", rows: Mapping[str, Any], stacks: Stacks) -> None:
-    """Sets the arrays of a model with stacks from `rows`, the variables of its copy with single blocks (`one_by_one`).
+    """Sets the arrays of a model with stacked blocks, in place, from the variables of its copy with single blocks.
 
-    Does nothing without stacks.
+    `rows` has the variables of the copy (`one_by_one`) by path. Does nothing without stacks: then `rows` are the
+    model's own variables.
 
     Raises:
       UsageError: the model is abstract, and only some blocks were loaded.
@@ -164,7 +168,7 @@ def _read(fit: Match) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def read_entry(tensor: Tensor, entry: FileEntry) -> np.ndarray:
-    """Reads a variable from a file, in the file's dtype and our axis order and shape."""
+    """Reads a variable from a file, in the file's dtype and our axis order and shape; of a fused tensor, its part."""
     array = tensor.read()
     if entry.part:
         array = np.split(array, entry.part.count, entry.part.axis)[entry.part.index]
@@ -174,7 +178,9 @@ def read_entry(tensor: Tensor, entry: FileEntry) -> np.ndarray:
 def _checked(
     fit: Match, variables: Mapping[str, Any], dtypes: Mapping[str, np.dtype], *, allow_lossy: bool
 ) -> Iterator[WeightRow]:
-    """Reads all tensors, counts the losses of their casts to `dtypes`, and yields the rows of the report.
+    """Reads all tensors, counts the losses of their casts to `dtypes`, and yields a row of the report per variable.
+
+    A variable without a tensor (skipped) has the key None. The model does not change.
 
     Raises:
       UsageError: after the last row, if the file has NaN or inf, the cast loses values, or tied tensors differ.
@@ -231,6 +237,7 @@ def refusal(undone: str, lossy: Sequence[str], advice: str) -> str:
 
 
 def _counted(fit: Match, dtypes: Mapping[str, np.dtype]):
+    """Yields `(path, (dtype, number of values, losses))` for each tensor; integers and bools lose nothing."""
     for name, array in _read(fit):
         if jnp.issubdtype(array.dtype, jnp.floating):
             yield name, (array.dtype, array.size, losses(array, dtypes[name]))
@@ -239,6 +246,7 @@ def _counted(fit: Match, dtypes: Mapping[str, np.dtype]):
 
 
 def _like(old, new: np.ndarray | jax.Array):
+    """Copies `new` to the devices of `old`, with its sharding; to the default device if `old` has none."""
     sharding = getattr(old, "sharding", None)
     # A copy, because a training step donates these buffers: nothing else may share them.
     return jax.device_put(new, sharding, may_alias=False)

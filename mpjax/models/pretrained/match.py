@@ -34,8 +34,8 @@ class Match:
     Attributes:
       layout: the layout of the file.
       tensors: the tensor of each variable, by our path, without skipped variables.
-      ignored: the keys of the file that are not used.
-      tied: pairs of tensors that must be equal.
+      ignored: the keys of the file that are not used, sorted.
+      tied: pairs of tensors of the file that must have equal values; the values are not compared yet.
     """
 
     layout: WeightMap
@@ -53,7 +53,8 @@ def match_arrays(
       model: the model; may be abstract.
       tensors: the tensors of the file, by key.
       layout: the name of the layout; None for the layout with the most keys in the file.
-      skip: patterns of our paths to leave unchanged, or of the file's keys to leave unread.
+      skip: globs of our paths to leave unchanged, or of the file's keys to leave unread; other keys that the model does
+        not use are faults, unless the layout ignores them.
 
     Raises:
       UsageError: the layout does not exist, a pattern matches nothing, or tensors are missing, unexpected, or of
@@ -104,7 +105,10 @@ def match_arrays(
 
 
 def foreign_shape(shape: tuple[int, ...], entry: FileEntry) -> tuple[int, ...]:
-    """The shape in the file of an array with `shape` in our model."""
+    """Computes the shape that the file's tensor must have for a variable with `shape` in our model.
+
+    If several variables share the tensor, it is the shape of the whole tensor.
+    """
     # The transform runs on a broadcast scalar, which takes no memory.
     theirs = list(entry.transform.write(np.broadcast_to(np.zeros((), bool), shape)).shape)
     if entry.part:
@@ -113,6 +117,7 @@ def foreign_shape(shape: tuple[int, ...], entry: FileEntry) -> tuple[int, ...]:
 
 
 def _choose(model: "nnx.Module", tensors: Mapping[str, Tensor], name: str | None) -> WeightMap:
+    """Chooses the layout by name, or the one with the most keys in the file; raises UsageError if none fits."""
     known = layouts_of(model)
     if name is not None:
         if name not in known:
@@ -138,7 +143,10 @@ def _choose(model: "nnx.Module", tensors: Mapping[str, Tensor], name: str | None
 
 
 def _plain_keys(tensors: Mapping[str, Tensor], layout: WeightMap) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors by key, and the key of each of our paths, both without the layout's base and with its new names.
+    """Strips prefixes from keys: returns the tensors by stripped key, and the stripped key of each of our paths.
+
+    The layout's `base` is removed, and keys of the file get the layout's new names (`renamed`). Raises UsageError if
+    two keys of the file become one.
 
     Prefixes of wrappers are removed from both sides as often as makes the most keys agree, because a prefix such as
     `model.` may also be the name of a submodule.
@@ -159,7 +167,10 @@ def _plain_keys(tensors: Mapping[str, Tensor], layout: WeightMap) -> tuple[dict[
 
 
 def _unwrapped(keys: Iterable[str], layout: WeightMap) -> list[list[str]]:
-    """Lists of the keys without the layout's base: first without prefixes of wrappers, then with one, with two, ..."""
+    """Lists all keys without the layout's base, once for each number of prefixes of wrappers that may be removed.
+
+    The first list has all such prefixes removed, the next all but one, and the last none.
+    """
     found = [list(keys)]
     while wrapper := next((w for w in WRAPPERS if found[0] and all(key.startswith(w) for key in found[0])), None):
         found.insert(0, [key.removeprefix(wrapper) for key in found[0]])
@@ -171,6 +182,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _refuse_idle(skip: Sequence[str], names: Sequence[str]) -> None:
+    """Raises UsageError if `skip` is a string in place of a tuple, or one of its patterns matches none of `names`."""
     if isinstance(skip, str):
         raise UsageError(f"skip is {skip!r}: wanted patterns in a tuple, ({skip!r},)")
     idle = [pattern for pattern in skip if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
@@ -183,6 +195,7 @@ def _refuse_idle(skip: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _unfit(path: str, value, entry: FileEntry, tensor: Tensor) -> list[str]:
+    """Describes, in a list of at most one fault, why a tensor of the file does not fit a variable of the model."""
     expected = foreign_shape(value.shape, entry)
     if tensor.shape != expected:
         return [f"shape: {tensor.key} is {tensor.shape}, wanted {expected} ({path})"]
@@ -203,6 +216,7 @@ def _or_nearest(names: list[str]) -> str:
 
 
 def _summary(faults: list[str], layout: WeightMap) -> str:
+    """Formats the faults, sorted by kind, with at most `_SHOWN` of each kind."""
     shown = []
     for kind in ("missing", "unexpected", "shape", "dtype"):
         these = [fault for fault in faults if fault.startswith(kind)]
@@ -212,7 +226,7 @@ def _summary(faults: list[str], layout: WeightMap) -> str:
 
 
 def _pattern(name: str, separator: str) -> str:
-    """The pattern that matches everything in the module that holds the variable `name`; `name` itself without one."""
+    """The glob for all variables of the module that holds the variable `name`; `name` itself if it is in no module."""
     module = name.rpartition(separator)[0]
     return f"{module}{separator}*" if module else name
 

@@ -24,7 +24,7 @@ class WeightRow(NamedTuple):
       after: the dtype after the cast.
       overflow: the number of finite values that became inf.
       flushed: the number of nonzero values that became zero.
-      error: the largest relative rounding error of all other values.
+      error: the largest relative rounding error of all other values, as a fraction.
     """
 
     path: str
@@ -39,7 +39,7 @@ class WeightRow(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PretrainedReport:
-    """The dtypes and the losses of every variable. Prints as a table and iterates over its rows.
+    """The dtypes of every variable, and what their casts lost. Prints as a table and iterates over its rows.
 
     Attributes:
       source: the path of the file or folder.
@@ -61,7 +61,7 @@ class PretrainedReport:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """The paths of the variables that keep their initial values."""
+        """The paths of the variables that were not loaded and keep their initial values."""
         return tuple(row.path for row in self.rows if row.key is None)
 
     @property
@@ -76,7 +76,7 @@ class PretrainedReport:
 
     @property
     def error(self) -> float:
-        """The largest relative rounding error over all variables."""
+        """The largest relative rounding error over all variables, as a fraction; 0 without variables."""
         return max((row.error for row in self.rows), default=0.0)
 
     @property

@@ -18,7 +18,10 @@ FAMILIES = (resnet, vit, bert, gpt2, decoder)
 
 
 def layouts_of(model: "nnx.Module") -> dict[str, Callable[["nnx.Module"], WeightMap]]:
-    """The functions that make the layouts that a file of this model may have, by name; mpjax's own is the last."""
+    """Collects the layouts that a file of this model may have: the function that makes each, by name.
+
+    Every model has "mpjax", mpjax's own layout, as the last.
+    """
     known = {}
     for family in FAMILIES:
         if isinstance(model, family.MODEL):

@@ -8,7 +8,7 @@ MODEL = BERT
 
 
 def huggingface(model: BERT) -> WeightMap:
-    """The layout of `BertForSequenceClassification`. The pre-training heads are not read."""
+    """Builds the layout of `BertForSequenceClassification`. The pre-training heads are not read."""
     embeddings = "bert.embeddings"
     names = {
         "tokens": f"{embeddings}.word_embeddings",

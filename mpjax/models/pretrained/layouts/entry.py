@@ -16,12 +16,12 @@ Turn = Callable[[np.ndarray], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Transform:
-    """A pair of functions between the file's axis order and shape and ours. Values move but never change.
+    """A pair of functions that convert an array between the file's axis order and shape and ours; values do not change.
 
     Attributes:
       name: a short description.
-      read: the function from the file's array to ours.
-      write: the function from our array to the file's, the inverse of `read`.
+      read: converts the file's array to ours.
+      write: converts our array to the file's; the inverse of `read`.
     """
 
     name: str
@@ -38,16 +38,16 @@ class Transform:
 
 
 def transposed(name: str, *axes: int) -> Transform:
-    """The transform in which our axis `i` is the file's axis `axes[i]`."""
+    """Makes the transform that permutes axes: our axis `i` is the file's axis `axes[i]`. `name` describes it."""
     back = tuple(axes.index(axis) for axis in range(len(axes)))
     return Transform(name, functools.partial(np.transpose, axes=axes), functools.partial(np.transpose, axes=back))
 
 
 def reshaped(theirs: tuple[int, ...], ours: tuple[int, ...]) -> Transform:
-    """The transform between the file's shape `theirs` and our shape `ours`. Values keep their order.
+    """Makes the transform that reshapes between the file's shape `theirs` and our shape `ours`, in row-major order.
 
-    An array of another shape raises ValueError.
-    A projection to 12 heads of 64 features is `LINEAR.then(reshaped((768, 768), (768, 12, 64)))`.
+    Its functions raise ValueError for an array of another shape. The kernel of a projection to 12 heads of 64 features
+    is read by `LINEAR.then(reshaped((768, 768), (768, 12, 64)))`.
     """
     return Transform(
         f"{_shape(theirs)} to {_shape(ours)}",
@@ -73,7 +73,7 @@ CONV = transposed("OIHW to HWIO", 2, 3, 1, 0)  # PyTorch's nn.Conv2d, also group
 
 
 class FusedPart(NamedTuple):
-    """One of `count` equal parts of a fused array, such as query, key and value in one matrix.
+    """One of `count` equal parts of an array that a file concatenates, such as query, key and value in one matrix.
 
     Attributes:
       index: the index of the part, from 0.
@@ -88,7 +88,7 @@ class FusedPart(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FileEntry:
-    """The place of a variable of the model in a file.
+    """Where and how a file stores one variable of the model.
 
     Attributes:
       key: the tensor's name in the file.
@@ -137,7 +137,9 @@ _KERNELS = {2: LINEAR, 4: CONV}
 
 
 def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, FileEntry]:
-    """Maps the variables of linear layers, 2-D convolutions, embeddings and norms to their entries.
+    """Maps the variables of linear layers, 2-D convolutions, embeddings and norms to their entries in a PyTorch file.
+
+    Variables of layers that `names` does not have are left out.
 
     Args:
       model: the model with the layers; may be abstract.
@@ -186,6 +188,9 @@ def attention_entries(
 
 
 def own_layout(model: nnx.Module) -> WeightMap:
-    """The layout with each variable under its own path, `blocks.0.conv1.kernel`; `/` may replace the dots."""
+    """Builds mpjax's own layout, which any model has: each variable has its path as its key, `blocks.0.conv1.kernel`.
+
+    In a file that is read, the keys may have `/` in place of the dots.
+    """
     entries = {path: FileEntry(path.replace("/", ".")) for path in variables_of(model)}
     return WeightMap("mpjax", entries, renamed=(("/", "."),))

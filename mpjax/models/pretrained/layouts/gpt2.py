@@ -9,7 +9,7 @@ MODEL = GPT2
 
 
 def huggingface(model: GPT2) -> WeightMap:
-    """The layout of `GPT2LMHeadModel`.
+    """Builds the layout of `GPT2LMHeadModel`.
 
     Its kernels are [in, out], the same as ours. The kernel of the logits is the token embedding.
     """
@@ -33,7 +33,10 @@ def huggingface(model: GPT2) -> WeightMap:
 
 
 def _attention(attention: Attention, ours: str, theirs: str) -> dict[str, FileEntry]:
-    """The entries of an attention whose query, key and value are one matrix, side by side along the outputs."""
+    """Maps the variables of an attention to entries of a file whose query, key and value are one matrix, [D, 3 D].
+
+    `ours` is the path of the attention in our model, `theirs` the prefix of its keys in the file.
+    """
     width, heads, features = attention.query.kernel.get_value().shape
     out = reshaped((width, width), (heads, features, width))
     entries = {

@@ -13,7 +13,7 @@ MODEL = ResNet
 
 
 def huggingface(model: ResNet) -> WeightMap:
-    """The layout of `ResNetForImageClassification`.
+    """Builds the layout of `ResNetForImageClassification`.
 
     Its bottlenecks stride in the 3x3 convolution, as ours do.
     """
@@ -34,7 +34,7 @@ def huggingface(model: ResNet) -> WeightMap:
 
 
 def timm(model: ResNet) -> WeightMap:
-    """The layout of `timm.create_model("resnet50")`, the same as torchvision's."""
+    """Builds the layout of ResNets in timm, such as `timm.create_model("resnet50")`, the same as torchvision's."""
     names = {"stem/conv": "conv1", "stem/norm": "bn1", "head": "fc"}
     for block, stage, index in _blocks(model):
         layer = f"layer{stage + 1}.{index}"

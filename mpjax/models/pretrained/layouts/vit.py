@@ -18,7 +18,7 @@ SAVED = {
     "value": "attention.attention.value",
     "out": "attention.output.dense",
 }
-"""The names of the parts of a block in files of `save_pretrained`."""
+"""The names of the layers of a block in files of `save_pretrained`."""
 
 IN_MEMORY = {
     "block": "vit.layers",
@@ -29,11 +29,11 @@ IN_MEMORY = {
     "value": "attention.v_proj",
     "out": "attention.o_proj",
 }
-"""The names of the parts of a block in a `state_dict`, from transformers 5 on."""
+"""The names of the layers of a block in a `state_dict`, from transformers 5 on."""
 
 
 def huggingface(model: ViT) -> WeightMap:
-    """The layout of `ViTForImageClassification`.
+    """Builds the layout of `ViTForImageClassification` in files of `save_pretrained`.
 
     That model has a class token (`pool="cls"`) and an epsilon of 1e-12.
     """
@@ -41,7 +41,7 @@ def huggingface(model: ViT) -> WeightMap:
 
 
 def state_dict(model: ViT) -> WeightMap:
-    """The layout of a `state_dict` that was saved without `save_pretrained`."""
+    """Builds the layout of a `state_dict` of transformers 5 or later that was saved without `save_pretrained`."""
     return _layout("huggingface_state_dict", model, IN_MEMORY)
 
 
