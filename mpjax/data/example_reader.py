@@ -100,12 +100,15 @@ class Reader:
         def box(picture: Picture, row: np.ndarray) -> Box:
             return frame(*picture.stored_size, row)
 
-        boxes, cropped = None, {}
+        boxes, first, sizes, cropped = [], "", [], {}
         for name, field in self.fields.items():
             if not isinstance(field, Image | Mask):
                 continue
             pictures = named.each(functools.partial(self._opened, name, field), columns[name])
-            boxes = boxes or named.each(box, pictures, drawn)  # from the first image; its mask gets the same crop
+            if not boxes:
+                first, sizes = name, [picture.stored_size for picture in pictures]
+                boxes = named.each(box, pictures, drawn)
+            named.each(functools.partial(_require_size, name, first), pictures, sizes)  # all get the crops of the first
             side = cast(int, field.shape[0])
             crops = aligned((len(pictures), side, side, _channels(field)), _depth(field).dtype)
             named.each(nearest if isinstance(field, Mask) else self.resize, pictures, boxes, crops)
@@ -119,6 +122,15 @@ class Reader:
             if isinstance(field, Mask) and value.ndim == 2:
                 value = value[..., None]
         return self.header(value, _channels(field), _depth(field))
+
+
+def _require_size(name: str, first: str, picture: Picture, size: tuple[int, int]) -> None:
+    if picture.stored_size != size:
+        (width, height), (wanted, tall) = picture.stored_size, size
+        raise UsageError(
+            f"{name} has {width}x{height} pixels and {first} {wanted}x{tall}: both get one crop, so store them in one "
+            "size; masks resized by nearest neighbour keep their class numbers"
+        )
 
 
 def _decoded(name: str, field: Image | Mask, value: Any) -> np.ndarray:

@@ -1,11 +1,14 @@
 import dataclasses
+import io
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from mpjax.config.schema import Data
 from mpjax.data.example_reader import batch_fields, reader
 from mpjax.data.examples import labelled_images
+from mpjax.data.fields import Image, Mask
 from mpjax.data.images.interpolation import linear
 from mpjax.data.images.resizing import centre, draws, random_part
 from mpjax.data.read import read_batch
@@ -46,3 +49,24 @@ def test_the_shape_of_images_in_a_batch():
 def test_images_that_vary_need_a_size():
     with pytest.raises(UsageError, match=r"images of several sizes, \(None, None, 3\).*--data.image_size 224"):
         reader(VARYING, Data(), training=True)
+
+
+@pytest.mark.parametrize("side", [(4, 3), (16, 12)], ids=["smaller", "larger"])
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_mask_of_another_size_than_its_image_is_an_error(side, encoded):
+    """The crop is chosen in pixels of the image: cut out of a larger mask, it would be another part, without a word."""
+    fields = {"image": Image((None, None, 3)), "mask": Mask((None, None), 2)}
+    image, mask = np.zeros((8, 6, 3), np.uint8), np.zeros(side, np.uint8)
+    example = {name: png(array) if encoded else array for name, array in (("image", image), ("mask", mask))}
+    fits = example | {"mask": png(image[..., 0]) if encoded else image[..., 0]}
+    read = reader(dataclasses.replace(SOURCE, fields=fields), Data(image_size=5), training=True)
+    assert read.batch([fits, fits], numbers=[7, 8])["mask"].shape == (2, 5, 5)
+    message = rf"mask has {side[1]}x{side[0]} pixels and image 6x8: .*one size.*example 8 of split 'train'"
+    with pytest.raises(UsageError, match=message):
+        read.batch([fits, example], numbers=[7, 8])
+
+
+def png(array):
+    file = io.BytesIO()
+    PIL.Image.fromarray(array).save(file, "PNG")
+    return file.getvalue()
