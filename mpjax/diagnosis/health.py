@@ -91,8 +91,10 @@ WRONG = 0.3
 """The error from which a gradient in half precision is wrong, relative to the gradient or, if larger, to its terms."""
 
 _SMALL, _MINOR = 1e-3, 0.1
-"""Shares of the largest gradient's norm. A gradient in float8 below the first share is ignored. The error of a gradient
-in half precision below the second share is relative to that share.
+"""Fractions of the largest gradient's norm.
+
+In float8, a gradient whose norm is below the first fraction is ignored. In half precision, the error of a gradient
+whose norm is below the second is relative to that fraction of the largest norm.
 """
 
 
@@ -241,7 +243,10 @@ class Reference:
         return self.terms_cancel(low, scale) or not self.determined(slice(1))
 
     def terms_cancel(self, low: Sequence, scale: float) -> bool:
-        """True if the loss and its error are both at most `tolerance` times the sum of the magnitudes of its terms."""
+        """True if the loss and its error are both at most `tolerance` times the sum of the magnitudes of its terms.
+
+        The arguments are as in `has_loss`.
+        """
         loss = float(self.outputs[0])
         return max(abs(loss), abs(float(low[0]) / scale - loss)) <= self.tolerance * self.terms
 

@@ -69,9 +69,8 @@ class Program(NamedTuple):
     def flops(self) -> dict[str, int]:
         """Counts the FLOPs of matrix products, convolutions and fused attention, by path.
 
-        Paths without any are missing.
-
-        Padding is not counted. The body of a loop counts once, and every branch of a conditional counts.
+        Paths without any are missing. Padding is not counted. The body of a loop counts once, and every branch of a
+        conditional counts.
         """
         counts: dict[str, int] = {}
         for path, eqn in equations(self.jaxpr):

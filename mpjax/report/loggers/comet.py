@@ -17,7 +17,10 @@ NAME, PACKAGE = "comet", "comet_ml"
 
 
 class CometLogger(Logger):
-    """A Comet experiment: metrics by step, settings as parameters, and files as assets."""
+    """A Comet experiment: metrics by step, settings as parameters, and files as assets.
+
+    Its key is stored in the run's folder, in `comet_id`. A resumed run continues the experiment with that key.
+    """
 
     def __init__(self, run: RunInfo):
         comet: Any = importlib.import_module(PACKAGE)
@@ -61,7 +64,7 @@ class CometLogger(Logger):
 
 
 def open_comet(run: RunInfo) -> InBackground:
-    """Opens a writer to Comet, which sends in its own thread.
+    """Opens a writer to Comet, which sends in its own thread. If Comet cannot be reached, the writer only warns.
 
     Raises:
       UsageError: the package is not installed, or Comet has no key and is not offline.

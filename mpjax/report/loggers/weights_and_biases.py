@@ -16,7 +16,10 @@ NAME = "wandb"
 
 
 class WandbLogger(Logger):
-    """A W&B run: metrics by step, settings, and files as an artifact."""
+    """A W&B run: metrics by step, settings, and files as an artifact.
+
+    Its id is stored in the run's folder, in `wandb_id`. A resumed run continues the W&B run with that id.
+    """
 
     def __init__(self, run: RunInfo):
         import wandb
