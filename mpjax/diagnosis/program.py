@@ -178,7 +178,7 @@ def program_of(
 
 
 def _loss_in(result) -> jax.Array:
-    """Extracts the loss from the result of a loss function: a scalar, or a pair as with `has_aux=True`.
+    """Extracts the loss from the result of a loss function: a scalar, or the first of two values in a tuple.
 
     Raises:
       UsageError: the loss is not a floating scalar.

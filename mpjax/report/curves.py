@@ -40,7 +40,13 @@ MEANS = "A value of training is the mean of the steps since the value before."
 
 
 class PlottedMetric(NamedTuple):
-    """A metric with a panel: its name, the panel's title, and True if it is a share, shown in percent."""
+    """A metric with a panel of its own.
+
+    Attributes:
+      name: the name of the metric, without `train/` or `test/`.
+      title: the title of the panel.
+      is_share: True if the values are fractions, which are shown in percent.
+    """
 
     name: str
     title: str
@@ -234,7 +240,7 @@ def _label_last(panel, curves: Iterable[tuple[str, Curve]], metric: PlottedMetri
 
 
 def _mark_steps(panel, steps: Sequence[int], marker: str, label: str) -> None:
-    """Draws marks at the lower edge of the panel, independent of its y axis."""
+    """Draws marks at the lower edge of the panel, independent of its y axis; nothing without steps."""
     if steps:
         panel.plot(
             steps,

@@ -70,7 +70,10 @@ def step_panels(figure, heights: Sequence[float]) -> Any:
 
 
 def dress_share(panel) -> None:
-    """Sets the y axis of a panel of fractions, such as an accuracy, to percent, from near 0 to near 100 % at most."""
+    """Sets the y axis of a panel of fractions, such as an accuracy, to percent.
+
+    Limits beyond the range of fractions are moved to a little below 0 or a little above 100 %.
+    """
     from matplotlib.ticker import PercentFormatter
 
     panel.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
@@ -80,7 +83,10 @@ def dress_share(panel) -> None:
 
 
 def dress_scale(panel, scales: Iterable[float]) -> None:
-    """Sets the y axis of a panel of loss scales to powers of two, with space for marks at its lower edge."""
+    """Sets the y axis of a panel of loss scales to powers of two, with space for marks at its lower edge.
+
+    The limits cover all of `scales` that are positive.
+    """
     from matplotlib.ticker import LogLocator, NullLocator
 
     panel.set_yscale("log", base=2)

@@ -1,8 +1,8 @@
-"""Writes and reads history.jsonl, which records the settings, versions and devices of each stretch of a run.
+"""Writes and reads history.jsonl, which records the settings, versions and devices under which a run's steps ran.
 
-A line describes a stretch: the steps that one process ran under one set of settings. A checkpoint holds the lines up to
-it. A resumed run writes the file anew from these lines and a line of its own. So lost lines are restored, and lost
-steps leave no line.
+Each line is for the steps that one process ran under one set of settings. A checkpoint holds the lines up to it. A
+resumed run writes the file anew from these lines and a line of its own. So lost lines are restored, and lines of lost
+steps disappear.
 """
 
 from collections import Counter
@@ -21,10 +21,10 @@ HISTORY_FILE = "history.jsonl"
 History = Sequence[Mapping[str, Any]]
 """The lines, in the order of their steps.
 
-A line has `step` (the attempted steps before the stretch), `seconds_before` (the seconds of the run before the
-stretch), `policy`, `changed` (the old and new text of each setting that changes here), and the content of
-environment.json. If a run started without a history, its first line has `told_by` (the checkpoint) instead of the
-environment. If metrics.jsonl has lost lines before the stretch, `metrics_missing` has their first and last step.
+A line has `step` (the attempted steps before those of the line), `seconds_before` (the seconds of the run before them),
+`policy`, `changed` (the old and new text of each setting that changes here), and the content of environment.json. If a
+run started without a history, its first line has `told_by` (the checkpoint) instead of the environment. If
+metrics.jsonl has lost lines of earlier steps, `metrics_missing` has the first and last step that are lost.
 """
 
 
@@ -103,7 +103,7 @@ def read_history(path: Path) -> History:
 
 
 def _is_line(line: Any) -> bool:
-    """True if a line has the fields that its readers need, of the right types."""
+    """True if a line has `step`, `policy` and `changed`, and they and `metrics_missing` have the right types."""
     if not (isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("policy"), str)):
         return False
     changed, missing = line.get("changed"), line.get("metrics_missing", [0, 0])

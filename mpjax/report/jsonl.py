@@ -62,7 +62,7 @@ class JsonlWriter(Writer):
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads the lines of a metrics.jsonl.
+    """Reads the lines of a metrics.jsonl as dicts, in order.
 
     NaN and infinities are floats; an incomplete or damaged last line is ignored.
 

@@ -76,7 +76,7 @@ def process_of(path: Path) -> str:
 def _lives(process: int) -> bool:
     """True if a process with this id runs on this machine, also one of another user."""
     try:
-        os.kill(process, 0)  # sends nothing
+        os.kill(process, 0)  # signal 0 only checks that the process exists
     except PermissionError:  # the process belongs to another user
         return True
     except (ProcessLookupError, OverflowError):

@@ -82,7 +82,7 @@ def _histogram(layer: "Layer") -> dict:
 
 def _image(pixels: "np.ndarray") -> dict:
     """Encodes an image, uint8 [H, W, 3], as PNG in the fields of a TensorBoard image."""
-    from PIL import Image  # late: few runs have images
+    from PIL import Image  # imported here, because few runs have images
 
     encoded = io.BytesIO()
     Image.fromarray(pixels).save(encoded, "PNG")

@@ -81,9 +81,8 @@ def _has(writer: Any, method: str) -> bool:
 class UserWriters(Writers):
     """Forwards to a user's writers.
 
-    Errors of a writer are not raised. After its first failure, a writer is only closed. A failure is not raised at the
-    call: other processes have other writers, and would wait for this one. `Callbacks` raises it in all of them, at the
-    next event.
+    After its first failure, a writer is only closed. A failure is not raised at the call: other processes have other
+    writers, and would wait for this one. `Callbacks` raises it in all of them, at the next event.
 
     Args:
       writers: objects with the methods of `Writer`; `images` is optional.

@@ -81,6 +81,8 @@ def evaluation_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 def title_of(config: Config, history: History = ()) -> str:
     """Formats the title of a run's figures: model, data, policies, and the number of precision rules if there are any.
 
+    If the rules changed during the run, it says up to which step there were others.
+
     >>> title_of(Config())
     'resnet18 on digits, mixed_float16'
     >>> title_of(Config(), [{"step": 9, "changed": {"precision.policy": ["float32", "mixed_float16"]}}])
@@ -104,7 +106,7 @@ def subject_of(config: Config) -> str:
 
 
 def short_name(spec: Code) -> str:
-    """Shortens the name of a model or of data to its last part, if it is a path.
+    """Shortens the name of a model or of data to the name of its class, function or folder; others are unchanged.
 
     >>> short_name("models/mine.py:Net"), short_name("folder:/data/flowers"), short_name("resnet18")
     ('Net', 'flowers', 'resnet18')

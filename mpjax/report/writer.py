@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Writers(Writer):
-    """A writer that forwards each call to several writers, in order. An error of one ends the call.
+    """A writer that forwards each call to several writers, in order. An error of one is raised at once.
 
     `Writers()` writes nothing, for processes without output.
     """

@@ -44,7 +44,7 @@ class InBackground(Writer):
     """A writer that calls a logger in a thread of its own, so that `write` returns at once.
 
     No method raises an error of the logger. After the first failure nothing more is sent, and the next call, or
-    `close`, warns once (`LoggerWarning`). The thread starts at once.
+    `close`, warns once (`LoggerWarning`). The thread starts at once. Messages and layer statistics are not sent.
 
     Args:
       name: the name of the logger, for messages.

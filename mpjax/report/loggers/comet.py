@@ -34,7 +34,7 @@ class CometLogger(Logger):
                 log_code=False,
                 log_git_patch=False,
                 parse_args=False,
-                auto_output_logging=False,  # the console stays mpjax's
+                auto_output_logging=False,  # mpjax alone prints to the console
                 auto_param_logging=False,
                 auto_metric_logging=False,
                 display_summary_level=0,
@@ -50,7 +50,7 @@ class CometLogger(Logger):
         self._experiment.log_metrics(dict(metrics), step=step)
 
     def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
-        from PIL import Image  # late: few runs have images
+        from PIL import Image  # imported here, because few runs have images
 
         for name, pixels in images.items():  # Comet would rescale the colours of an array
             self._experiment.log_image(Image.fromarray(pixels), name=name, step=step)

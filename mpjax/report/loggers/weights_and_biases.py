@@ -31,7 +31,7 @@ class WandbLogger(Logger):
             config=tomllib.loads(to_toml(run.config)),
             id=stored_id(id_file),
             resume="allow",
-            settings=wandb.Settings(console="off"),  # the console stays mpjax's
+            settings=wandb.Settings(console="off"),  # mpjax alone prints to the console
         )
         id_file.write_text(self._run.id, encoding="utf-8")
 
