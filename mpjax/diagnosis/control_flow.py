@@ -208,6 +208,7 @@ class _Loop:
 
 
 def _split(pairs: Sequence[Pair], first: int, second: int) -> tuple[list[Pair], list[Pair], list[Pair]]:
+    """Splits pairs into the first `first`, the next `second`, and the rest."""
     return list(pairs[:first]), list(pairs[first : first + second]), list(pairs[first + second :])
 
 
@@ -220,6 +221,7 @@ def arrays_of(pairs: Sequence[Pair]) -> list[tuple]:
 
 
 def _array(value) -> jax.Array:
+    """Converts a value to a JAX array, and half precision to float32."""
     value = jnp.asarray(value)  # a loop's carry needs arrays with a dtype
     return value.astype(FLOAT32) if value.dtype in NARROW else value
 

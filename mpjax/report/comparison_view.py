@@ -104,6 +104,7 @@ def _is_nowhere_finite(contrast: Contrast) -> bool:
 
 
 def _averaged(comparison: Comparison) -> str:
+    """A clause that tells the length of the moving average; empty without one."""
     return f", each the mean of up to {comparison.window} values" if comparison.window > 1 else ""
 
 
@@ -161,6 +162,7 @@ def _note(comparisons: Sequence[Sequence[Comparison]], band: str) -> str:
 
 
 def _draw(panel, of_metric: Sequence[Comparison]) -> None:
+    """Draws the panel of one metric: a curve and a band for each group, and lines at `parts_at`."""
     first = of_metric[0]
     bands = [(first.steps, first.reference), *((comparison.steps, comparison.other) for comparison in of_metric)]
     for i, (steps, band) in enumerate(bands):

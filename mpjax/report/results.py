@@ -92,6 +92,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
+    """The git commit that mpjax runs from, with "-dirty" if files are changed; None outside of a git checkout."""
     # The repository of this package, and not one around the environment that it is installed in.
     checkout = str(Path(__file__).parents[2])
     command = ["git", "-C", checkout, "--git-dir", ".git", "describe", "--always", "--dirty", "--abbrev=40"]

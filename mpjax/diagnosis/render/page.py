@@ -78,6 +78,7 @@ def _verdict(d: Facts) -> str:
 
 
 def _advice(d: Facts) -> str:
+    """The HTML section with the advice, or with the change as text to copy if there is one; empty without either."""
     if not d.toml and not d.advice:
         return ""
     lines = [f"<p>{_FLAG.sub(_as_code, html.escape(line))}</p>" for line in d.advice]
@@ -106,6 +107,7 @@ def _as_code(match: re.Match) -> str:
 
 
 def _flushed(d: Facts) -> str:
+    """The HTML section with the 20 gradients that lose most values to zero, as bars; empty without gradients."""
     flushed = d.flushed
     if not flushed:
         return ""
