@@ -166,9 +166,9 @@ def float8_layers(make: Callable[[Policy], Program], reference: Reference) -> Fl
 
 
 def _noise(trace: Trace) -> dict[str, tuple[float, float]]:
-    """The noise of values rounded to float8, by module path.
+    """Measures the noise of values rounded to float8, as a pair by module path.
 
-    It is a pair: the least signal-to-quantisation-noise ratio in decibels, and the largest fraction of underflow.
+    The pair is the least signal-to-quantisation-noise ratio in decibels and the largest fraction of underflow.
     """
     noise: dict[str, tuple[float, float]] = {}
     for site, reading in zip(trace.sites, trace.readings, strict=True):
