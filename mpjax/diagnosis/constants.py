@@ -70,7 +70,10 @@ half-precision values alone.
 
 
 def _in_step(mine: Sequence, theirs: Sequence) -> Iterator[tuple[Any, Any]]:
-    """Yields the pairs of equations of two programs that match in primitive and in the shapes of results, in order."""
+    """Yields the pairs of equations of two programs that match in primitive and in shapes of results, in order.
+
+    Equations without a match are left out.
+    """
     keys, others = ([_key(eqn) for eqn in eqns] for eqns in (mine, theirs))
     if keys == others:
         yield from zip(mine, theirs, strict=True)
@@ -99,7 +102,7 @@ def _same(mine: tuple[int, np.ndarray] | None, theirs: tuple[int, np.ndarray] | 
 
 
 class _Origins:
-    """The floating operations of a body except casts, its control flow, and the constants behind its values."""
+    """Finds in one jaxpr the operations to match (floating ones except casts, and control flow) and its constants."""
 
     def __init__(self, jaxpr):
         body, consts = opened(jaxpr)

@@ -25,7 +25,7 @@ from mpjax.precision.dtypes import FLOAT32, is_floating
 
 
 class BodyRunner(Protocol):
-    """The part of `Emulator` that control flow uses to run its bodies."""
+    """The methods of `Emulator` that control flow uses to run its bodies."""
 
     @property
     def recorder(self) -> Any:
@@ -143,7 +143,10 @@ def with_every_rounding(run: Callable, *args):
 
 
 class _Loop:
-    """A loop whose state is the carry of both runs and the readings so far.
+    """A loop that runs in half precision and in float32 together.
+
+    Its state, for `lax.scan` or `lax.while_loop`, is the carry of both runs and the readings so far. `start` is the
+    first.
 
     Args:
       emulator: the emulator; its recorder, if any, gets the readings of all iterations, combined.
@@ -205,6 +208,7 @@ class _Loop:
 
 
 def _split(pairs: Sequence[Pair], first: int, second: int) -> tuple[list[Pair], list[Pair], list[Pair]]:
+    """Splits pairs into the first `first`, the next `second`, and the rest."""
     return list(pairs[:first]), list(pairs[first : first + second]), list(pairs[first + second :])
 
 
@@ -217,6 +221,7 @@ def arrays_of(pairs: Sequence[Pair]) -> list[tuple]:
 
 
 def _array(value) -> jax.Array:
+    """Converts a value to a JAX array, and half precision to float32."""
     value = jnp.asarray(value)  # a loop's carry needs arrays with a dtype
     return value.astype(FLOAT32) if value.dtype in NARROW else value
 

@@ -31,7 +31,8 @@ class Diagnosis(Facts):
         needed or none helps.
       verified: True if the step was run with the advice (the better scale, the rules, or float32 parameters) and is
         healthy; False also if there is nothing to repair or no repair was found.
-      float32_flops: the fraction of the FLOPs of matrix products and convolutions that the rules move to float32.
+      float32_flops: the fraction of the FLOPs of matrix products, convolutions and fused attention that the rules move
+        to float32.
       advice: the recommended changes, one line each.
       table: one row for each module and direction, in program order, and one for each parameter's update, if computed.
       policy: the policy, as text.

@@ -322,6 +322,6 @@ def _count(jaxpr) -> int:
 
 
 def _taken_out(values: list) -> Iterator:
-    """Yields the values of a list and removes each from the list."""
+    """Yields the values of a list, and removes each from the list before it is used, so that it can be freed."""
     while values:
         yield values.pop(0)

@@ -10,7 +10,13 @@ from mpjax.diagnosis.trace import TraceRow
 
 
 class ScaleStep(NamedTuple):
-    """The loss scale of one step of a run, and whether the step was skipped."""
+    """The loss scale at one step of a run.
+
+    Attributes:
+      step: the number of the attempted step.
+      scale: the loss scale.
+      skipped: True if the step was skipped, because its gradients were not finite.
+    """
 
     step: int
     scale: float
@@ -70,14 +76,17 @@ class Facts:
 
     @property
     def toml(self) -> str:
-        """The better loss scale and the rules as TOML to paste into a config file; empty if there is neither."""
+        """The better loss scale and the rules as TOML, to paste into a config file; empty if there is neither.
+
+        The tables are `[precision]` and `[precision.rules]`.
+        """
         scale = [] if self.better_scale is None else [f'[precision]\nloss_scale = "{self.better_scale:.10g}"']
         lines = [f'{json.dumps(path, ensure_ascii=False)} = "{dtype}"' for path, dtype in self.rules.items()]
         return "\n".join([*scale, *(["[precision.rules]", *lines] if lines else [])])
 
     @property
     def flags(self) -> str:
-        """The better loss scale and the rules as command-line flags; empty if there is neither."""
+        """The better loss scale and the rules as command-line flags, quoted for a shell; empty if there is neither."""
         scale = [] if self.better_scale is None else [f"--precision.loss_scale {self.better_scale:.10g}"]
         return " ".join([*scale, *filter(None, [flags_of(self.rules)])])
 

@@ -38,7 +38,8 @@ class Candidate(NamedTuple):
       preset: the name of the preset.
       rules: the rules to add to the preset, from module path to "float32".
       within: True if the step under this policy is within the tolerance.
-      float32_flops: the fraction of the FLOPs of matrix products and convolutions that the rules keep in float32.
+      float32_flops: the fraction of the FLOPs of matrix products, convolutions and fused attention that the rules keep
+        in float32.
       loss_scale: the loss scale of the trial; 1 means no scaling.
       loss_error: the relative error of the loss; inf or NaN if the step is not finite.
       gradient_error: the relative error of all gradients together, in the Euclidean norm.

@@ -15,7 +15,7 @@ _INFINITE = np.uint32(0x7F800000)
 
 
 class SaturationRunner(Protocol):
-    """The part of `Emulator` that saturation uses."""
+    """The methods of `Emulator` that saturation uses."""
 
     @property
     def top(self) -> bool:

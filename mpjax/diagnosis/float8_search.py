@@ -58,7 +58,8 @@ class Float8Layers:
         first; then the others, the noisiest first.
       rules: the rules to add to the preset, from module path to the compute dtype, for layers that cannot be in float8.
       within: True if the step with these rules is within the tolerance; False if no layer can be in float8.
-      float8_flops: the fraction of the FLOPs of matrix products and convolutions in layers that stay in float8.
+      float8_flops: the fraction of the FLOPs of matrix products, convolutions and fused attention in layers that stay
+        in float8.
       loss_error: the relative error of the loss with these rules; 0 if no layer can be in float8.
       gradient_error: the relative error of all gradients together, in the Euclidean norm; 0 if no layer can be in
         float8.
@@ -166,9 +167,9 @@ def float8_layers(make: Callable[[Policy], Program], reference: Reference) -> Fl
 
 
 def _noise(trace: Trace) -> dict[str, tuple[float, float]]:
-    """The noise of values rounded to float8, by module path.
+    """Measures the noise of values rounded to float8, as a pair by module path.
 
-    It is a pair: the least signal-to-quantisation-noise ratio in decibels, and the largest fraction of underflow.
+    The pair is the least signal-to-quantisation-noise ratio in decibels and the largest fraction of underflow.
     """
     noise: dict[str, tuple[float, float]] = {}
     for site, reading in zip(trace.sites, trace.readings, strict=True):

@@ -31,7 +31,10 @@ class Terms(Emulator):
     rounds: Callable[[str], bool] = nowhere
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Computes the results of an equation, with the sums of the magnitudes of their terms as `wide`."""
+        """Computes the results of an equation, with the sums of the magnitudes of their terms as `wide`.
+
+        Empties `pairs`.
+        """
         floating = [is_floating(atom.aval) for atom in eqn.invars]
         terms = [jnp.abs(widened(p.wide)) if f else p.low for p, f in zip(pairs, floating, strict=True)]
         alone = [pair._replace(wide=pair.low) for pair in pairs]
@@ -68,7 +71,10 @@ class Spread(Emulator):
     rounds: Callable[[str], bool] = nowhere
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Computes the results of an equation, with the root sum of squares of their terms as `wide`."""
+        """Computes the results of an equation, with the root sum of squares of their terms as `wide`.
+
+        Empties `pairs`.
+        """
         name, operands = eqn.primitive.name, list(pairs)
         pairs[:] = [pair._replace(wide=pair.low) for pair in pairs]
         outputs = super().applied(eqn, pairs, place, debug_info)
@@ -91,8 +97,10 @@ WRONG = 0.3
 """The error from which a gradient in half precision is wrong, relative to the gradient or, if larger, to its terms."""
 
 _SMALL, _MINOR = 1e-3, 0.1
-"""Shares of the largest gradient's norm. A gradient in float8 below the first share is ignored. The error of a gradient
-in half precision below the second share is relative to that share.
+"""Fractions of the largest gradient's norm.
+
+In float8, a gradient whose norm is below the first fraction is ignored. In half precision, the error of a gradient
+whose norm is below the second is relative to that fraction of the largest norm.
 """
 
 
@@ -102,10 +110,10 @@ class Reference:
 
     Attributes:
       program: the half-precision program with float32 constants; the float32 program if the two compute differently.
-      outputs: the loss and the gradients in float32, at a loss scale of 1.
+      outputs: the loss and the gradients in float32, without a loss scale.
       tolerance: as in `mpjax.diagnose`.
-      without_float8: if products are in float8, computes the outputs, at a loss scale of 1, of the step with products
-        in the compute dtype; else None.
+      without_float8: if products are in float8, computes the loss and the gradients, without a loss scale, of the step
+        with products in the compute dtype; else None.
       accepts: the largest accepted relative error of a gradient. None means `LOST` in float8, else `WRONG`. In half
         precision, None also means that gradients are not the fault: a repair with an accurate loss is enough.
       same_numbers: False if the two programs draw different random numbers, so that gradients cannot be compared.
@@ -241,7 +249,10 @@ class Reference:
         return self.terms_cancel(low, scale) or not self.determined(slice(1))
 
     def terms_cancel(self, low: Sequence, scale: float) -> bool:
-        """True if the loss and its error are both at most `tolerance` times the sum of the magnitudes of its terms."""
+        """True if the loss and its error are both at most `tolerance` times the sum of the magnitudes of its terms.
+
+        The arguments are as in `has_loss`.
+        """
         loss = float(self.outputs[0])
         return max(abs(loss), abs(float(low[0]) / scale - loss)) <= self.tolerance * self.terms
 
@@ -337,7 +348,10 @@ def is_repaired(
 
 
 def outputs_of(emulator: Emulator, program: Program, scale: float) -> list[np.ndarray]:
-    """Emulates a step; returns its scaled loss and gradients on the host, as `emulator` rounds them (`Pair.low`)."""
+    """Emulates a step. Returns `[loss, *gradients]` as NumPy arrays, multiplied by the loss scale.
+
+    The values are those that `emulator` rounds (`Pair.low`), in their half dtypes where rounded.
+    """
     return jax.device_get([pair.low for pair in emulator.run(*program.at(scale))])
 
 

@@ -122,8 +122,8 @@ _MOVES = ARRANGES | {"convert_element_type"}
 def probe(model, loss_fn: Callable, batch, *, policy: "str | Policy" = "mixed_float16", loss_scale=1.0) -> Layers:
     """Measures the activations, cotangents and gradients of a Flax NNX model in one training step, by layer.
 
-    Call it inside `jax.jit` or `nnx.jit`. It costs about four steps, which is negligible every hundredth step. `layers
-    = probe(model, loss_fn, batch, loss_scale=...)` goes inside, `layers.by_layer()` outside.
+    Call it inside `jax.jit` or `nnx.jit`, and `by_layer` on the result outside. It costs about four steps, which is
+    negligible every hundredth step.
 
     Args:
       model: an NNX module, used in its current mode; it is not changed.
@@ -133,7 +133,7 @@ def probe(model, loss_fn: Callable, batch, *, policy: "str | Policy" = "mixed_fl
       loss_scale: the factor that multiplies the loss before differentiation, a number or an array.
 
     Returns:
-      A `Layers`, a pytree of arrays that a jitted function may return. Its `by_layer` makes readable rows.
+      A `Layers`, a pytree of arrays that a jitted function may return. Its method `by_layer` fetches readable rows.
 
     Raises:
       UsageError: the model is not an NNX module, or the loss is not a floating scalar.
@@ -144,7 +144,7 @@ def probe(model, loss_fn: Callable, batch, *, policy: "str | Policy" = "mixed_fl
 def probe_function(
     loss_fn: Callable, params, batch, *, policy: "str | Policy" = "mixed_float16", loss_scale=1.0
 ) -> Layers:
-    """Measures `loss_fn(params, batch)` like `probe`, under autocast and by named scope.
+    """Measures `loss_fn(params, batch)` like `probe`, under autocast. The layers are named scopes.
 
     The loss is differentiated with respect to the floating arrays of `params`, a pytree.
     """

@@ -69,9 +69,8 @@ class Program(NamedTuple):
     def flops(self) -> dict[str, int]:
         """Counts the FLOPs of matrix products, convolutions and fused attention, by path.
 
-        Paths without any are missing.
-
-        Padding is not counted. The body of a loop counts once, and every branch of a conditional counts.
+        Paths without any are missing. Padding is not counted. The body of a loop counts once, and every branch of a
+        conditional counts.
         """
         counts: dict[str, int] = {}
         for path, eqn in equations(self.jaxpr):
@@ -179,7 +178,7 @@ def program_of(
 
 
 def _loss_in(result) -> jax.Array:
-    """Extracts the loss from the result of a loss function: a scalar, or a pair as with `has_aux=True`.
+    """Extracts the loss from the result of a loss function: a scalar, or the first of two values in a tuple.
 
     Raises:
       UsageError: the loss is not a floating scalar.

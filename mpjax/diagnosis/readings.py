@@ -61,7 +61,8 @@ class Reading(NamedTuple):
         precision.
       reference_begins: number of evaluations with finite operands and a result that is not finite, both in the
         reference.
-      flushed: index of the latest earlier site with underflow to zero that the result depends on; -1 if none.
+      flushed: index (from 0, among all sites of the run) of the latest earlier site with underflow to zero that the
+        result depends on; -1 if none.
     """
 
     size: float

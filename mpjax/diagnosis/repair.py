@@ -91,7 +91,7 @@ def with_lower_scale(finding: Finding, rules: dict[str, str], fault: Fault) -> t
 
 
 def is_repaired_at(source: str, program: Program, scale: float, reference: Reference) -> bool:
-    """True if the emulated step is healthy when one line of code, `source` as in `file:line`, computes in float32.
+    """True if the emulated step is healthy when the line of code `source`, `file:line`, computes in float32.
 
     The results of that line are rounded when other operations use them.
     """

@@ -42,7 +42,7 @@ def healthy_scale(
 
     The search multiplies by `factor` again and again. With a factor below 1, it starts from `scale` rounded up to a
     power of two, and ends at 1. With a factor above 1, it starts from `scale` rounded down, and ends at 2^24. The
-    starting scale itself is not tried.
+    starting scale itself is not tried, nor are scales below 1.
 
     Args:
       reference: the float32 step to compare with.

@@ -49,7 +49,7 @@ def decides_after(rules: Iterable[str], pattern: str) -> bool:
 
 
 def with_rules(policy: Policy, rules: Mapping[str, str]) -> Policy:
-    """Copies a policy with `rules` before its own rules, of which those without further effect are dropped."""
+    """Copies a policy with `rules` before its own rules, and drops those that then have no effect."""
     kept = {pattern: value for pattern, value in policy.rules.items() if decides_after(rules, pattern)}
     return dataclasses.replace(policy, rules={**rules, **kept})
 
@@ -185,9 +185,8 @@ def _remembering(repairs: Repairs) -> Repairs:
 def first_enough(suspects: list[str], repairs: Repairs, at_least: int = 1) -> list[str] | None:
     """Tries the first n, 2n, 4n, ... modules of a ranked list, then all.
 
-    Returns the first of these prefixes that repairs.
-
-    n is `at_least`. Returns None if not even all modules repair the step, or if there are none.
+    Returns the first of these prefixes that repairs the step. n is `at_least`. Returns None if not even all modules
+    repair the step, or if there are none.
     """
     count = at_least
     while count < len(suspects):

@@ -24,7 +24,7 @@ _NOISE = 0.01
 
 _ADDITIONS = ("add", "add_any")
 _LONG = 16
-"""The number of terms from which single additions are examined as one sum."""
+"""The number of additions in a chain, or of terms in the carry of a scan, from which they are examined as one sum."""
 
 
 def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:

@@ -24,29 +24,33 @@ class Group(NamedTuple):
 
 
 class Band(NamedTuple):
-    """The range of a group's values, `center` ± `half`, as numbers or arrays over steps; NaN if a run is nonfinite."""
+    """The interval of a group's values, `center` ± `half`, as numbers or arrays over steps.
+
+    Both are NaN where a run of the group is not finite.
+    """
 
     center: Any
     half: Any
 
 
 class Seeds(NamedTuple):
-    """Mean and sample standard deviation of a group's runs; inf or NaN if a run is. A single run has no `std`."""
+    """Mean and sample standard deviation of a group's runs; inf or NaN if a run is. `std` is None for a single run."""
 
     mean: float
     std: float | None
 
 
 class Contrast(NamedTuple):
-    """The difference between two groups.
+    """The difference between two groups in one value, such as the last loss.
 
     Attributes:
       reference: the band of the reference group.
       other: the band of the other group.
       seeds: the mean and the standard deviation of both groups, independent of the kind of band.
       difference: the difference of the means, other - reference.
-      bands: the difference of the centers in units of the sum of both `half`, or of the tolerance; inf if only one is
-        finite.
+      bands: the difference of the centers, other - reference, divided by the sum of both `half` or, with one run each,
+        by the tolerance times the larger center. Above 1 in magnitude, the groups differ. It is inf if only one center
+        is finite, and 0 if neither is.
     """
 
     reference: Band
@@ -66,11 +70,12 @@ class Comparison(NamedTuple):
       other: the band of the smoothed curves of the second group, over `steps`.
       final: the contrast at the last of `steps`, not smoothed.
       best: the contrast of each run's best value at `steps`; None if the metric has no best value.
-      parts_at: the first step from which the groups stay apart to the end; None if there is no such step.
+      parts_at: the first of `steps` from which the bands do not touch, or differ by more than the tolerance, until the
+        end; None if there is no such step.
       apart: the number of `steps` from `parts_at` on.
       by_design: True for the loss scale if one policy scales the loss and the other does not. The difference is then
         ignored.
-      window: the number of values in the moving average behind the bands and `parts_at`.
+      window: the number of values in the moving average from which the bands and `parts_at` are computed; 1 for none.
     """
 
     metric: str
@@ -88,15 +93,17 @@ class Comparison(NamedTuple):
 def compare_groups(
     metric: str, reference: Group, other: Group, *, band: str = "range", tolerance: float = 0.05, smoothing: int = 1
 ) -> Comparison:
-    """Compares one metric.
+    """Compares one metric of two groups of runs, at the steps at which all of their runs have it.
 
     Args:
       metric: the name of the metric in metrics.jsonl.
       reference: the group to compare with.
       other: the group to compare.
       band: "range" (lowest to highest seed) or "std" (two standard deviations about the mean).
-      tolerance: the relative difference up to which two groups of one run each are considered equal.
-      smoothing: the number of reports over which training curves are averaged. The loss scale is not averaged.
+      tolerance: the relative difference up to which two groups of one run each are considered equal; unused if a group
+        has more runs.
+      smoothing: the number of reports over which training metrics (`train/`) are averaged; 1 for none. Test metrics and
+        the loss scale are never averaged.
 
     Raises:
       UsageError: a run lacks the metric, or the runs have no step in common.
@@ -133,6 +140,7 @@ def compare_groups(
 
 
 def _curve(metric: str, folder: str, records: Records) -> dict[int, float]:
+    """The values of a metric by step; raises UsageError, with the names of the other metrics, if there are none."""
     curve = {record["step"]: record[metric] for record in records if metric in record}
     if not curve:
         has = sorted({name for record in records for name in record if "/" in name})
@@ -141,6 +149,7 @@ def _curve(metric: str, folder: str, records: Records) -> dict[int, float]:
 
 
 def _finite(values: Sequence[float] | np.ndarray) -> list[float]:
+    """The finite values in a list; a list of one NaN if there are none."""
     return [value for value in values if math.isfinite(value)] or [math.nan]
 
 
@@ -160,9 +169,11 @@ def _band(values: np.ndarray, kind: str) -> Band:
 
 
 def _in_bands(reference: Band, other: Band, tolerance: float | None) -> np.ndarray:
-    """The difference of the centers in units of the sum of both `half`, or of the tolerance.
+    """Divides the difference of the centers, other - reference, by the sum of both `half`, at each step.
 
-    The groups are apart where its magnitude is above 1. It is infinite if only one center is finite.
+    With a tolerance (not None), the divisor is the tolerance times the larger magnitude of the two centers. The groups
+    are apart where the result is above 1 in magnitude. It is inf where only one center is finite, and 0 where neither
+    is.
     """
     difference = other.center - reference.center
     none = reference.half + other.half

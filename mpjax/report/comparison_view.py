@@ -47,7 +47,10 @@ def comparison_table(names: tuple[str, str], comparisons: Sequence[Comparison]):
 def evidence(
     reference: Group, other: Group, comparisons: Sequence[Comparison], *, band: str, tolerance: float
 ) -> list[str]:
-    """Describes in sentences how two groups are compared (by `compare_groups`), and the result for each metric."""
+    """Describes how two groups are compared, in one sentence, and the result for each metric, in a sentence each.
+
+    `band` and `tolerance` are as in `compare_groups`.
+    """
     runs = len(reference.runs), len(other.runs)
     if runs == (1, 1):
         sentences = [
@@ -87,6 +90,7 @@ def evidence(
 
 
 def _cells(label: str, metric: str, contrast: Contrast) -> list[str]:
+    """Formats a row of the table: label, both groups, their difference, and the magnitude of `Contrast.bands`."""
     text = count if metric == "train/loss_scale" else number
     spread = [f"±{text(seeds.std)}" if seeds.std and math.isfinite(seeds.std) else "" for seeds in contrast.seeds]
     groups = [text(seeds.mean) + std for seeds, std in zip(contrast.seeds, spread, strict=True)]
@@ -95,10 +99,12 @@ def _cells(label: str, metric: str, contrast: Contrast) -> list[str]:
 
 
 def _is_nowhere_finite(contrast: Contrast) -> bool:
+    """True if each of the two groups has a run that is not finite."""
     return math.isnan(contrast.reference.center) and math.isnan(contrast.other.center)
 
 
 def _averaged(comparison: Comparison) -> str:
+    """A clause that tells the length of the moving average; empty without one."""
     return f", each the mean of up to {comparison.window} values" if comparison.window > 1 else ""
 
 
@@ -118,9 +124,9 @@ def plot_comparison(
     *,
     band: str = "range",
 ) -> None:
-    """Draws a panel for each metric: the center and band of every group, and a line at its parting step.
+    """Draws a panel for each metric, with the center and band of every group, and writes the figure to a file.
 
-    The parting step is the step from which a group stays apart from the first group.
+    A dashed line marks the step from which a group stays apart from the first group (`Comparison.parts_at`).
 
     Args:
       names: the names of the groups, the reference first.
@@ -156,6 +162,7 @@ def _note(comparisons: Sequence[Sequence[Comparison]], band: str) -> str:
 
 
 def _draw(panel, of_metric: Sequence[Comparison]) -> None:
+    """Draws the panel of one metric: a curve and a band for each group, and lines at `parts_at`."""
     first = of_metric[0]
     bands = [(first.steps, first.reference), *((comparison.steps, comparison.other) for comparison in of_metric)]
     for i, (steps, band) in enumerate(bands):
@@ -180,5 +187,5 @@ def _draw(panel, of_metric: Sequence[Comparison]) -> None:
 
 
 def letter(index: int) -> str:
-    """The short name of a group: A, B, ... Z, 27, 28, ..."""
+    """The short name of a group by its index from 0: A, B, ... Z, 27, 28, ..."""
     return chr(ord("A") + index) if index < 26 else str(index + 1)

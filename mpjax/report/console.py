@@ -24,6 +24,8 @@ def console_writer(
 ) -> Writer:
     """Opens a live display for a terminal or a notebook, or plain lines for a file, a pipe or a dumb terminal.
 
+    On a terminal the display appears at once; call `close` to end it.
+
     Args:
       total_steps: the number of attempted steps at which the run ends.
       start_step: the number of attempted steps before the run was resumed.
@@ -40,14 +42,17 @@ def console_writer(
 
 
 class Pace:
-    """Estimates the remaining time from the steps since the first report, which exclude compilation."""
+    """Estimates the remaining time of a run from its speed since the first report, which excludes compilation."""
 
     def __init__(self, total_steps: int, clock: Callable[[], float]):
         self._total_steps, self._clock = total_steps, clock
         self._first: tuple[int, float] | None = None
 
     def remaining(self, step: int) -> float | None:
-        """Estimates the seconds from `step` to the end; 0 there, None at the first report."""
+        """Estimates the seconds from `step` to the end of the run: 0 at the end, None at the first report.
+
+        The first call starts the clock.
+        """
         if step >= self._total_steps:
             return 0.0
         now = self._clock()
@@ -133,6 +138,7 @@ class _LiveConsole(Writer):
 
 
 def _numbers(head: str, fields: list[tuple[str, str]]):
+    """Formats one line of the live display: a head, then labels and values."""
     from rich.text import Text
 
     line = Text(f"{head:<5}", no_wrap=True, overflow="ellipsis")
@@ -151,7 +157,7 @@ _Show = Callable[[dict[str, str], bool], None]  # an output by MIME type, and Tr
 
 
 class _LiveTable(Writer):
-    """Shows the newest reports of a run as one table, a row for each step. Messages are printed outside it."""
+    """Shows the newest `ROWS` reports of a run as one table, a row for each step. Messages are printed outside it."""
 
     def __init__(self, total_steps: int, stream: TextIO, pace: Pace, show: _Show, clock: Callable[[], float]):
         self._total_steps, self._stream, self._pace, self._clock = total_steps, stream, pace, clock

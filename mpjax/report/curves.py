@@ -40,7 +40,13 @@ MEANS = "A value of training is the mean of the steps since the value before."
 
 
 class PlottedMetric(NamedTuple):
-    """A metric with a panel: its name, the panel's title, and True if it is a share, shown in percent."""
+    """A metric with a panel of its own.
+
+    Attributes:
+      name: the name of the metric, without `train/` or `test/`.
+      title: the title of the panel.
+      is_share: True if the values are fractions, which are shown in percent.
+    """
 
     name: str
     title: str
@@ -63,8 +69,9 @@ class Curve(NamedTuple):
 
 
 def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "", history: History = ()) -> None:
-    """Draws a panel for each metric of `METRICS` (loss, accuracy and others) and for the loss scale, if in the records.
+    """Plots the metrics of a run over its steps, a panel for each, and writes the figure to a file.
 
+    There is a panel for each metric of `METRICS` (loss, accuracy and others) in the records, and for the loss scale.
     Other metrics, such as a user's, have no panel, nor has a loss scale that is always 1 if no step was skipped.
     Without any panel, the figure says that there are no metrics yet.
 
@@ -87,13 +94,13 @@ def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "",
 
 
 def plot_seeds(runs: Mapping[int, Records], path: str | os.PathLike[str], title: str = "") -> None:
-    """Draws the panels of `plot_curves` for several runs: a thin line for each seed, the mean, and a band.
+    """Plots the metrics of runs with different seeds: a thin line for each seed, the mean, and a band.
 
-    The band is one sample standard deviation to each side. Mean and band cover the steps that all runs have, with a gap
-    at nonfinite values. Loss scales have lines only.
+    The panels are as in `plot_curves`. The band is one sample standard deviation to each side; one seed alone has none.
+    Mean and band cover the steps that all runs have, with a gap at nonfinite values. Loss scales have lines only.
 
     Args:
-      runs: the result of `read_metrics` by seed.
+      runs: the result of `read_metrics` for each run, by seed.
       path: the image file; its suffix selects the format.
       title: the title above the panels.
 
@@ -121,7 +128,8 @@ def _figure(
 
     Args:
       runs: the metrics of each run.
-      draw: `(panel, curves, label, style) -> curve` draws a metric of all runs; the end of `curve` is labelled.
+      draw: `(panel, curves, label, style) -> curve` draws a metric of all runs, and returns the curve whose last value
+        is labelled.
       scale_style: the style of each loss scale.
       skipped: the label of skipped steps, to format with their number.
       title: the title above the panels.
@@ -177,7 +185,10 @@ def _draw_curve(panel, curves: Sequence[Curve], label: str, style: Mapping[str, 
 
 
 def _draw_mean(panel, curves: Sequence[Curve], label: str, style: Mapping[str, Any]) -> Curve:
-    """Draws a thin line for each run, the mean, and a band of the spread. Returns the mean."""
+    """Draws a thin line for each run, the mean, and a band of one standard deviation. Returns the mean.
+
+    The mean is empty if the runs have no step in common.
+    """
     color = style["color"]
     for curve in curves:
         if curve.steps:
@@ -193,7 +204,7 @@ def _draw_mean(panel, curves: Sequence[Curve], label: str, style: Mapping[str, A
 
 
 def together(curves: Sequence[Curve]) -> tuple[list[int], np.ndarray]:
-    """The steps that all curves have, and the values there, float64 [curves, steps]."""
+    """The steps that all curves have, sorted, and the values there, float64 [curves, steps]."""
     at = [dict(zip(*curve, strict=True)) for curve in curves]
     steps = sorted(set.intersection(*map(set, at))) if at else []
     return steps, np.array([[values[step] for step in steps] for values in at], np.float64)
@@ -229,7 +240,7 @@ def _label_last(panel, curves: Iterable[tuple[str, Curve]], metric: PlottedMetri
 
 
 def _mark_steps(panel, steps: Sequence[int], marker: str, label: str) -> None:
-    """Draws marks at the lower edge of the panel, independent of its y axis."""
+    """Draws marks at the lower edge of the panel, independent of its y axis; nothing without steps."""
     if steps:
         panel.plot(
             steps,
@@ -246,7 +257,7 @@ def _mark_steps(panel, steps: Sequence[int], marker: str, label: str) -> None:
 
 
 def series(records: Records, name: str) -> Curve:
-    """The curve of a metric; empty if the metric is missing."""
+    """The curve of the metric `name` in a run's records, with NaN for nonfinite values; empty if there is none."""
     points = [(record["step"], record[name]) for record in records if name in record]
     return Curve([step for step, _ in points], [value if math.isfinite(value) else math.nan for _, value in points])
 
@@ -262,6 +273,6 @@ def _crowded(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _rises(total: Curve) -> list[int]:
-    """The steps at which a total increases."""
+    """The steps at which a total is larger than at the step before; also the first step, if it is above 0."""
     before = [0, *total.values]
     return [step for step, value, earlier in zip(*total, before, strict=False) if value > earlier]

@@ -54,7 +54,10 @@ def dress(panel, *, grid: Literal["x", "y"] = "y") -> None:
 
 
 def step_panels(figure, heights: Sequence[float]) -> Any:
-    """Adds panels of relative heights, one below the other, that share the steps of a run as their x axis."""
+    """Adds panels of relative heights, one below the other, that share the steps of a run as their x axis.
+
+    Returns them as an array of matplotlib axes, the top one first.
+    """
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
@@ -67,7 +70,10 @@ def step_panels(figure, heights: Sequence[float]) -> Any:
 
 
 def dress_share(panel) -> None:
-    """Sets the y axis of a panel of shares, such as an accuracy, to percent, with limits in the range of shares."""
+    """Sets the y axis of a panel of fractions, such as an accuracy, to percent.
+
+    Limits beyond the range of fractions are moved to a little below 0 or a little above 100 %.
+    """
     from matplotlib.ticker import PercentFormatter
 
     panel.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
@@ -77,7 +83,10 @@ def dress_share(panel) -> None:
 
 
 def dress_scale(panel, scales: Iterable[float]) -> None:
-    """Sets the y axis of a panel of loss scales to powers of two, with space for marks at its lower edge."""
+    """Sets the y axis of a panel of loss scales to powers of two, with space for marks at its lower edge.
+
+    The limits cover all of `scales` that are positive.
+    """
     from matplotlib.ticker import LogLocator, NullLocator
 
     panel.set_yscale("log", base=2)
@@ -90,7 +99,7 @@ def dress_scale(panel, scales: Iterable[float]) -> None:
 
 
 def draw_band(panel, steps: Sequence[int], low: np.ndarray, high: np.ndarray, *, color: str, alpha: float) -> None:
-    """Draws the area between two curves over the steps, and a bar at each step without finite neighbours."""
+    """Draws the area between two curves over the steps. A step without finite neighbours gets a vertical bar."""
     panel.fill_between(steps, low, high, color=color, alpha=alpha, linewidth=0)
     known = np.isfinite(low) & np.isfinite(high)
     beside = np.pad(known, 1)
@@ -100,7 +109,7 @@ def draw_band(panel, steps: Sequence[int], low: np.ndarray, high: np.ndarray, *,
 
 
 def legend_above(panel) -> None:
-    """Places the legend above the panel on the right, where it covers no data."""
+    """Places the legend above the panel on the right, where it covers no data. Without labels there is no legend."""
     handles, labels = panel.get_legend_handles_labels()
     if handles:
         panel.legend(
@@ -128,7 +137,9 @@ _FIXED: dict[Any, Any] = {"svg.hashsalt": "mpjax", "pdf.fonttype": 42}
 
 
 def save_figure(figure, path: str | os.PathLike[str]) -> None:
-    """Writes a figure in the format of the path's suffix, or in PNG without one; control characters are escaped.
+    """Writes a figure in the format of the path's suffix, or in PNG without one. An existing file is replaced.
+
+    Control characters in the figure's texts are escaped in place.
 
     The same figure produces the same bytes: no date is stored.
 

@@ -1,8 +1,8 @@
-"""Writes and reads history.jsonl, which records the settings, versions and devices of each stretch of a run.
+"""Writes and reads history.jsonl, which records the settings, versions and devices under which a run's steps ran.
 
-A line describes a stretch: the steps that one process ran under one set of settings. A checkpoint holds the lines up to
-it. A resumed run writes the file anew from these lines and a line of its own. So lost lines are restored, and lost
-steps leave no line.
+Each line is for the steps that one process ran under one set of settings. A checkpoint holds the lines up to it. A
+resumed run writes the file anew from these lines and a line of its own. So lost lines are restored, and lines of lost
+steps disappear.
 """
 
 from collections import Counter
@@ -21,10 +21,10 @@ HISTORY_FILE = "history.jsonl"
 History = Sequence[Mapping[str, Any]]
 """The lines, in the order of their steps.
 
-A line has `step` (the attempted steps before the stretch), `seconds_before` (the seconds of the run before the
-stretch), `policy`, `changed` (the old and new text of each setting that changes here), and the content of
-environment.json. If a run started without a history, its first line has `told_by` (the checkpoint) instead of the
-environment. If metrics.jsonl has lost lines before the stretch, `metrics_missing` has their first and last step.
+A line has `step` (the attempted steps before those of the line), `seconds_before` (the seconds of the run before them),
+`policy`, `changed` (the old and new text of each setting that changes here), and the content of environment.json. If a
+run started without a history, its first line has `told_by` (the checkpoint) instead of the environment. If
+metrics.jsonl has lost lines of earlier steps, `metrics_missing` has the first and last step that are lost.
 """
 
 
@@ -35,15 +35,15 @@ def continued(
     environment: Mapping[str, Any],
     missing: tuple[int, int] | None = None,
 ) -> list[dict[str, Any]]:
-    """Extends the history of a run whose next steps run under the settings of `about`.
+    """Extends the history of a run by a line for the steps that this process will run.
 
-    The result is the lines of `before` whose stretches began before `step`, and a new line. Settings of one command
-    (`OF_ONE_COMMAND`) do not count as changed.
+    The result is the lines in `before` that begin before `step`, and the new line, as in `History`. For a new run it is
+    the new line only. Settings of one command (`OF_ONE_COMMAND`) do not count as changed.
 
     Args:
-      before: the description of the checkpoint that the run resumes from; empty for a new run.
+      before: the description stored in the checkpoint that the run resumes from; empty for a new run.
       step: the number of attempted steps so far.
-      about: the description of future checkpoints: `policy`, and `config` as TOML.
+      about: the description that future checkpoints will store: `policy`, and `config` as TOML.
       environment: the content of environment.json.
       missing: the first and the last step that metrics.jsonl lacks; None if it lacks none.
     """
@@ -60,7 +60,11 @@ def continued(
 
 
 def history_in(about: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
-    """The history in the description of the checkpoint of `step`; if there is none, one line from 0 with its policy."""
+    """The history in the description of a checkpoint, `about`.
+
+    If there is none, or it is damaged, the result is one line from step 0 with the checkpoint's policy. Its `told_by`
+    names the checkpoint of `step`.
+    """
     known = about.get("history")
     if isinstance(known, list) and known and all(map(_is_line, known)):
         return known
@@ -69,21 +73,24 @@ def history_in(about: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
 
 
 def begins(history: History, about: Mapping[str, Any]) -> bool:
-    """True if `history` begins with the history in the description of a checkpoint; False if that has none."""
+    """True if `history` begins with the lines of a checkpoint's history, `about["history"]`; False if that has none."""
     known = about.get("history")
     return isinstance(known, list) and bool(known) and known == list(history[: len(known)])
 
 
 def lines_of(history: History) -> bytes:
-    """Encodes a history as the content of history.jsonl."""
+    """Encodes a history as the content of history.jsonl, one JSON object per line."""
     return b"".join(strict_json.encode(line).encode() + b"\n" for line in history)
 
 
 def read_history(path: Path) -> History:
-    """Reads a history.jsonl, without an incomplete last line. A missing file, as in old runs, is an empty history.
+    """Reads a history.jsonl.
+
+    A missing file, as in old runs, is an empty history; an incomplete last line is ignored.
 
     Raises:
       UsageError: a line is damaged.
+      OSError: the file cannot be read.
     """
     history = read_metrics(path) if path.exists() else []
     for number, line in enumerate(history, start=1):
@@ -96,7 +103,7 @@ def read_history(path: Path) -> History:
 
 
 def _is_line(line: Any) -> bool:
-    """True if a line has the fields that its readers need, of the right types."""
+    """True if a line has `step`, `policy` and `changed`, and they and `metrics_missing` have the right types."""
     if not (isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("policy"), str)):
         return False
     changed, missing = line.get("changed"), line.get("metrics_missing", [0, 0])
@@ -109,7 +116,7 @@ def _is_pair(value: Any, kind: type) -> bool:
 
 
 def policies_of(history: History, policy: str = "") -> str:
-    """Describes the policies of a run over its steps, or returns `policy` without a history.
+    """Describes the policies of a run over its steps. Returns `policy` if the history is empty.
 
     >>> policies_of([{"step": 0, "policy": "float32"}, {"step": 9, "policy": "float16"}])
     'float32 to step 9, then float16'
@@ -118,7 +125,7 @@ def policies_of(history: History, policy: str = "") -> str:
 
 
 def changed_settings(history: History) -> dict[str, str]:
-    """Describes each changed setting by its values over the steps.
+    """Describes each setting that changed during a run by its values over the steps; empty if none changed.
 
     >>> changed_settings([{"step": 9, "changed": {"seed": ["0", "1"]}}, {"step": 20, "changed": {"seed": ["1", "0"]}}])
     {'seed': '0 to step 9, then 1 to step 20, then 0'}
@@ -131,7 +138,7 @@ def changed_settings(history: History) -> dict[str, str]:
 
 
 def _over_steps(values: Sequence[tuple[int, str]]) -> str:
-    """Joins values with the steps at which they end. Equal neighbours are merged."""
+    """Joins values, given with their first steps, in words: "a to step 9, then b". Equal neighbours are merged."""
     kept = [pair for index, pair in enumerate(values) if index == 0 or pair[1] != values[index - 1][1]]
     ends = [f" to step {step:,}" for step, _ in kept[1:]]
     return ", then ".join(value + end for (_, value), end in zip(kept, [*ends, ""], strict=True)) if kept else ""
@@ -142,7 +149,9 @@ _NOT_OF_RESULTS = ("loop.", "report.", "data.data_dir")
 
 
 def turns_of(history: History) -> dict[int, str]:
-    """Describes the changes of settings that affect results (all but `_NOT_OF_RESULTS`), by step.
+    """Describes the changes of settings that affect results, by the number of steps attempted before the change.
+
+    Settings that start with one of `_NOT_OF_RESULTS` are ignored, and so are steps with no other change.
 
     >>> turns_of([{"step": 9, "changed": {"seed": ["0", "1"], "loop.keep": ["2", "3"]}}])
     {9: 'seed 1, before 0'}
@@ -156,7 +165,7 @@ def turns_of(history: History) -> dict[int, str]:
 
 
 def later_turns(history: History, step: int) -> str:
-    """Describes the changes of settings from step `step` on, or returns an empty string.
+    """Describes the changes of settings at `step` or later, as in `turns_of`; empty if there are none.
 
     >>> later_turns([{"step": 9, "changed": {"seed": ["0", "1"]}}], 9)
     'from step 9: seed 1, before 0'
@@ -165,7 +174,7 @@ def later_turns(history: History, step: int) -> str:
 
 
 def gaps_of(history: History) -> list[str]:
-    """Lists the ranges of steps that metrics.jsonl lacks.
+    """Lists the ranges of steps, first and last included, whose metrics are lost from metrics.jsonl.
 
     >>> gaps_of([{"step": 20, "metrics_missing": [11, 20]}])
     ['11 to 20']
@@ -174,14 +183,17 @@ def gaps_of(history: History) -> list[str]:
 
 
 def entries_of(history: History) -> dict[str, Any]:
-    """The entries of a history in summary.json: `changed` by step and `metrics_missing`, each if there are any."""
+    """The entries for summary.json: `changed` (`turns_of`) and `metrics_missing` (`gaps_of`), each if not empty."""
     turns, gaps = turns_of(history), gaps_of(history)
     changed = {"changed": {str(step): text for step, text in turns.items()}} if turns else {}
     return changed | ({"metrics_missing": gaps} if gaps else {})
 
 
 def other_versions(history: History) -> Iterator[tuple[str, str, str]]:
-    """Yields name, old and new version of packages, Python and devices that are in both last lines and differ."""
+    """Yields name, old and new version of each package, of Python and of the devices that changed on the last resume.
+
+    They are in both of the last two lines, and differ. Yields nothing for fewer than two lines.
+    """
     if len(history) < 2:
         return
     old, new = map(_versions, history[-2:])
@@ -191,6 +203,7 @@ def other_versions(history: History) -> Iterator[tuple[str, str, str]]:
 
 
 def _versions(line: Mapping[str, Any]) -> dict[str, str]:
+    """The versions of packages and Python in a line of the history, by name, and its devices, as in "8 TPU v4"."""
     packages, devices = line.get("packages"), line.get("devices")
     versions = {name: str(version) for name, version in packages.items()} if isinstance(packages, dict) else {}
     if isinstance(devices, list):

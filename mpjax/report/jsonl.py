@@ -23,11 +23,13 @@ Records = Sequence[Mapping[str, Any]]
 class JsonlWriter(Writer):
     """Appends one line `{"step": ..., "time": ..., metrics...}` to a metrics file for each call of `write`.
 
+    `time` is the time in seconds since the run began, without pauses before a resumption.
+
     Args:
       path: the file; its folder is created.
       resume_step: the step of the checkpoint that the run resumes from. None: a new run. Lines of later steps, which a
-        killed run wrote after its checkpoint, and an incomplete last line are dropped. `time` continues from the last
-        kept line.
+        killed run wrote after its checkpoint, and an incomplete last line are removed from the file. `time` continues
+        from the last kept line.
       clock: the function that returns the time in seconds, from an arbitrary start.
 
     Raises:
@@ -60,7 +62,9 @@ class JsonlWriter(Writer):
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads the lines of a metrics.jsonl, with NaN and infinities as floats, without an incomplete last line.
+    """Reads the lines of a metrics.jsonl as dicts, in order.
+
+    NaN and infinities are floats; an incomplete or damaged last line is ignored.
 
     Raises:
       UsageError: a line before the last is damaged; the message names the line.
@@ -70,17 +74,19 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def written_lines(path: Path) -> int:
-    """The number of lines of a metrics.jsonl; 0 without the file."""
+    """The number of complete lines in a metrics.jsonl; 0 if there is no file."""
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def missing_steps(records: Records, step: int, written: int = 0) -> tuple[int, int] | None:
-    """The first and the last step, up to checkpoint `step`, of a range with lost lines; None if no line is lost.
+    """Finds the first and the last step whose metrics are lost before a checkpoint; None if no line is lost.
 
-    Before it writes a checkpoint, a run writes the metrics of all steps up to it.
+    Before it writes a checkpoint, a run writes the metrics of all steps up to it. So the steps after the last line of
+    training metrics are lost. If there are none, but lines are fewer than `written`, it is not known which are lost,
+    and the range is from 1 to `step`.
 
     Args:
-      records: the lines that are left.
+      records: the lines that are left, of which those after `step` are ignored.
       step: the step of the checkpoint.
       written: the number of lines that the run had written by the checkpoint; 0: unknown.
 
@@ -98,7 +104,10 @@ def missing_steps(records: Records, step: int, written: int = 0) -> tuple[int, i
 
 
 def _rewind(path: Path, step: int) -> float:
-    """Drops the lines after `step`, and returns the time of the last kept line."""
+    """Removes the lines after `step`, and an incomplete last line, from the file.
+
+    Returns the `time` of the last line that is left, in seconds; 0 if none is left or there is no file.
+    """
     if not path.exists():
         return 0.0
     kept = [(line, record) for line, record in _lines(path) if record["step"] <= step]
@@ -109,7 +118,10 @@ def _rewind(path: Path, step: int) -> float:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yields each complete line, newline included, and its decoded record."""
+    """Yields each line of the file, as bytes with its newline, and its decoded record.
+
+    Ignores a damaged last line, and raises UsageError for any other damaged line.
+    """
     with naming(path):
         lines = path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):

@@ -37,7 +37,11 @@ PACKAGES = (
 
 
 def environment(devices: list[str], compiler_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Collects versions, machine, devices, command, date, and the commit if mpjax runs from a git checkout."""
+    """Collects versions, machine, devices, command, date and commit, as the content of environment.json.
+
+    The version of a package that is not installed is None. `commit` is None if mpjax does not run from a git checkout.
+    The date is in UTC.
+    """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -53,10 +57,10 @@ def environment(devices: list[str], compiler_options: Mapping[str, Any]) -> dict
 
 
 def process_of(path: Path) -> str:
-    """Describes the process that wrote an environment.json.
+    """Describes the process that wrote an environment.json: "process 12 on HOST", or "another process".
 
-    The description is "another process" if the file is unreadable or damaged, or its process ran on this host and has
-    ended. Until the first step of a resumed run, the file is still from the previous process.
+    It is "another process" if the file is unreadable or damaged, or its process ran on this host and has ended. Until
+    the first step of a resumed run, the file is still from the previous process.
     """
     try:
         content = strict_json.decode(path.read_text(encoding="utf-8"))
@@ -70,8 +74,9 @@ def process_of(path: Path) -> str:
 
 
 def _lives(process: int) -> bool:
+    """True if a process with this id runs on this machine, also one of another user."""
     try:
-        os.kill(process, 0)  # sends nothing
+        os.kill(process, 0)  # signal 0 only checks that the process exists
     except PermissionError:  # the process belongs to another user
         return True
     except (ProcessLookupError, OverflowError):
@@ -87,6 +92,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
+    """The git commit that mpjax runs from, with "-dirty" if files are changed; None outside of a git checkout."""
     # The repository of this package, and not one around the environment that it is installed in.
     checkout = str(Path(__file__).parents[2])
     command = ["git", "-C", checkout, "--git-dir", ".git", "describe", "--always", "--dirty", "--abbrev=40"]
@@ -116,9 +122,9 @@ def summarise(
       records: the result of `read_metrics`.
       steps: the number of steps that updated the parameters.
       attempts: the number of attempted steps, skipped steps included.
-      skipped: the number of steps with nonfinite gradients.
-      seconds: the total wall-clock time of the run.
-      compile_seconds: the part of `seconds` spent compiling before the first step.
+      skipped: the number of steps that were skipped because gradients were not finite.
+      seconds: the total wall-clock time of the run, in seconds.
+      compile_seconds: the seconds spent compiling before the first step, which `seconds` includes.
       examples_per_second: the training throughput without compilation and evaluation.
       policy: a description of the precision policy.
       parameters: the number of trainable values in the model.
@@ -156,7 +162,7 @@ _NOT_FINAL = ("train/skipped", "train/examples_per_second")
 
 
 def throughput(records: Records) -> float:
-    """The training throughput: the median over the intervals between reports; NaN without reports.
+    """The training throughput in examples per second: the median over the reports; NaN without reports.
 
     >>> throughput([{"train/examples_per_second": rate} for rate in (20.0, 950.0, 1000.0)])
     950.0
@@ -166,12 +172,12 @@ def throughput(records: Records) -> float:
 
 
 def as_file(content: Mapping[str, Any]) -> bytes:
-    """Encodes the content of environment.json or summary.json."""
+    """Encodes the content of environment.json or summary.json as indented JSON, in UTF-8."""
     return strict_json.encode(content, indent=2).encode() + b"\n"
 
 
 def write_summary(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> None:
-    """Writes summary.json atomically.
+    """Writes `summary` as JSON to `path`, atomically. An existing file is replaced.
 
     Raises:
       OSError: the file cannot be written; the message names the file.
@@ -180,7 +186,10 @@ def write_summary(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> N
 
 
 def summary_of(path: Path, ran: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Reads a summary.json, or returns None if an entry of `ran` differs or is missing in it, or it cannot be read."""
+    """Reads a summary.json if it is the summary of the run that `ran` describes.
+
+    Returns None if the file cannot be read, or if any entry of `ran` is missing in it or differs.
+    """
     try:
         summary = strict_json.decode(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -189,7 +198,7 @@ def summary_of(path: Path, ran: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def summary_table(summary: Mapping[str, Any]) -> str:
-    """Formats the summary as aligned lines, the same for a terminal and a log."""
+    """Formats the result of `summarise` as aligned lines of a label and a text. Control characters are escaped."""
     rows = [
         ("policy", summary["policy"]),
         ("parameters", f"{summary['parameters']:,}"),
@@ -214,6 +223,7 @@ def summary_table(summary: Mapping[str, Any]) -> str:
 
 
 def _best(records: Records, score: Score) -> dict[str, float]:
+    """The entries `best/test/<metric>` and `best/step` of the summary; empty if the score was never finite."""
     name = f"test/{score.metric}"
     scores = [(record[name], record["step"]) for record in records if math.isfinite(record.get(name, math.nan))]
     if not scores:
@@ -223,6 +233,7 @@ def _best(records: Records, score: Score) -> dict[str, float]:
 
 
 def _with_best(name: str, summary: Mapping[str, Any]) -> str:
+    """Formats a metric of the summary, with its best value and step if the summary has them."""
     best = summary.get(f"best/{name}")
     aside = "" if best is None else f"  (best {number(best)} at step {summary['best/step']})"
     return number(summary[name]) + aside

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 class TensorBoardWriter(Writer):
     """Writes a new event file. Every metric becomes a scalar under its own name.
 
+    Statistics of a layer become scalars and a histogram under DIRECTION/PATH/.
+
     Args:
       directory: the TensorBoard log directory of the run; it is created.
-      resume_step: the step of the checkpoint that the run resumes from. None: a new run. TensorBoard drops later steps
-        of earlier files.
+      resume_step: the step of the checkpoint that the run resumes from. None: a new run. TensorBoard then hides later
+        steps of earlier files.
 
     Raises:
       OSError: the file cannot be written, here or in `write`; the message names the file.
@@ -63,7 +65,7 @@ _STATISTICS = ("largest", "mean", "non_finite", "overflow", "underflow", "subnor
 
 
 def _histogram(layer: "Layer") -> dict:
-    """The histogram of log2 of the magnitudes. Sums place each value at the centre of its bin."""
+    """Builds a TensorBoard histogram of log2 of a layer's magnitudes, with each value at the centre of its bin."""
     counts = layer.counts
     # Empty bins in between are included, because a viewer assumes that each bin starts where the previous one ends.
     exponents = range(min(counts), max(counts) + 1) if counts else range(0)
@@ -79,8 +81,8 @@ def _histogram(layer: "Layer") -> dict:
 
 
 def _image(pixels: "np.ndarray") -> dict:
-    """Encodes an image uint8 [H, W, 3] as PNG."""
-    from PIL import Image  # late: few runs have images
+    """Encodes an image, uint8 [H, W, 3], as PNG in the fields of a TensorBoard image."""
+    from PIL import Image  # imported here, because few runs have images
 
     encoded = io.BytesIO()
     Image.fromarray(pixels).save(encoded, "PNG")

@@ -1,4 +1,4 @@
-"""A user's writers: opened by name, checked, and called so that a failure ends the run with a checkpoint."""
+"""Opens a user's writers by name, checks them, and calls them so that a failure ends the run with a checkpoint."""
 
 import contextlib
 import functools
@@ -26,20 +26,22 @@ _REQUIRED = ("write", "layers", "saved", "message", "close")
 
 
 def open_named_writers(specs: Sequence[Code], run: RunInfo) -> list[Any]:
-    """Opens the writers that `--report.writers` names.
+    """Opens the writers that `--report.writers` names, in order.
 
     Raises:
-      UsageError: there is no such code, it fails, or its result is no writer. Open writers are then closed.
+      UsageError: there is no such code, it fails, or its result is no writer. The writers opened before are then
+        closed.
     """
     return open_all(openers_of(specs, run))
 
 
 def openers_of(specs: Sequence[Code], run: RunInfo) -> list[Callable[[], Any]]:
-    """Builds a function for each of `specs` that opens its writer."""
+    """Builds a function for each of `specs` that opens its writer. The code is loaded when the function is called."""
     return [functools.partial(_open, spec, run) for spec in specs]
 
 
 def _open(spec: Code, run: RunInfo) -> Any:
+    """Loads the code that `spec` names, calls it with `run`, and checks that the result is a writer."""
     code = LOGGERS.get(spec) if isinstance(spec, str) and ":" not in spec else spec
     if code is None:
         raise UsageError(
@@ -72,14 +74,15 @@ def require_writer(writer: Any, source: str) -> None:
 
 
 def _has(writer: Any, method: str) -> bool:
+    """True if an object has this method."""
     return callable(getattr(writer, method, None))
 
 
 class UserWriters(Writers):
-    """Forwards to a user's writers. After its first failure, a writer is only closed.
+    """Forwards to a user's writers.
 
-    A failure is not raised at the call: other processes have other writers, and would wait for this one. `Callbacks`
-    raises it in all of them, at the next event.
+    After its first failure, a writer is only closed. A failure is not raised at the call: other processes have other
+    writers, and would wait for this one. `Callbacks` raises it in all of them, at the next event.
 
     Args:
       writers: objects with the methods of `Writer`; `images` is optional.
@@ -92,11 +95,13 @@ class UserWriters(Writers):
         self._failed: set[int] = set()
 
     def close(self) -> None:
+        """Closes all writers in reverse order, also those that failed. Failures are recorded and not raised."""
         for writer in reversed(self._writers):
             self._call(writer, "close")
 
     @property
     def takes_images(self) -> bool:
+        """True if any of the writers takes images. One without this property does if it has `images`."""
         return any(getattr(writer, "takes_images", _has(writer, "images")) for writer in self._writers)
 
     def _forward(self, method: str, *arguments: Any) -> None:
@@ -105,6 +110,7 @@ class UserWriters(Writers):
                 self._call(writer, method, *arguments)
 
     def _call(self, writer: Any, method: str, *arguments: Any) -> None:
+        """Calls a method of a writer. Records its first failure in `failures`, and marks it as failed."""
         try:
             getattr(writer, method)(*arguments)
         except (Exception, SystemExit) as cause:
@@ -118,7 +124,10 @@ class UserWriters(Writers):
 
 @contextlib.contextmanager
 def failures_of_writers() -> Iterator[list[CallbackError]]:
-    """Context that yields an empty list for failures of `UserWriters`; if the block raises, warns of each in it."""
+    """Context that yields an empty list, for the failures of `UserWriters`.
+
+    If the block raises, each failure in the list becomes a `LoggerWarning`. Otherwise the caller has to handle them.
+    """
     failures: list[CallbackError] = []
     try:
         yield failures

@@ -1,4 +1,4 @@
-"""Formats metrics as text: numbers, times, and the fields of a line."""
+"""Formats metrics as text: numbers, durations, labels, and the titles of figures."""
 
 import math
 import pathlib
@@ -21,7 +21,7 @@ def number(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Formats examples per second: an integer, or three significant digits below 100."""
+    """Formats a number of examples per second: an integer, or three significant digits below 100."""
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
@@ -31,7 +31,7 @@ def count(value: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Formats a duration; `-:--` if it is unknown.
+    """Formats a duration as minutes and seconds, with hours if there are any; `-:--` if it is None or not finite.
 
     >>> duration(12), duration(3723), duration(None)
     ('0:12', '1:02:03', '-:--')
@@ -59,7 +59,10 @@ _FILES_ONLY = ("train/grad_norm", "train/learning_rate", "train/consecutive_skip
 
 
 def training_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The label and text of each training metric on the console. Metrics of `_FILES_ONLY` go to the files only."""
+    """The label and the text of each training metric that the console shows.
+
+    Loss and scores are first, then a user's own metrics, then the others. Metrics of `_FILES_ONLY` are left out.
+    """
     users = [name for name in metrics if name.startswith("train/") and name not in (*_TRAIN, *_FILES_ONLY)]
     fields = {**{name: (name.removeprefix("train/"), number) for name in users}, **_TRAIN}
     shown = [name for name in dict.fromkeys((*_QUALITY, *users, *_TRAIN)) if name in metrics]
@@ -67,7 +70,7 @@ def training_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def evaluation_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The labels and texts of the `test/` and `ema/` metrics alone: `test/loss` is `loss`, `ema/loss` is `ema_loss`."""
+    """The label and text of each `test/` and `ema/` metric: `test/loss` becomes `loss`, `ema/loss` `ema_loss`."""
     return [
         (name.removeprefix("test/").replace("/", "_"), number(value))
         for name, value in metrics.items()
@@ -77,6 +80,8 @@ def evaluation_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 def title_of(config: Config, history: History = ()) -> str:
     """Formats the title of a run's figures: model, data, policies, and the number of precision rules if there are any.
+
+    If the rules changed during the run, it says up to which step there were others.
 
     >>> title_of(Config())
     'resnet18 on digits, mixed_float16'
@@ -101,7 +106,7 @@ def subject_of(config: Config) -> str:
 
 
 def short_name(spec: Code) -> str:
-    """Shortens the name of a model or of data to its last part, if it is a path.
+    """Shortens the name of a model or of data to the name of its class, function or folder; others are unchanged.
 
     >>> short_name("models/mine.py:Net"), short_name("folder:/data/flowers"), short_name("resnet18")
     ('Net', 'flowers', 'resnet18')

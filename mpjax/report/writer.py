@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class Writers(Writer):
-    """Forwards to several writers, in order. `Writers()` writes nothing, for processes without output."""
+    """A writer that forwards each call to several writers, in order. An error of one is raised at once.
+
+    `Writers()` writes nothing, for processes without output.
+    """
 
     def __init__(self, writers: Iterable[Any] = ()):
         self._writers = tuple(writers)
@@ -40,13 +43,14 @@ class Writers(Writer):
         self._forward("message", text)
 
     def close(self) -> None:
-        """Closes every writer, the last opened first, even if one fails. Raises the last failure."""
+        """Closes every writer, in reverse order, even if one fails. Then raises the last failure, if any."""
         with contextlib.ExitStack() as closed:
             for writer in self._writers:
                 closed.callback(writer.close)
 
     @property
     def takes_images(self) -> bool:
+        """True if any of the writers takes images."""
         return any(writer.takes_images for writer in self._writers)
 
     def _forward(self, method: str, *arguments: Any) -> None:
@@ -59,6 +63,8 @@ def open_writers(
 ) -> Writers:
     """Opens metrics.jsonl, optional TensorBoard events and the console. If no step is left, opens only the console.
 
+    Folders are created. If one writer cannot be opened, those before it are closed.
+
     Args:
       run_dir: the run's folder; events go to its subfolder `tensorboard`.
       total_steps: the number of attempted steps at which the run ends.
@@ -66,7 +72,8 @@ def open_writers(
       tensorboard: True to write TensorBoard events.
 
     Raises:
-      UsageError: a new run would overwrite the metrics of an earlier run.
+      UsageError: a new run would overwrite the metrics of an earlier run, or a line of a resumed run's metrics is
+        damaged.
       OSError: a file cannot be written; the message names the file.
     """
     folder = Path(run_dir)
@@ -80,7 +87,7 @@ def open_writers(
 
 
 def open_all(openers: Iterable[Callable[[], Any]]) -> list[Any]:
-    """Opens writers in order. If one cannot be opened, closes those before it."""
+    """Opens writers in order. If one cannot be opened, closes those before it and raises the error."""
     writers = []
     with contextlib.ExitStack() as opened:
         for opener in openers:

@@ -78,6 +78,7 @@ def _verdict(d: Facts) -> str:
 
 
 def _advice(d: Facts) -> str:
+    """The HTML section with the advice, or with the change as text to copy if there is one; empty without either."""
     if not d.toml and not d.advice:
         return ""
     lines = [f"<p>{_FLAG.sub(_as_code, html.escape(line))}</p>" for line in d.advice]
@@ -106,6 +107,7 @@ def _as_code(match: re.Match) -> str:
 
 
 def _flushed(d: Facts) -> str:
+    """The HTML section with the 20 gradients that lose most values to zero, as bars; empty without gradients."""
     flushed = d.flushed
     if not flushed:
         return ""
@@ -240,8 +242,8 @@ def _limits_text(dtype: np.dtype) -> str:
 def _axis(limits: tuple[int, int, int] | None, low: int, high: int) -> str:
     """Draws the labels of a dtype's limits, as in `_limits`, and of the ends of the plot if there is room.
 
-    `high` is the exponent after the last of the plot. If `limits` is None, 2^0 takes the place of the limits. A narrow
-    screen shows fewer labels.
+    `high` is the exponent after the last of the plot. If `limits` is None, 2^0 takes the place of the limits. Labels
+    that are close to others get the class `wide`, and are hidden on a small screen.
     """
     zero, subnormal, overflow = limits or (low, 0, high)
     placed: dict[int, bool] = {}
@@ -288,7 +290,7 @@ _ROWS = 20
 
 
 def cell_of(found: Facts) -> str:
-    """Renders a diagnosis as HTML for a notebook: verdict, place, evidence, advice, text to paste, the 20 worst rows.
+    """Renders a diagnosis as HTML for a notebook: verdict, evidence, advice, text to paste, and the 20 worst rows.
 
     The text to paste is TOML and the repaired policy, if there are any.
     """

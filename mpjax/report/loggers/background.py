@@ -19,10 +19,10 @@ from mpjax.extend import Writer
 
 
 class Logger(Writer):
-    """A writer for an experiment logger, used by one thread. Each method may raise any exception."""
+    """A writer to an experiment logger. `InBackground` calls it in one thread. Each method may raise any exception."""
 
     def files(self, paths: Sequence[pathlib.Path]) -> None:
-        """Stores files of the run."""
+        """Sends files of the run's folder to the logger, at the end of the run."""
 
 
 FILES = (
@@ -41,11 +41,14 @@ PATIENCE = 60.0
 
 
 class InBackground(Writer):
-    """A writer that calls a logger in a thread of its own. At the first failure it warns, and sends no more.
+    """A writer that calls a logger in a thread of its own, so that `write` returns at once.
+
+    No method raises an error of the logger. After the first failure nothing more is sent, and the next call, or
+    `close`, warns once (`LoggerWarning`). The thread starts at once. Messages and layer statistics are not sent.
 
     Args:
       name: the name of the logger, for messages.
-      open_logger: opens the logger; called in that thread.
+      open_logger: opens the logger; called in that thread, where it may fail too.
       folder: the folder of the run.
       patience: the seconds to wait at the end until everything is sent.
     """
@@ -67,7 +70,10 @@ class InBackground(Writer):
         self._put(lambda logger: logger.images(step, dict(images)))
 
     def close(self) -> None:
-        """Stores the files of the run, and waits until everything is sent, at most `patience` seconds."""
+        """Sends the files of the run (`FILES`), and waits until everything is sent, at most `patience` seconds.
+
+        Warns if not everything is sent by then. Further calls do nothing.
+        """
         if self._closed:
             return
         self._closed = True
@@ -94,6 +100,7 @@ class InBackground(Writer):
             self._failure = first_line(error)
 
     def _tell(self) -> None:
+        """Warns of the logger's failure, once."""
         if self._failure and not self._told:
             self._told = True
             self._warn(f"{self._failure}; nothing more is sent, and the run goes on")
@@ -103,16 +110,16 @@ class InBackground(Writer):
 
 
 def require_package(name: str, package: str) -> None:
-    """Raises UsageError if the package of a logger is not installed."""
+    """Raises UsageError if the package of a logger is not installed. Does not import it."""
     if importlib.util.find_spec(package) is None:
         raise UsageError(f"--report.writers {name}: the package is not installed; write pip install 'mpjax[{name}]'")
 
 
 def stored_id(file: pathlib.Path) -> str | None:
-    """Reads the id under which a resumed run continues, or returns None for a new run."""
+    """Reads a logger's id of a run, under which a resumed run continues; None if there is no file, as in a new run."""
     return file.read_text(encoding="utf-8").strip() if file.exists() else None
 
 
 def flat_settings(config: Config) -> dict[str, Any]:
-    """The settings of a run by their full names, such as `precision.policy`."""
+    """The settings of a run by their full names, such as `precision.policy`, in one dict without levels."""
     return dict(flat(tomllib.loads(to_toml(config))))

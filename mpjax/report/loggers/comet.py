@@ -17,7 +17,10 @@ NAME, PACKAGE = "comet", "comet_ml"
 
 
 class CometLogger(Logger):
-    """A Comet experiment: metrics by step, settings as parameters, and files as assets."""
+    """A Comet experiment: metrics by step, settings as parameters, and files as assets.
+
+    Its key is stored in the run's folder, in `comet_id`. A resumed run continues the experiment with that key.
+    """
 
     def __init__(self, run: RunInfo):
         comet: Any = importlib.import_module(PACKAGE)
@@ -31,7 +34,7 @@ class CometLogger(Logger):
                 log_code=False,
                 log_git_patch=False,
                 parse_args=False,
-                auto_output_logging=False,  # the console stays mpjax's
+                auto_output_logging=False,  # mpjax alone prints to the console
                 auto_param_logging=False,
                 auto_metric_logging=False,
                 display_summary_level=0,
@@ -47,7 +50,7 @@ class CometLogger(Logger):
         self._experiment.log_metrics(dict(metrics), step=step)
 
     def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
-        from PIL import Image  # late: few runs have images
+        from PIL import Image  # imported here, because few runs have images
 
         for name, pixels in images.items():  # Comet would rescale the colours of an array
             self._experiment.log_image(Image.fromarray(pixels), name=name, step=step)
@@ -61,7 +64,7 @@ class CometLogger(Logger):
 
 
 def open_comet(run: RunInfo) -> InBackground:
-    """Opens a writer to Comet, which sends in its own thread.
+    """Opens a writer to Comet, which sends in its own thread. If Comet cannot be reached, the writer only warns.
 
     Raises:
       UsageError: the package is not installed, or Comet has no key and is not offline.

@@ -19,7 +19,11 @@ _LONGEST = 6000  # the most characters of a parameter that MLflow accepts
 
 
 class MlflowLogger(Logger):
-    """An MLflow run: metrics by step, settings as parameters, and files as artifacts."""
+    """An MLflow run: metrics by step, settings as parameters, and files as artifacts.
+
+    Its id is stored in the run's folder, in `mlflow_id`. A resumed run continues the MLflow run with that id.
+    Infinities are sent as NaN.
+    """
 
     def __init__(self, run: RunInfo):
         import mlflow
@@ -53,7 +57,7 @@ class MlflowLogger(Logger):
 
 
 def open_mlflow(run: RunInfo) -> InBackground:
-    """Opens a writer to MLflow, which sends in its own thread.
+    """Opens a writer to MLflow, which sends in its own thread. If a remote server fails, the writer only warns.
 
     Raises:
       UsageError: the package is not installed, or its store on this machine cannot be opened.

@@ -16,7 +16,10 @@ NAME = "wandb"
 
 
 class WandbLogger(Logger):
-    """A W&B run: metrics by step, settings, and files as an artifact."""
+    """A W&B run: metrics by step, settings, and files as an artifact.
+
+    Its id is stored in the run's folder, in `wandb_id`. A resumed run continues the W&B run with that id.
+    """
 
     def __init__(self, run: RunInfo):
         import wandb
@@ -28,7 +31,7 @@ class WandbLogger(Logger):
             config=tomllib.loads(to_toml(run.config)),
             id=stored_id(id_file),
             resume="allow",
-            settings=wandb.Settings(console="off"),  # the console stays mpjax's
+            settings=wandb.Settings(console="off"),  # mpjax alone prints to the console
         )
         id_file.write_text(self._run.id, encoding="utf-8")
 
