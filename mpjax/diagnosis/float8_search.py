@@ -191,7 +191,7 @@ def noise_in_blocks(program: Program) -> dict[str, dict[str, float]]:
     """Measures the signal-to-quantisation-noise ratio in block formats, by module path and format.
 
     The result is in decibels: `{"layers/0": {"mxfp8": 31.2, "nvfp4": 19.5}}`. The noisiest operand of a module's
-    products, forward and backward, determines the ratio. Operands with inf or NaN are ignored. Blocks lie along the
+    products, forward and backward, determines the ratio. Of an operand with inf or NaN, it is NaN. Blocks lie along the
     contracted axis. Products in a loop are skipped, because their operands are unknown before the loop runs.
 
     Args:
@@ -229,4 +229,5 @@ class Listening(Emulator):
         rows = np.moveaxis(values, axes, last).reshape(*np.delete(values.shape, axes), -1)
         sqnrs = self.heard.setdefault(path, {})
         for block_format in FORMATS:
-            sqnrs[str(block_format)] = min(sqnrs.get(str(block_format), 200.0), sqnr_in_blocks(rows, block_format))
+            least = sqnrs.get(str(block_format), 200.0)
+            sqnrs[str(block_format)] = float(np.minimum(least, sqnr_in_blocks(rows, block_format)))  # NaN stays NaN

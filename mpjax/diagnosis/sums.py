@@ -24,7 +24,7 @@ _NOISE = 0.01
 
 _ADDITIONS = ("add", "add_any")
 _LONG = 16
-"""The number of additions in a chain, or of terms in the carry of a scan, from which they are examined as one sum."""
+"""The number of terms of a chain of additions, or of the carry of a scan, from which they are examined as one sum."""
 
 
 def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
@@ -84,8 +84,8 @@ def _noise(reading: Reading) -> float:
 def long_sums(trace: Trace) -> list[tuple[Site, Reading]]:
     """Lists the half-precision sums of cotangents that may be wrong, with their readings, in program order.
 
-    They are the sums (`SUMS`) with a rounding error above `_NOISE`, and each addition that belongs to a chain of at
-    least `_LONG` additions or adds one of at least `_LONG` terms.
+    They are the sums (`SUMS`) with a rounding error above `_NOISE`, and each addition in a chain, or in a scan, that
+    adds at least `_LONG` terms.
     """
     chains = _chains(trace.sites)
     return [
@@ -93,7 +93,7 @@ def long_sums(trace: Trace) -> list[tuple[Site, Reading]]:
         for site, reading in zip(trace.sites, trace.readings, strict=True)
         if site.direction == "backward" and site.dtype in NARROW
         if (site.operation in SUMS and _noise(reading) > _NOISE)
-        or max(site.terms * (site.operation in _ADDITIONS), chains[_kind(site)]) >= _LONG
+        or max(site.terms * (site.operation in _ADDITIONS), chains[_kind(site)] + 1) >= _LONG
     ]
 
 
