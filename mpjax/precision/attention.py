@@ -48,7 +48,7 @@ def dot_product_attention(
       value: [B, S, K, H].
       bias: a term added to the scores; broadcasts to [B, N, T, S].
       mask: False where a query must not attend to a key; broadcasts to [B, N, T, S].
-      is_causal: if True, a query attends only to keys up to its own position.
+      is_causal: if True, query t attends only to keys 0 to t, also if T and S differ; `mask` applies too.
       scale: the factor of the scores; None: 1 / sqrt(H).
       cap: the limit c of the scaled scores s, which become c tanh(s / c), before `bias`; None: no limit.
       then: a function of the float32 weights [B, N, T, S], applied before they are multiplied by the values.
@@ -84,13 +84,13 @@ def soft_cap(x: Float[Array, "*S"], cap: float) -> Float[Array, "*S"]:
 
 @jax.custom_jvp
 def _scores(query: jax.Array, key: jax.Array) -> jax.Array:
-    """Computes the scores [B, N, T, S] in float32 (or wider), because a score can overflow float16."""
+    """Multiplies queries by keys, with scores [B, N, T, S] in float32 (or wider), because they can overflow float16."""
     return _queries_by_keys(query, key, widest(query.dtype, FLOAT32))
 
 
 @_scores.defjvp
 def _scores_jvp(primals, tangents):
-    """Computes tangent products in the input dtype; JAX's own rule would widen operands in the backward pass."""
+    """Multiplies tangents in the input dtype; JAX's own rule would widen the operands in the backward pass."""
     (query, key), (query_slope, key_slope) = primals, tangents
     scores = _scores(query, key)
     slope = _queries_by_keys(query_slope, key, key.dtype) + _queries_by_keys(query, key_slope, query.dtype)
@@ -98,7 +98,7 @@ def _scores_jvp(primals, tangents):
 
 
 def _softmax(scores: jax.Array) -> jax.Array:
-    """Computes `jax.nn.softmax` without tracing the derivative of the maximum, which cancels out."""
+    """Computes the softmax over the last axis, without tracing the derivative of the maximum, which cancels out."""
     powers = jnp.exp(scores - jnp.max(jax.lax.stop_gradient(scores), axis=-1, keepdims=True))
     return powers / jnp.sum(powers, axis=-1, keepdims=True)
 
@@ -150,9 +150,10 @@ def flax_attention(
 ) -> jax.Array:
     """Calls `dot_product_attention` with the signature of Flax's own attention, and applies dropout like Flax.
 
-    With `broadcast_dropout` all batch axes and heads share one dropout mask. Without a `dropout_rng` nothing drops.
-    The computation is in `dtype`, or in the dtype of `query`. `module` sows the weights, as they are before dropout.
-    `precision`, which only concerns float32 on tensor cores, and `promote_dtype` are ignored.
+    With `broadcast_dropout` all batch axes and heads share one dropout mask. Nothing drops without a `dropout_rng`, or
+    if `deterministic`. Inputs are cast to `dtype`, by default the dtype of `query`, and the result has that dtype.
+    `module`, if given, stores the weights before dropout as `attention_weights` (`sow`). `precision`, which only
+    concerns float32 on tensor cores, and `promote_dtype` are ignored.
     """
     dtype = query.dtype if dtype is None else dtype
     query, key, value = (x.astype(dtype) for x in (query, key, value))
@@ -174,7 +175,8 @@ def flax_attention(
 def attention_fn_for(attention_fn: Callable, dtype: np.dtype) -> Callable:
     """Selects the attention function for a Flax layer that computes in `dtype`.
 
-    In half precision, `flax_attention` replaces Flax's function. The user's own function stays.
+    Flax's function and `flax_attention` become `flax_attention` in half precision, and Flax's function in other dtypes.
+    A function of the user's is returned as it is.
     """
     from flax import nnx
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class Wrapper(Protocol):
-    """Code that runs around a module's call, as a value: equal wrappers keep graph definitions equal.
+    """Code that runs around a module's call, stored on the module as a value that can be compared.
+
+    Modules with equal wrappers have equal NNX graph definitions, so that `jax.jit` does not compile again.
 
     Attributes:
       depth: the position among the wrappers of a module; the smallest is outermost.
@@ -23,7 +25,7 @@ class Wrapper(Protocol):
     depth: ClassVar[int]
 
     def __call__(self, call: Callable, module: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls `call(module, *args, **kwargs)` and returns the result of the wrapped call."""
+        """Calls `call(module, *args, **kwargs)`, with the wrapper's own work before and after; returns the result."""
         ...
 
 
@@ -42,20 +44,21 @@ _NAME = "_mpjax_wrappers"
 
 
 def has_call(cls: type) -> bool:
-    """True if instances of `cls` can be called."""
+    """True if instances of `cls` can be called: it or a base class defines `__call__`."""
     # Not hasattr: it is True for every class, because a class itself is callable.
     return owner_of_call(cls) is not None
 
 
 def wrapper_of(module: Any, kind: type) -> Any:
-    """Finds the wrapper of type `kind` on `module`, or None."""
+    """Finds the wrapper of exactly the type `kind` on `module`; None if there is none."""
     return next((wrapper for wrapper in wrappers_of(module) if type(wrapper) is kind), None)
 
 
 def wrap(module: Any, wrapper: Wrapper) -> None:
-    """Wraps the calls of `module` in `wrapper`, which replaces a wrapper of the same type.
+    """Wraps the calls of `module` in `wrapper`, in place; it replaces a wrapper of the same type.
 
-    Does nothing if instances of the module's class cannot be called.
+    The first wrapper on a module of a class also replaces the `__call__` of the class, for the whole process, by one
+    that looks for wrappers on each instance. Does nothing if instances of the module's class cannot be called.
     """
     owner = owner_of_call(type(module))
     if owner is not None:
@@ -87,7 +90,7 @@ def owner_of_call(cls: type) -> type | None:
 
 
 def _around(owner: type, chain: tuple[Wrapper, ...]) -> _Wrappers:
-    """Builds the wrappers, and makes `owner.__call__` look for them.
+    """Builds the wrappers, and replaces `owner.__call__`, once in a process, by one that looks for wrappers.
 
     Unpickling calls this too, so that the class also looks for wrappers in a new process.
     """
@@ -115,16 +118,20 @@ def _looking_for_wrappers(owner: type) -> Callable:
 
 
 def modules_of(model: "nnx.Module") -> "dict[str, nnx.Module]":
-    """Finds `model` ("") and its submodules by module path, names and indices joined by `/`; a shared module once."""
+    """Maps module paths, attribute names and indices joined by `/`, to `model` itself ("") and all its submodules.
+
+    A module that several attributes share is listed once, by its first path.
+    """
     from flax import nnx
 
     return {"/".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
 
 
 def name_scopes(model: "nnx.Module") -> None:
-    """Makes every callable submodule run under a `jax.named_scope` of its path (`blocks/3/conv1`); changes `model`.
+    """Makes every callable submodule run under a `jax.named_scope` of its path (`blocks/3/conv1`), in place.
 
-    Scopes nest like the calls and cost nothing at run time. A second call changes nothing.
+    Scopes nest like the calls and cost nothing at run time. The model itself opens no scope. A second call changes
+    nothing.
     """
     from flax import nnx
 
@@ -137,9 +144,9 @@ def name_scopes(model: "nnx.Module") -> None:
 
 
 def scope_of(module: Any) -> contextlib.AbstractContextManager:
-    """Context that opens the named scope of `module` in a `with` block, for its operations outside its `__call__`.
+    """Context that opens the named scope of `module` in a `with` block, for operations outside its `__call__`.
 
-    A module without a `Scope` opens none.
+    The scope is the one that `name_scopes` gave to the module; without one, the block opens no scope.
     """
     scope = wrapper_of(module, Scope)
     return contextlib.nullcontext() if scope is None else jax.named_scope(scope.name)
@@ -147,10 +154,10 @@ def scope_of(module: Any) -> contextlib.AbstractContextManager:
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """A wrapper that runs the calls of a module under a named scope.
+    """A wrapper that runs the calls of a module under a `jax.named_scope`.
 
     Attributes:
-      name: the path of the module, from the nearest callable module that contains it.
+      name: the name of the scope: the module's path, relative to the nearest callable module that contains it.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Floating-point dtypes: names, ranges, and checks of the dtypes in a pytree."""
+"""Floating-point dtypes: their names, their ranges, which devices compute fast in them, and which a pytree has."""
 
 import dataclasses
 import difflib
@@ -58,25 +58,25 @@ def as_dtype(spec: DTypeLike) -> np.dtype:
 
 
 def normalised(name: str) -> str:
-    """Removes what does not count in the name of a dtype, a recipe or a policy: case, spaces, `-` and `_`."""
+    """Lowercases a name of a dtype, a recipe or a policy, and removes all white space, `-` and `_`, for comparison."""
     return "".join(name.lower().replace("_", "").replace("-", "").split())
 
 
 def is_floating(leaf) -> bool:
-    """True for an array (concrete or abstract) of a real floating dtype; False for a Python number."""
+    """True for an array (concrete or abstract) of a real floating dtype, float8 included; False for a Python number."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def in_float32(tree):
-    """Casts the half-precision arrays of a tree to float32; other leaves stay unchanged."""
+    """Casts the float16 and bfloat16 arrays of a tree to float32; all other leaves stay the same objects."""
     return jax.tree.map(lambda leaf: leaf.astype(FLOAT32) if is_floating(leaf) and leaf.dtype in HALF else leaf, tree)
 
 
 def widest(*dtypes: DTypeLike) -> np.dtype:
-    """The narrowest dtype that holds all of `dtypes`: float32 for float16 and bfloat16.
+    """Finds the dtype that JAX promotes one or more `dtypes` to: float32 for float16 and bfloat16.
 
-    JAX does not promote dtypes of eight bits or less. Among several dtypes, they promote like bfloat16, which holds
-    them all.
+    Equal dtypes give that dtype. Among different dtypes, one of eight bits or less, which JAX does not promote, counts
+    as bfloat16: two different float8 dtypes give bfloat16. Strict dtype promotion has no effect here.
     """
     several = {np.dtype(dtype) for dtype in dtypes}
     if len(several) > 1:
@@ -91,14 +91,14 @@ def is_narrow(dtype: np.dtype) -> bool:
 
 
 def require_x64(*dtypes: DTypeLike) -> None:
-    """Raises UsageError if one of `dtypes` is float64 and JAX would silently use float32 instead."""
+    """Raises UsageError if one of `dtypes` is float64 and `jax_enable_x64` is off, so that JAX would use float32."""
     if FLOAT64 in [np.dtype(dtype) for dtype in dtypes] and jax.dtypes.canonicalize_dtype(FLOAT64) != FLOAT64:
         raise UsageError("float64 needs 64-bit JAX: call jax.config.update('jax_enable_x64', True) before any array")
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The representable range of a dtype, as Python floats."""
+    """The representable range of a dtype: its largest number, its smallest positive numbers and its epsilon."""
 
     largest: float
     smallest_normal: float
@@ -107,13 +107,20 @@ class Range:
 
 
 def float_range(spec: DTypeLike) -> Range:
-    """The representable range of a dtype of 16, 32 or 64 bits: `float_range("float16").largest` is 65504.0."""
+    """Looks up the range of a dtype of 16, 32 or 64 bits: `float_range("float16").largest` is 65504.0.
+
+    Raises UsageError for other dtypes, like `as_dtype`.
+    """
     info = jnp.finfo(as_dtype(spec))
     return Range(float(info.max), float(info.tiny), float(info.smallest_subnormal), float(info.eps))
 
 
 def default_device():
-    """The `jax.Device` that JAX computes on, as `jax.default_device` sets it."""
+    """Finds the `jax.Device` that JAX computes on by default.
+
+    It is the device that `jax.default_device` sets. If a platform name is set, it is that platform's first local
+    device. If nothing is set, it is the first local device.
+    """
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if device is None or isinstance(device, str):
         return jax.local_devices(backend=device)[0]
@@ -121,9 +128,11 @@ def default_device():
 
 
 def slow_half_reason(dtype: DTypeLike, device) -> str | None:
-    """Explains why half-precision `dtype` is slow on `device` (a `jax.Device`).
+    """Explains why float16 or bfloat16 is slow on `device` (a `jax.Device`), in a text for the user.
 
-    None if it is fast there, if it is not half precision, or if the device has no numeric compute capability.
+    Every CPU is slow in both dtypes, and a TPU in float16. A GPU is slow if its compute capability is below 7.0 for
+    float16, or below 8.0 for bfloat16. The result is None if `dtype` is fast on the device or is not half precision, or
+    if the device has no numeric compute capability, as AMD GPUs.
 
     Sources: CUDA C++ Programming Guide, table of arithmetic throughput by compute capability (float16 tensor cores
     from 7.0, bfloat16 from 8.0); TPU system architecture (bfloat16 matrix units).
@@ -146,7 +155,7 @@ def slow_half_reason(dtype: DTypeLike, device) -> str | None:
 
 
 def path_name(path: tuple) -> str:
-    """Formats a pytree key path with `/` between its parts, like a module path."""
+    """Joins the keys, indices and attribute names of a pytree key path by `/`; the empty path gives ""."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -181,11 +190,14 @@ def check_dtypes(tree, dtype: DTypeLike, *, name: str = "tree") -> None:
 
 
 def check_same_dtypes(one, other, *, names: tuple[str, str]) -> None:
-    """Raises DtypeError if corresponding leaves of two trees differ in dtype; Python numbers are ignored.
+    """Raises DtypeError if corresponding leaves of two trees differ in dtype.
+
+    Leaves are compared in the order of flattening. A pair in which one leaf has no dtype, such as a Python number, is
+    ignored.
 
     Args:
       one: any pytree.
-      other: a pytree of the same structure.
+      other: a pytree of the same structure, which is not checked.
       names: the names of the two trees in the message.
 
     Raises:

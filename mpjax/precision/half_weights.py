@@ -48,8 +48,9 @@ def stochastic_weights(inner: optax.GradientTransformation, *, seed: int = 0) ->
     """Wraps an optimizer so that half-precision parameters take its float32 updates by stochastic rounding.
 
     There is no float32 copy. A parameter plus its update rounds at random to one of the two neighbours in its dtype.
-    The nearer neighbour is more likely, so that the mean is exact. A parameter without an update keeps every bit. Other
-    parameters are updated as without the wrapper. Put it inside the loss scaling:
+    The nearer neighbour is more likely, so that the mean is exact. The updates are float32 differences to the rounded
+    parameters: pass them to `optax.apply_updates`. A parameter without an update keeps every bit. Parameters in other
+    dtypes are updated as without the wrapper. Put it inside the loss scaling:
     `no_loss_scaling(stochastic_weights(optax.adamw(1e-3)))`.
 
     >>> import jax.numpy as jnp, mpjax, optax
@@ -87,8 +88,9 @@ def compensated_weights(inner: optax.GradientTransformation) -> optax.GradientTr
     """Wraps an optimizer so that each half-precision parameter keeps its rounding error in a second array of its dtype.
 
     The optimizer sees the sum of a parameter and its compensation in float32: 16 bits of mantissa for bfloat16, at half
-    the memory of float32 copies. A parameter that is set to another value loses its compensation. Put it inside
-    the loss scaling.
+    the memory of float32 copies. The updates are float32 differences to the rounded parameters: pass them to
+    `optax.apply_updates`. A parameter that is set to another value loses its compensation. Parameters in other dtypes
+    are updated as without the wrapper. Put it inside the loss scaling.
 
     >>> import jax.numpy as jnp, mpjax, optax
     >>> params, tx = jnp.bfloat16(1), mpjax.precision.compensated_weights(optax.sgd(2**-10))
@@ -137,9 +139,10 @@ def _left_over(value: jax.Array, near: jax.Array) -> jax.Array:
 
 
 def _sum(param: jax.Array, rest: jax.Array | None) -> jax.Array:
-    """Adds the remainder of rounding, `rest`, to a parameter in float32; without a remainder, returns it as it is.
+    """Adds the remainder of rounding, `rest`, to a parameter, in float32; if `rest` is None, returns the parameter.
 
-    The remainder is left out where the user has since set the parameter to another value.
+    The remainder is left out where it does not belong to the parameter, because the user has since set it to another
+    value: the sum would not round to the parameter.
     """
     if rest is None:
         return param
@@ -152,7 +155,8 @@ def _sum(param: jax.Array, rest: jax.Array | None) -> jax.Array:
 def _rounded(param: jax.Array, before: jax.Array, after: jax.Array, seed: jax.Array) -> jax.Array:
     """Rounds `after`, a parameter in float32 after an update, stochastically to the stored dtype.
 
-    A number that is the same as `before` the update keeps every bit. A parameter in another dtype becomes `after`.
+    A number that equals its value `before` the update keeps every bit. For a parameter that is not in half precision,
+    the result is `after` itself.
     """
     if param.dtype not in HALF:
         return after

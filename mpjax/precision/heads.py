@@ -1,4 +1,4 @@
-"""The layer that produces a model's output: its products are in half precision, and their results in float32.
+"""Finds the layers that produce a model's output (heads), and gives their half-precision products float32 results.
 
 A logit of 40 in bfloat16 is off by up to 0.125, and its probability by 13 %. Products add in float32 in any case; a
 head keeps the float32 sums.
@@ -23,7 +23,7 @@ _NAMES = re.compile(r"(.*_)?(heads?|classifier|logits|outputs?|out|readout|final
 
 
 def layer_tags(modules: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """Tags layers by module path like `tags_of`, and adds the tag `head` to layers that produce the model's output."""
+    """Tags layers by module path like `tags_of`, and adds the tag `head` to the layers that `heads_of` finds."""
     tags = tags_of(modules)
     return tags | {path: tags.get(path, frozenset()) | {HEAD.removeprefix("type:")} for path in heads_of(modules)}
 
@@ -65,7 +65,7 @@ def heads_of(modules: Mapping[str, Any]) -> list[str]:
 
 
 def _last_held(modules: Mapping[str, Any]) -> str:
-    """The attribute that a model sets last, of the attributes with parameters outside norms; "" without any."""
+    """The name of the attribute that a model sets last, of those that hold parameters outside norms; "" without any."""
     layers = {
         path.partition("/")[0]
         for path, module in modules.items()
@@ -111,7 +111,7 @@ def _is_outermost(place: str, last: Mapping[str, int]) -> bool:
 
 
 def _is_stacked(module: Any) -> bool:
-    """True for a layer with the stacked weights of several layers, which a loop takes one by one."""
+    """True if the kernel of a layer has further axes, as stacked kernels of several layers that a loop takes apart."""
     from flax import nnx
 
     if isinstance(module, nnx.Conv):
@@ -121,7 +121,10 @@ def _is_stacked(module: Any) -> bool:
 
 
 def keeps_sums(module: Any) -> bool:
-    """True if `leave_in_float32` can change it: Flax's `Conv` or linear layer, no subclass, with no own product."""
+    """True for a `Conv`, `Linear` or `LinearGeneral` of Flax whose product `leave_in_float32` can replace.
+
+    False for subclasses, for a layer with a product of the user's own, and for one that multiplies in float8.
+    """
     from flax import nnx
 
     if type(module) is nnx.Conv:
@@ -130,9 +133,10 @@ def keeps_sums(module: Any) -> bool:
 
 
 def leave_in_float32(module: Any, *, wide: bool) -> None:
-    """Makes a layer's products, or an embedding's tied logits, have float32 results, in place, if `wide`.
+    """Makes the products of a layer, or the tied logits (`attend`) of an embedding, have float32 results, in place.
 
-    Otherwise restores Flax's own product. Only layers with `keeps_sums` and embeddings change.
+    If `wide` is False, the layer gets Flax's own product back. Modules that are no embeddings and that `keeps_sums`
+    rejects stay unchanged.
     """
     from flax import nnx
 
@@ -151,13 +155,14 @@ def leave_in_float32(module: Any, *, wide: bool) -> None:
 class AttendsInFloat32:
     """A wrapper for an embedding whose tied logits (`attend`) are float32; its calls do not change.
 
-    The first wrapper replaces `nnx.Embed.attend` by a method that looks for the wrapper.
+    Creating the first one replaces `nnx.Embed.attend`, for the whole process, by a method that looks for the wrapper on
+    each embedding.
     """
 
     depth: ClassVar[int] = 5
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls an embedding as without the wrapper; only `attend` looks for it."""
+        """Calls an embedding as without the wrapper, which only changes `attend`."""
         return call(module, *args, **kwargs)
 
     def __reduce__(self):

@@ -1,4 +1,4 @@
-"""Wrappers for Flax layers: casts at the boundary, sums and products in float32, and carries that keep one dtype."""
+"""Wrappers for Flax layers: casts of inputs and outputs, sums and products in float32, carries that keep one dtype."""
 
 import dataclasses
 import functools
@@ -15,9 +15,9 @@ from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 
 
 def keep_carried(module, dtype: np.dtype) -> None:
-    """Makes a recurrent cell keep the dtypes of its carry, or attention keep its cache in `dtype`, in place.
+    """Makes a recurrent cell keep the dtypes of its carry, or attention keep its decoding cache in `dtype`, in place.
 
-    Other modules do not change.
+    A cache that exists is cast at once. Other modules do not change. A later call replaces the earlier `dtype`.
     """
     from flax import nnx
 
@@ -32,34 +32,34 @@ def keep_carried(module, dtype: np.dtype) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class KeepsCarry:
-    """A wrapper for a recurrent cell, `(carry, inputs) -> (carry, outputs)`: casts the new carry to the old dtypes."""
+    """A wrapper for a recurrent cell, `(carry, inputs) -> (carry, outputs)`: the carry keeps its dtypes."""
 
     depth: ClassVar[int] = 2
 
     def __call__(self, call, module, carry, *args, **kwargs):
-        """Calls a cell and casts its new carry."""
+        """Calls a cell, and casts each floating array of the new carry to the dtype that it has in the given carry."""
         new, outputs = call(module, carry, *args, **kwargs)
         return jax.tree.map(lambda a, b: a.astype(b.dtype) if is_floating(a) else a, new, carry), outputs
 
 
 @dataclasses.dataclass(frozen=True)
 class CachesIn:
-    """A wrapper for decoding attention that casts the cached keys and values to the dtype of new keys and values.
+    """A wrapper for decoding attention that casts the cached keys and values to `dtype`, that of new keys and values.
 
-    Every call casts them, because `init_cache` makes them float32 and may be called at any time.
+    Every call casts them in place first, because `init_cache` makes them float32 and may be called at any time.
     """
 
     dtype: np.dtype
     depth: ClassVar[int] = 4
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls attention with a cast cache."""
+        """Casts the cache of a module in place, then calls the module."""
         cast_cache(module, self.dtype)
         return call(module, *args, **kwargs)
 
 
 def cast_cache(module, dtype: np.dtype) -> None:
-    """Casts the cached keys and values of attention in place, if there are any."""
+    """Casts the cached keys and values of attention in place, also abstract ones; does nothing without a cache."""
     for name in ("cached_key", "cached_value"):
         variable = getattr(module, name, None)
         if variable is None or variable.get_value().dtype == dtype:
@@ -70,9 +70,9 @@ def cast_cache(module, dtype: np.dtype) -> None:
 
 
 def adds_up(module) -> bool:
-    """True for Flax's own layers whose gradient of the bias or embedding table `SumsInFloat32` can sum in float32.
+    """True for Flax's own layers for which `SumsInFloat32` sums the gradient of the bias or embedding table in float32.
 
-    False for a user's subclass, which may compute something else.
+    They are linear layers, convolutions and embeddings. False for a subclass, which may compute something else.
     """
     from flax import nnx
 
@@ -80,9 +80,9 @@ def adds_up(module) -> bool:
 
 
 def only_sums(module) -> bool:
-    """True if `SumsInFloat32` is the only wrapper of `module`, besides a named scope and one of the product alone.
+    """True if `module` has the wrapper `SumsInFloat32`, and besides at most a `Scope` and a wrapper of its product.
 
-    This holds for half-precision layers whose input, output and code `apply_policy` left unchanged.
+    This holds for half-precision layers whose inputs and outputs `apply_policy` does not cast.
     """
     others = {type(wrapper) for wrapper in wrappers_of(module) if not getattr(wrapper, "of_product", False)}
     return others - {Scope} == {SumsInFloat32}
@@ -90,7 +90,7 @@ def only_sums(module) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class SumsInFloat32:
-    """A wrapper for layers with `adds_up`: the gradients of bias or embedding table are sums in float32 (or wider).
+    """A wrapper for layers with `adds_up` that adds the gradient of a bias or embedding table in float32 (or wider).
 
     Outputs equal Flax's bit for bit.
     """
@@ -115,7 +115,10 @@ def _with_bias_after(call, module, inputs, *args, **kwargs):
 
 
 def _bias_shape(module, inputs) -> tuple[int, ...]:
-    """The shape in which a bias is added: along the last axes, and along the batch axes of a `LinearGeneral`."""
+    """Computes the shape that a bias is reshaped to before it is broadcast to the result of a layer.
+
+    It is the bias's own shape, except for a `LinearGeneral` with batch axes: other axes of the result get size 1.
+    """
     batch_axes = {axis % inputs.ndim for axis in getattr(module, "batch_axis", ())}
     if not batch_axes:
         return module.bias.shape
@@ -135,14 +138,17 @@ def _with_cast_after(call, module, *args, **kwargs):
 
 
 def changed(module, **attributes):
-    """Copies `module` shallowly with some attributes changed, for use during one call."""
+    """Copies `module` shallowly and sets the given attributes of the copy, for use during one call.
+
+    Submodules and variables are shared with `module`, which does not change.
+    """
     changed = object.__new__(type(module))
     vars(changed).update(vars(module), **attributes)
     return changed
 
 
 def without_bias(layer):
-    """Copies a linear layer without its bias, for use during one call."""
+    """Copies a linear layer shallowly, without its bias, for use during one call; the kernel is shared."""
     return changed(layer, bias=None, use_bias=False)
 
 
@@ -161,8 +167,9 @@ class Casts:
     Attributes:
       inside: the dtype of the inputs.
       outside: the dtype of the outputs.
-      restores: whether an output with the shape of an input gets the dtype that the input had: a norm or a gate leaves
-        the stream that it is in as it is, and the logits of a head, which have another shape, are not rounded.
+      restores: whether an output with the shape of an input gets the dtype that this input had before the cast; of
+        several inputs of one shape, the last counts. A norm or a gate then does not change the dtype of its input, and
+        the logits of a head, which have another shape, are not rounded.
     """
 
     inside: np.dtype | None
@@ -171,10 +178,10 @@ class Casts:
     depth: ClassVar[int] = 3
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls a module and casts its inputs and outputs.
+        """Casts the floating inputs, calls the module, and casts its floating outputs.
 
         Raises:
-          DtypeError: a loop inside the module changes the dtype of its carry.
+          DtypeError: the carry of a JAX loop in the module (`lax.scan`, `lax.while_loop`) changes its dtype.
         """
         before = {x.shape: x.dtype for x in jax.tree.leaves((args, kwargs)) if is_floating(x)} if self.restores else {}
         args, kwargs = _cast_floating((args, kwargs), self.inside)
@@ -196,12 +203,16 @@ class Casts:
 
 @dataclasses.dataclass(frozen=True)
 class InFloat32:
-    """A product of two arrays with a result in float32. Its derivatives are products in the dtype of the arrays."""
+    """A product of half-precision arrays with a result in float32; its derivatives are products in half precision.
+
+    Attributes:
+      product: `jax.lax.dot_general` or `jax.lax.conv_general_dilated`; an instance has the same signature.
+    """
 
     product: Callable
 
     def __call__(self, x: jax.Array, kernel: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-        """Multiplies `x` by `kernel`; the result is in float32, or in the dtype of wider operands."""
+        """Multiplies `x` by `kernel` with a result in float32; operands of 32 bits or more are multiplied as usual."""
         if jnp.result_type(x, kernel).itemsize >= FLOAT32.itemsize:
             return self.product(x, kernel, *args, **kwargs)
 
@@ -229,11 +240,15 @@ _LARGE, _ALIGNMENT = 2**12, 64
 
 
 def _aligned(kernel: jax.Array, dimension_numbers: Any, *_: Any, **__: Any) -> tuple[jax.Array, int | None]:
-    """Pads a kernel with zeros so that long rows of its product are aligned; also returns their length before it.
+    """Pads the output features of a kernel with zeros to a multiple of 64, so that rows of the product are aligned.
 
     A GPU loads 16 bytes at once, from a multiple of 16 bytes. Rows of 50,257 values begin elsewhere: with them, a step
     of GPT-2 takes 80.0 ms on an H200, and 66.7 ms with rows of 50,304 (docs/measured.md). The gradients of the product
-    are padded with it. Without padding, the length is None.
+    are padded too.
+
+    Returns:
+      The padded kernel and the number of its output features before. If these are fewer than 4,096 or already a
+      multiple of 64, or if the kernel has batch axes or not one output axis: the kernel as it is, and None.
     """
     (_, contracted), (_, batched) = dimension_numbers
     free = [axis for axis in range(kernel.ndim) if axis not in contracted]

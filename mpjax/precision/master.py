@@ -88,9 +88,10 @@ def _full(masters, params):
 
 
 def _current(master: jax.Array, param: jax.Array, chance: bool) -> jax.Array:
-    """Keeps masters that round to their parameter; takes the parameter where the user has set another value.
+    """Replaces a float32 master by the parameter, element by element, where it does not round to the parameter.
 
-    With `chance`, a master may round to either neighbour, not only to the nearest.
+    There the user has set the parameter to another value. With `chance`, after stochastic rounding, the parameter may
+    also be the farther of the master's two neighbours in half precision.
     """
     value = param.astype(FLOAT32)
     rounds = nearest(master, param.dtype) == value
@@ -101,7 +102,7 @@ def _current(master: jax.Array, param: jax.Array, chance: bool) -> jax.Array:
 
 
 def nearest(values: jax.Array, dtype) -> jax.Array:
-    """Rounds float32 values to the nearest numbers of a half-precision dtype; the result stays in float32.
+    """Rounds float32 values to the nearest numbers of float16 or bfloat16; the result is in float32.
 
     XLA may remove a plain cast to half precision and back, which would skip the rounding.
     """
@@ -128,10 +129,10 @@ def _rounded_by_chance(params, before, after, key: jax.Array):
 
 
 def step_to(param: jax.Array, target: jax.Array, update: jax.Array) -> jax.Array:
-    """Computes the float32 update that turns a half-precision `param` into `target` when it is added.
+    """Computes the float32 update that turns a half-precision `param` into `target` when `optax.apply_updates` adds it.
 
-    Other parameters get the given `update`. The update is -0.0 where the two are equal: added to `param`, which may be
-    -0.0 or inf, it keeps every bit.
+    It is -0.0 where `param` equals `target`: added to `param`, which may be -0.0 or inf, it keeps every bit. For a
+    parameter that is not in half precision, returns the given `update`.
     """
     if param.dtype not in HALF:
         return update

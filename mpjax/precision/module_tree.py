@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def lineages_of(modules: dict, tags: Mapping[str, frozenset[str]] = MappingProxyType({})) -> list[Lineage]:
-    """Lists the lineage of each module, in the order of the paths: its parents, root first, and the module itself.
+    """Lists the lineage of each module, sorted by path: the modules that contain it, root first, and the module itself.
+
+    For each of them, the lineage has the path, and the names of its class, its base classes and its tags.
 
     Args:
       modules: the modules by path.
@@ -25,7 +27,10 @@ def lineages_of(modules: dict, tags: Mapping[str, frozenset[str]] = MappingProxy
 
 
 def second_names(modules: dict) -> dict[str, str]:
-    """Finds the further paths of modules that several attributes share; maps each to the module's path in `modules`."""
+    """Finds the further paths of modules that several attributes share; maps each to the module's path in `modules`.
+
+    `modules` has each module once, by its first path. Lists and dicts of modules are searched too.
+    """
     from flax import nnx
 
     first = {id(module): path for path, module in modules.items()}
@@ -39,15 +44,19 @@ def second_names(modules: dict) -> dict[str, str]:
 
 
 def declared(module: "nnx.Module") -> list[str]:
-    """The names of a module's attributes, in the order in which they were first set.
+    """Lists the names of a module's attributes, in the order in which they were first set.
 
-    `vars` sorts them after `nnx.merge`, and in modules from `nnx.eval_shape` or `nnx.jit`.
+    The order of `vars` would not do: it is sorted by name after `nnx.merge`, `nnx.eval_shape` or `nnx.jit`.
     """
     return list(vars(module).get("_pytree__nodes", ()))
 
 
 def attributes(module) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes of a module with their names, and the items of attributes that are lists or dicts."""
+    """Yields the attributes of a module as `(name, value)`.
+
+    After a list, tuple or dict, also yields each of its items, as `(name/index, item)` or `(name/key, item)`. Lists
+    inside these are not opened.
+    """
     for name, held in vars(module).items():
         yield name, held
         items = held.items() if isinstance(held, Mapping) else enumerate(held) if isinstance(held, Sequence) else ()
@@ -55,7 +64,11 @@ def attributes(module) -> Iterator[tuple[str, Any]]:
 
 
 def variables_by_module(model, modules: dict) -> "dict[str, list[nnx.Variable]]":
-    """Groups variables by module path; the variables of a container belong to the module that holds it."""
+    """Groups the variables of a model by the path of the innermost module of `modules` that holds them.
+
+    A variable in a list or a dict belongs to the module that has the list. A shared variable is listed once. Every path
+    of `modules` is in the result, also with an empty list.
+    """
     from flax import nnx
 
     variables = {path: [] for path in modules}
@@ -67,10 +80,10 @@ def variables_by_module(model, modules: dict) -> "dict[str, list[nnx.Variable]]"
 
 
 def plain_arrays(model: "nnx.Module") -> "list[tuple[str, nnx.Module, jax.Array]]":
-    """Lists the attributes that are arrays and no variables, such as `self.offsets = jnp.arange(8)`.
+    """Lists the attributes that hold a JAX array outside an `nnx.Variable`, such as `self.offsets = jnp.arange(8)`.
 
     Returns:
-      The path of each, the module that has it, and the array.
+      For each, the path of the attribute, the module that has it, and the array.
     """
     import jax
     from flax import nnx
@@ -94,7 +107,7 @@ def _lineage(path: str, modules: dict, tags: Mapping[str, frozenset[str]]) -> Li
 
 
 def class_names(module: "nnx.Module") -> Iterator[str]:
-    """Yields the names of a module's class and of the NNX classes that it inherits from."""
+    """Yields the names of a module's class and of the NNX classes that it inherits from, without `Module` itself."""
     from flax import nnx
 
     for cls in type(module).__mro__:
@@ -106,7 +119,11 @@ _NUMBERED = re.compile(r"(.*\D)(\d+)")
 
 
 def with_lists(paths: Iterable[str]) -> dict[str, str]:
-    """Maps paths to paths in which consecutively numbered attributes are list items: `layer2/up` to `layer(s)/2/up`."""
+    """Maps each path to one in which numbered attributes are written like list items: `layer2/up` to `layer(s)/2/up`.
+
+    Attributes count as a list if at least two in the same module have the same name before the number, and their
+    numbers have no gap: `layer1`, `layer2`, `layer3`. Other names stay unchanged.
+    """
     names = {tuple(parts[: depth + 1]) for path in paths for parts in [path.split("/")] for depth in range(len(parts))}
     numbers: dict[tuple[tuple[str, ...], str], set[int]] = collections.defaultdict(set)
     for name in names:
@@ -124,5 +141,5 @@ def with_lists(paths: Iterable[str]) -> dict[str, str]:
 
 
 def is_item(part: str) -> bool:
-    """True for an index of a list, and for `all`, the name of stacked blocks."""
+    """True if a name in a module path is a list index (digits only), or `all`, the name of blocks stacked in one."""
     return part.isdecimal() or part == "all"

@@ -40,12 +40,13 @@ if TYPE_CHECKING:
 
 
 def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
-    """Sets the dtypes of every submodule of `model`, in place.
+    """Casts the parameters of `model` and sets the dtypes that its submodules compute in, in place.
 
     Casts parameters to `param_dtype`, and makes layers compute in `compute_dtype`. Normalisation layers take their
     input, statistics and parameters in float32 (or wider) and cast their output to `compute_dtype`. The model casts its
-    output to `output_dtype`. The policy's rules override these defaults. A rule for a module that holds variables and
-    has no `dtype` casts the inputs of its calls, and results of their shape back. A later call replaces it.
+    output to `output_dtype`. The policy's rules override these defaults. A rule for a module that has variables, but no
+    layers and no `dtype` attribute, casts the floating inputs of its calls, and casts outputs with the shape of an
+    input back. A later call of `apply_policy` replaces the policy.
 
     >>> import mpjax
     >>> from flax import nnx
@@ -65,8 +66,9 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
       `rule`), one for each submodule that has parameters or a `dtype`.
 
     Raises:
-      UsageError: a rule matches nothing, a dtype is float64 without 64-bit JAX, `model` is not an NNX module, or no
-        layer multiplies in float8 although the policy's products are in float8 and only default rules exclude layers.
+      UsageError: a rule matches no module, or only modules that earlier rules decide; a dtype is float64 without 64-bit
+        JAX; `model` is not an NNX module; or no layer multiplies in float8 although the policy's products are in float8
+        and only default rules exclude layers.
     """
     from flax import nnx
 
@@ -108,7 +110,10 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
 
 
 def ruled_modules(model: "nnx.Module") -> list[str]:
-    """The paths of the modules in which a rule sets the dtype of the computation."""
+    """Lists the paths of the modules whose compute dtype a rule can set.
+
+    Modules that have only variables and their own `__call__` come first. Layers with a `dtype`, and norms, follow.
+    """
     modules = modules_of(model)
     own = [path for path, module in modules.items() if has_call(type(module)) and _is_own_code(module)]
     return own + [path for path, module in modules.items() if _is_layer(module)]
@@ -154,16 +159,24 @@ def _is_wide(dtype: np.dtype | None) -> bool:
 
 
 def _require_products(policy: Policy, found: bool, decided: dict, tags: dict) -> None:
-    """Raises UsageError if a policy asks for float8 products, none is `found` and user rules are not the cause."""
+    """Raises UsageError if a policy wants float8 products, no layer has any, and no rule of the user is the cause.
+
+    Args:
+      policy: the policy.
+      found: whether a layer multiplies in float8.
+      decided: the pattern that decides each module, by path; None where no rule does.
+      tags: the tags of layers, by path.
+    """
     by_default = {decided[path] for path in tags if LINEAR in tags[path]} <= {None, *DEFAULTS}
     if policy.products is not None and by_default and not found:
         raise UsageError(nothing_quantised(policy.products, decided, tags))
 
 
 def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.dtype]:
-    """The dtype in which `apply_policy(model, policy)` would store each parameter and statistic, by path.
+    """Finds the dtype in which `apply_policy(model, policy)` would store each parameter and batch statistic, by path.
 
-    The model stays unchanged. Raises UsageError like `apply_policy`.
+    Other variables are not in the result. The model stays unchanged, and nothing is allocated. Raises UsageError like
+    `apply_policy`.
     """
     from flax import nnx
 
@@ -175,9 +188,11 @@ def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.d
 
 
 def rules_for_modules(policy: Policy) -> Rules:
-    """The policy's rules, and after them the default rules for norms and for the head, unless the policy has its own.
+    """Adds default rules after the policy's rules: for norms, and for the layer that produces the output (the head).
 
-    The rule for the head is added only if the policy computes in half precision and its outputs are wider.
+    By default norms compute in float32 (or wider), and the head follows the policy without its rules. A default rule is
+    left out if the policy has a rule with the same pattern. The rule for the head is added only if the policy computes
+    in half precision and its outputs are wider.
     """
     default: dict[str, Any] = {NORM: widest(policy.compute_dtype, FLOAT32)}
     if policy.compute_dtype in HALF and policy.output_dtype not in HALF:
@@ -188,9 +203,10 @@ def rules_for_modules(policy: Policy) -> Rules:
 
 
 def storage_policy(policy: Policy) -> Policy:
-    """The policy to apply to a model under `autocast`.
+    """Derives the policy that `apply_policy` sets on a model whose calls run under `autocast`.
 
-    It stores parameters like `policy`, and computes in float32 (or wider), so that layers do not cast down.
+    It stores parameters like `policy`, rules included. It computes in float32 (or wider) and without float8 everywhere,
+    so that layers cast nothing down and `autocast` alone decides the compute dtypes.
     """
     compute = widest(policy.compute_dtype, FLOAT32)
 
@@ -216,7 +232,7 @@ def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
 
 
 def has_products_in_float8(model: "nnx.Module", policy: Policy) -> bool:
-    """True if at least one linear layer of the model would multiply in float8 under a policy; changes nothing."""
+    """True if at least one linear layer has a float8 recipe under the policy that its sides allow; changes nothing."""
     modules = modules_of(model)
     tags = layer_tags(modules)
     for lineage in lineages_of(modules, tags):
@@ -229,7 +245,9 @@ def has_products_in_float8(model: "nnx.Module", policy: Policy) -> bool:
 
 
 def _apply(path: str, module, variables: list, policy: Policy, rule: str | None, value, *, ruled: bool) -> PolicyRow:
-    """Sets the dtypes of one module's own parameters and computation; children stay unchanged.
+    """Sets the dtypes of one module's own variables and computation, in place; its submodules stay unchanged.
+
+    Replaces the casts that an earlier policy put around the module's calls.
 
     Args:
       path: the path of the module.
@@ -283,7 +301,11 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
 
 
 def _cast_variables(variables: list, param_dtype: np.dtype) -> bool:
-    """Casts parameters to `param_dtype` and statistics to at least float32, in place; True if there are parameters."""
+    """Casts floating parameters to `param_dtype`, and batch statistics to the wider of it and float32, in place.
+
+    Returns:
+      True if one of the variables is a floating parameter.
+    """
     from flax import nnx
 
     has_params = False
@@ -305,7 +327,10 @@ def _astype(value, dtype: np.dtype):
 
 
 def _has_dtype(module, name: str) -> bool:
-    """True if the attribute `name` exists and is a floating dtype of 16, 32 or 64 bits, or None."""
+    """True if the attribute `name` of a module can hold a dtype: it is a floating dtype of 16, 32 or 64 bits, or None.
+
+    False if there is no such attribute, or if it is a property or a method.
+    """
     if not _is_stored(module, name):
         return False
     value = getattr(module, name)
@@ -325,7 +350,7 @@ def _not_understood(path: str, module) -> Iterator[str]:
 
 
 def _is_stored(module, name: str) -> bool:
-    """True if the attribute is a value on the module or its class, not a property or method."""
+    """True if the attribute `name` is a plain value on the module or its class, and no property or method."""
     if name in vars(module):
         return True
     return hasattr(module, name) and not hasattr(inspect.getattr_static(module, name), "__get__")

@@ -1,4 +1,4 @@
-"""Policies: the dtypes of parameters, computation and outputs, and their text form."""
+"""Policies: the dtypes of parameters, computation, outputs and gradient sums, and how a text spells them."""
 
 import dataclasses
 from typing import Any, TypeVar
@@ -79,31 +79,46 @@ class Policy:
             raise UsageError(f"products in float8 need compute=bfloat16 or float32, got compute={compute}")
 
     def computes(self, value: "np.dtype | Policy | Recipe | None") -> np.dtype:
-        """The compute dtype of modules that a rule with this value decides; None means no rule."""
+        """Finds the compute dtype of a module from the value of the rule that decides it; None if no rule does.
+
+        A dtype is the compute dtype itself; a policy has its own. Without a rule, and for a recipe, it is this policy's
+        `compute_dtype`.
+        """
         if isinstance(value, Policy):
             return value.compute_dtype
         return self.compute_dtype if value is None or isinstance(value, Recipe) else value
 
     def stores(self, value: "np.dtype | Policy | Recipe | None") -> np.dtype:
-        """The dtype of stored parameters of modules that a rule with this value decides; None means no rule."""
+        """Finds the dtype of a module's stored parameters from the value of the rule that decides it; None: no rule.
+
+        A policy has its own `param_dtype`. For a dtype, it is the wider of that dtype and this policy's `param_dtype`.
+        Without a rule, and for a recipe, it is this policy's `param_dtype`.
+        """
         if isinstance(value, Policy):
             return value.param_dtype
         return widest(self.param_dtype, value) if isinstance(value, np.dtype) else self.param_dtype
 
     def multiplies(self, value: "np.dtype | Policy | Recipe | None") -> Recipe | None:
-        """The recipe of linear layers that a rule with this value decides; None for products in the compute dtype."""
+        """Finds the float8 recipe of a linear layer from the value of the rule that decides it; None: no rule.
+
+        A recipe is the result itself; a policy has its own `products`. Without a rule, the result is this policy's
+        `products`. A dtype gives None: the layer multiplies in its compute dtype.
+        """
         if isinstance(value, Policy) or value is None:
             return (value or self).products
         return value if isinstance(value, Recipe) else None
 
     @property
     def recipes(self) -> frozenset[Recipe]:
-        """The recipes of the policy and its rules."""
+        """All float8 recipes that the policy or one of its rules names; empty if no product is in float8."""
         return frozenset(filter(None, (self.products, *map(self.multiplies, self.rules.values()))))
 
     @property
     def dtypes(self) -> frozenset[np.dtype]:
-        """The dtypes of the policy and its rules, without those of sums over devices and of recipes."""
+        """All parameter, compute and output dtypes that the policy and its rules name.
+
+        `reduce_dtype` and the float8 dtypes of recipes are left out.
+        """
         policies = [value for value in (self, *self.rules.values()) if isinstance(value, Policy)]
         named = {value for value in self.rules.values() if isinstance(value, np.dtype)}
         return frozenset(named.union(*((each.param_dtype, each.compute_dtype, each.output_dtype) for each in policies)))
@@ -149,7 +164,14 @@ class Policy:
 
 
 def _rule_value(value) -> np.dtype | Policy | Recipe:
-    """Converts a rule's value to a dtype, a policy or a recipe; `"float32"`, also the name of a preset, is a dtype."""
+    """Converts the value of a rule to a recipe, a policy or a dtype, in this order.
+
+    The name of a recipe gives the recipe. A `jmp.Policy`, or a text with `=` such as `"params=float32"`, gives a
+    policy. Any other text is the name of a dtype: `"float32"` is the dtype, not the preset of that name.
+
+    Raises:
+      UsageError: the text is invalid, or the policy has rules itself.
+    """
     if (recipe := find_recipe(value)) is not None:
         return recipe
     if isinstance(value, jmp.Policy):
@@ -164,16 +186,17 @@ def _rule_value(value) -> np.dtype | Policy | Recipe:
 
 
 def from_jmp(policy: jmp.Policy) -> Policy:
-    """Converts a `jmp.Policy`; other fields have their defaults."""
+    """Converts a `jmp.Policy` with its three dtypes; `reduce_dtype`, `rules` and `products` get their defaults."""
     return Policy(policy.param_dtype, policy.compute_dtype, policy.output_dtype)
 
 
 def parse_policy(text: str) -> Policy:
-    """Parses `"params=float32,compute=float16,output=float32;stem/*=float32"`: jmp's grammar plus more.
+    """Parses the text of a policy, such as `"params=float32,compute=float16,output=float32;stem/*=float32"`.
 
-    As in jmp, keys may be short (`p`, `c`, `o`). Further keys are reduce (`r`) and products. By default params is
-    float32, compute equals params and output equals compute. A rule, `pattern=dtype` or `pattern=policy`, follows each
-    `;`.
+    The part before the first `;` is jmp's grammar, with short keys (`p`, `c`, `o`), and the further keys reduce (`r`)
+    and products. A missing key has the default of `Policy`: params is float32, compute equals params, output equals
+    compute. A rule, `pattern=dtype`, `pattern=recipe` or `pattern=policy`, follows each `;`. Names of presets are not
+    known here; `get_policy` knows them.
 
     Raises:
       UsageError: a key, dtype or recipe is unknown, a key is given twice, a part has no value, or a rule no `=`.
@@ -183,12 +206,16 @@ def parse_policy(text: str) -> Policy:
 
 
 def split_rules(text: str) -> list[str]:
-    """Splits a text at its semicolons and drops empty parts; returns `[""]` if all are empty."""
+    """Splits a text at its semicolons, strips white space and drops empty parts; `[""]` if nothing is left."""
     return [part.strip() for part in text.split(";") if part.strip()] or [""]
 
 
 def parse_rules(parts: list[str]) -> Rules:
-    """Parses rules such as `["stem/*=float32", …]` to texts by pattern; without a `=`, raises UsageError."""
+    """Splits texts such as `"stem/*=float32"` at their first `=` into patterns and values, which stay texts.
+
+    Raises:
+      UsageError: a text has no `=`, or a pattern is empty or given twice.
+    """
     pairs = []
     for rule in parts:
         pattern, equals, value = rule.partition("=")

@@ -28,7 +28,7 @@ class PolicyRow(NamedTuple):
 
 
 class PolicyReport(tuple[PolicyRow, ...]):
-    """The rows of `apply_policy`; prints as a table with the notes below it.
+    """What `apply_policy` did: a tuple of rows that prints as a table, with notes about the exceptions below it.
 
     Attributes:
       notes: a line for each `dtype` or `param_dtype` attribute that stays unchanged because it is not a floating dtype,
@@ -39,7 +39,7 @@ class PolicyReport(tuple[PolicyRow, ...]):
     notes: tuple[str, ...]
 
     def __new__(cls, rows: Iterable[PolicyRow], notes: Iterable[str] = ()):
-        """Creates a report of `rows`, with `notes` below them."""
+        """Creates a report of `rows`, with one line of text below the table for each of `notes`."""
         report = super().__new__(cls, rows)
         report.notes = tuple(notes)
         return report

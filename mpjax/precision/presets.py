@@ -34,7 +34,7 @@ class Preset:
 
 
 def _with_products(recipe: Recipe) -> Policy:
-    """mixed_bfloat16 with products in float8, except small products and products at a model's ends."""
+    """Builds `mixed_bfloat16` with float8 products, except in linear layers that are small, first or last."""
     wide = {FIRST_OR_LAST: BFLOAT16, SMALL_PRODUCT: BFLOAT16}
     return Policy("float32", "bfloat16", "float32", rules=wide, products=recipe)
 
@@ -71,12 +71,19 @@ _BY_NAME = {normalised(name): preset for preset in PRESETS for name in (preset.n
 
 
 def find_preset(spec) -> Preset | None:
-    """Finds the preset with the name or alias `spec`, or None; rules after `;` are ignored."""
+    """Finds the preset with the name or alias `spec`; rules after a `;` in the text are ignored.
+
+    Case, spaces, `-` and `_` are ignored too. The result is None for an unknown name, and for anything that is not a
+    string.
+    """
     return _BY_NAME.get(normalised(spec.split(";")[0])) if isinstance(spec, str) else None
 
 
 def get_policy(spec: "str | Policy | jmp.Policy") -> Policy:
-    """Converts `spec` to a `Policy`, without touching a device.
+    """Converts `spec`, such as the name of a preset, to a `Policy`, without touching a device.
+
+    A `Policy` is returned as it is. Rules after the name of a preset come before the preset's own rules, and replace a
+    rule of the preset with the same pattern.
 
     >>> import mpjax
     >>> str(mpjax.get_policy("bf16-mixed"))
@@ -85,8 +92,8 @@ def get_policy(spec: "str | Policy | jmp.Policy") -> Policy:
     Args:
       spec: a preset (`"mixed_float16"`), an alias (`"bf16-mixed"`, `"O2"`), a jmp string
         (`"params=float32,compute=float16,output=float32"`, `"p=f32,c=bf16"`), any of them followed by rules after
-        semicolons (`"mixed_float16;stem/*=float32"`), a `jmp.Policy`, a `Policy`, or a number (16, 32, 64). In
-        names, case, spaces, `-` and `_` are ignored.
+        semicolons (`"mixed_float16;stem/*=float32"`), a `jmp.Policy`, a `Policy`, or a number (16 is `mixed_float16`,
+        32 `float32`, 64 `float64`). In names, case, spaces, `-` and `_` are ignored.
 
     Raises:
       UsageError: no policy has that name (the message lists the presets and suggests the nearest), or a part of `spec`

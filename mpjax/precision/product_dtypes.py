@@ -1,4 +1,4 @@
-"""The dtypes and recipes that a policy asks of the products in each module."""
+"""The dtypes and float8 recipes that a policy requires of the matrix products and convolutions in each module."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -21,16 +21,18 @@ from mpjax.precision.rules import DEFAULTS, Lineage, decide, is_default, scope_l
 
 
 class AskedDtypes(NamedTuple):
-    """The dtypes that a policy asks of the products in a module.
+    """The dtypes that a policy requires of the matrix products and convolutions in a module.
 
     Attributes:
       compute: the dtype of products, also of products that a recipe leaves alone, such as attention scores.
       recipe: the recipe of float8 products, or None.
-      required: True if every product must follow the recipe: the layer is linear, its sides large and divisible.
-      refused: True if no product may be in float8: the layer is linear, and has no recipe that its sides allow.
-      applied: the recipe that the layer uses; None without a recipe, or if it is not known.
-      own: True for a layer with the user's own product, which no policy changes.
-      unknown: True if no modules are known, or those of several models have the path and differ. A recipe is then
+      required: True if every product must follow the recipe: the layer is linear, and its numbers of inputs and outputs
+        are at least 64 and multiples of the recipe's `multiple`.
+      refused: True if no product may be in float8: the layer is linear, and the policy has no recipe for it, or its
+        numbers of inputs and outputs do not allow the recipe.
+      applied: the recipe that the layer multiplies with now; None if it does not multiply in float8, or is not known.
+      own: True for a layer whose product is a function of the user's, which no policy changes.
+      unknown: True if no modules are known, or modules of several models have the path and differ. A recipe is then
         allowed, and not required.
     """
 
@@ -44,7 +46,11 @@ class AskedDtypes(NamedTuple):
 
     @property
     def accepted(self) -> frozenset[np.dtype]:
-        """The dtypes that products may have: `compute`, the dtypes of `recipe` too, or these alone if `required`."""
+        """The dtypes that products may have.
+
+        Without a recipe it is `compute` alone. With a recipe the recipe's two float8 dtypes are added, and replace
+        `compute` if `required`.
+        """
         if self.recipe is None:
             return frozenset({self.compute})
         float8 = {self.recipe.forward, self.recipe.gradient}
@@ -52,13 +58,12 @@ class AskedDtypes(NamedTuple):
 
 
 class PolicyForModules:
-    """Maps a module path to the `AskedDtypes` of a policy.
-
-    It is None without a policy, and where modules of several models have the path and compute in different dtypes.
+    """A function from a module path to the `AskedDtypes` of a policy, with checks of the policy's rules.
 
     Args:
-      policy: the policy.
-      modules: the NNX modules whose classes the rules may name, by any key. Without modules, paths are named scopes.
+      policy: the policy; None if nothing is required.
+      modules: the models (NNX modules) in which paths are looked up, by any key; rules may name the classes of their
+        submodules. Without models, paths are named scopes of an unknown type.
     """
 
     def __init__(self, policy: Policy | None, modules: Mapping[Any, Any]):
@@ -67,7 +72,12 @@ class PolicyForModules:
         self._rules = None if policy is None else rules_for_modules(policy)
 
     def __call__(self, path: str) -> AskedDtypes | None:
-        """Finds the dtypes that the policy asks of products in the module at `path`."""
+        """Finds the dtypes that the policy requires of products in the module at `path`.
+
+        If several models have the path and differ, the answer is `unknown`, or None if their compute dtypes or their
+        recipes differ. A path that no model has is decided by the rules for the paths around it. The answer is also
+        None without a policy.
+        """
         models = [model for model in self._models if path in model.held] or self._models or [_Model({}, {})]
         answers = {answer for model in models if (answer := self._asked(path, model))}
         if len(answers) == 1:
@@ -101,11 +111,11 @@ class PolicyForModules:
         return dataclasses.replace(self._policy, rules=self._rules).dtypes
 
     def awaited(self, paths: Iterable[str]) -> Recipe | None:
-        """Finds a recipe that at least one product must follow; None if there need not be any.
+        """Finds a float8 recipe that at least one product must follow; None if all products may be wider.
 
-        With known modules, it is the recipe of a linear layer. If no linear layer has one, it is the policy's own
-        recipe, unless the user's rules decide a linear layer. Without modules, it is the recipe of a product at one of
-        `paths`.
+        With known models, it is the first recipe that a linear layer must or may follow. If no linear layer has one, it
+        is the policy's own recipe, or None if a rule of the user decides a linear layer. Without models, it is the
+        first recipe of a product at one of `paths`. It is None without a policy.
 
         Args:
           paths: the module paths of the products that the policy applies to.
@@ -120,12 +130,13 @@ class PolicyForModules:
         return self._policy.products if self._models and deciding <= {None, *DEFAULTS} else None
 
     def require_rules(self, scopes: Iterable[str] | None) -> None:
-        """Raises UsageError if a rule decides nothing: neither a module nor a named scope of the traced program.
+        """Raises UsageError if a rule decides neither a module nor a named scope of the traced program.
 
-        Also raises it for a `type:` rule without modules. Rules of `DEFAULTS` may decide nothing.
+        Without models, also raises it for a `type:` rule. Rules of `DEFAULTS` are not checked, and without a policy
+        there is nothing to check.
 
         Args:
-          scopes: the named scopes; None if the traced program is not known, in which case paths are not checked.
+          scopes: the named scopes; None if the program was not traced: then only `type:` rules are checked.
         """
         if self._policy is None or self._rules is None:
             return
@@ -144,7 +155,7 @@ class PolicyForModules:
 
 
 class _Model(NamedTuple):
-    """The modules of a model, and the names of their classes and tags, by path."""
+    """The submodules of a model by path (`held`), and the names of their classes and tags by path (`types`)."""
 
     held: dict[str, Any]
     types: dict[str, frozenset[str]]

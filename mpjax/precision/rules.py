@@ -18,16 +18,19 @@ NORM = "type:norm"
 """The pattern of every normalisation layer."""
 
 LINEAR = "linear_layer"
-"""The tag of layers that can multiply in float8; rules match the tags of a module like the names of its classes."""
+"""The tag of layers that can multiply in float8.
+
+A tag is a further name of a module, which rules match after `type:` like the names of its classes.
+"""
 
 HEAD = "type:head"
 """The pattern of the layer that produces a model's output; `mpjax.precision.heads` finds it."""
 
 FIRST_OR_LAST = "type:first_or_last"
-"""The pattern of layers at the ends of a model; `mpjax.precision.float8.layers` finds them."""
+"""The pattern of the first and last layers of a model; `tags_of` in `mpjax.precision.float8.layers` finds them."""
 
 SMALL_PRODUCT = "type:small_product"
-"""The pattern of linear layers with a side below 64 or not a multiple of 16."""
+"""The pattern of linear layers whose number of inputs or outputs is below 64 or not a multiple of 16."""
 
 DEFAULTS = frozenset({NORM, HEAD, FIRST_OR_LAST, SMALL_PRODUCT})
 """The patterns of rules in presets. Only these may match nothing, because a model need not have these layers."""
@@ -39,12 +42,15 @@ Lineage = tuple[tuple[str, frozenset[str]], ...]
 
 
 class Rules(Mapping[str, Any]):
-    """A frozen, hashable mapping from pattern to dtype, policy or recipe; the first match wins.
+    """An immutable, hashable, ordered mapping from pattern to dtype, policy or recipe; the first match decides.
 
     A pattern is a glob on the module path (`"stem/*"`, `"layers/?/conv1"`; `*` crosses `/`), or `type:` and a glob on
     the name of the class, of a base class or of a tag (`"type:Attention"`, `"type:head"`). Either covers the modules it
-    matches and their submodules. `"type:norm"` covers only the normalisation layers themselves. A pattern that
-    is empty, is repeated, or contains `=` or `;` raises UsageError.
+    matches and their submodules. `"type:norm"` covers only the normalisation layers themselves. White space around a
+    pattern is removed. Two mappings with the same items in another order are not equal.
+
+    Raises:
+      UsageError: a pattern is not a string, is empty, is repeated, or contains `=` or `;`.
     """
 
     def __init__(self, rules: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()):
@@ -93,15 +99,15 @@ _MOST_SHOWN = 20
 
 
 def is_default(pattern: str) -> bool:
-    """True for a pattern of `DEFAULTS`. Of these, only `type:norm` has its meaning in any case."""
+    """True for a pattern of `DEFAULTS`, `type:norm` in upper or lower case, the others exactly as written there."""
     return pattern in DEFAULTS or pattern.lower() == NORM
 
 
 def covers(pattern: str, lineage: Lineage) -> bool:
-    """True if `pattern` matches the module at the end of `lineage`, or a module that contains it.
+    """True if `pattern` matches the last module of `lineage`, or one of the modules that contain it.
 
-    A pattern matches paths, or after `type:` the names of classes, base classes and tags. `type:norm` matches only the
-    module itself, so it does not cover what a normalisation layer contains.
+    A pattern is a glob on paths, or after `type:` a glob on the names of classes, base classes and tags. Both
+    distinguish case. `type:norm`, in any case, looks at the last module alone: it does not cover submodules of a norm.
     """
     if pattern.lower() == NORM:
         return is_norm(lineage[-1][1])
@@ -113,9 +119,9 @@ def covers(pattern: str, lineage: Lineage) -> bool:
 
 @functools.lru_cache(maxsize=32_768)
 def _matcher(pattern: str) -> Callable[[str], Any]:
-    """Compiles a glob to a function that tests a text.
+    """Compiles a glob to a function that gives a true value for a text that matches; cached.
 
-    Most patterns of large policies have no wildcard and are only compared.
+    A pattern without a wildcard, as most are in large policies, is compared for equality.
     """
     if any(char in pattern for char in "*?["):
         return re.compile(fnmatch.translate(pattern)).match
@@ -123,22 +129,24 @@ def _matcher(pattern: str) -> Callable[[str], Any]:
 
 
 def winner(rules: Rules, lineage: Lineage) -> str | None:
-    """Finds the first pattern that covers the module at the end of `lineage`; None if no rule does.
+    """Finds the pattern of the first rule that covers the last module of `lineage`; None if no rule does.
 
-    A rule whose value is a recipe decides only linear layers, and named scopes, whose type is unknown.
+    A rule whose value is a recipe is passed over unless the module is a linear layer (has the tag `LINEAR`) or has no
+    known type, as a named scope.
     """
     return next((p for p, value in rules.items() if _is_for(value, lineage[-1][1]) and covers(p, lineage)), None)
 
 
 def _is_for(value: Any, types: frozenset[str]) -> bool:
-    """True if a rule's value applies to a module of these types: a recipe applies only to linear layers."""
+    """True unless a rule's value is a recipe and `types` are known and show no linear layer."""
     return not isinstance(value, Recipe) or not types or LINEAR in types
 
 
 def scope_lineage(scope: str) -> Lineage:
-    """Converts a named scope and the scopes around it to a lineage of modules of unknown type.
+    """Converts a named scope to a lineage without types: the paths from "" (the program) down to the scope itself.
 
-    A scope named by Equinox is also listed under its class name alone.
+    `a/b` gives the paths "", "a" and "a/b", each with an empty set of types. The names of Equinox classes in the scope
+    (`eqx.nn.Linear`) come first, each as a path of its own, so that a rule may name them alone.
     """
     parts = scope.split("/") if scope else []
     classes = [part for part in parts if part.startswith(EQUINOX)]
@@ -147,15 +155,20 @@ def scope_lineage(scope: str) -> Lineage:
 
 
 def without_class(scope: str) -> str:
-    """Removes the last part of a scope if Equinox named it by class; a scope with no other part stays."""
+    """Removes the last name of a scope, `a/eqx.nn.Linear` to `a`, if Equinox named it by class.
+
+    A scope that consists of this name alone stays unchanged, as does any other scope.
+    """
     outer, _, name = scope.rpartition("/")
     return outer if outer and name.startswith(EQUINOX) else scope
 
 
 def by_path(rules: Rules, lineages: Iterable[Lineage]) -> Rules:
-    """Converts rules to rules that match named scopes, which have no type.
+    """Replaces the `type:` patterns of rules by module paths, because named scopes have no type.
 
-    Each `type:` pattern becomes the paths of the modules that it decides.
+    Each `type:` pattern becomes the paths of the modules that it decides, without submodules of a module that it also
+    decides. Paths are escaped for globs; the path of the model itself becomes `*`. A `type:` pattern that decides no
+    module is dropped. Of equal patterns, the first keeps its value.
 
     Args:
       rules: the rules.
@@ -179,6 +192,8 @@ def decide(
 ) -> dict[str, str | None]:
     """Finds the pattern that decides each module, by module path; None where no rule does.
 
+    Also checks that every rule decides a module.
+
     Args:
       rules: the rules of the policy.
       lineages: the lineage of each module, under its first path.
@@ -186,7 +201,7 @@ def decide(
 
     Raises:
       UsageError: a rule, other than of `DEFAULTS`, matches nothing, or only modules that earlier rules decide. The
-        message lists these rules with the nearest paths or types.
+        message explains up to 20 of these rules, with the nearest paths or types.
     """
     lineages = tuple(lineages)
     winners = [winner(rules, lineage) for lineage in lineages]

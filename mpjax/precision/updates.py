@@ -11,6 +11,9 @@ import optax
 
 
 def moved_by(updates: Any, params: Any) -> Any:
-    """Applies updates like `optax.apply_updates`, except that a number with an update of zero keeps its bits."""
+    """Adds updates to parameters like `optax.apply_updates`, but a number whose update is zero keeps every bit.
+
+    The results have the dtypes of the parameters, which do not change in place.
+    """
     moved = optax.apply_updates(params, updates)
     return jax.tree.map(lambda p, new, update: jnp.where(update == 0, p, new), params, moved, updates)
