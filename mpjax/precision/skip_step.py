@@ -105,8 +105,8 @@ def one_optimizer(inner: optax.GradientTransformation) -> Attempt:
 def several_optimizers(attempts: Mapping[str, Attempt]) -> Attempt:
     """Builds the `Attempt` of several optimizers by name; non-finite gradients skip only their own optimizer.
 
-    In the `StepResult`, `finite` is True if the gradients of all optimizers were finite. The state is a dict of
-    `GroupState`s. If parameters or gradients are not mappings with the names of `attempts`, raises UsageError.
+    In the `StepResult`, `finite` is True if the gradients of all optimizers were finite. The state is a dict with a
+    `GroupState` for each name. If parameters or gradients are not mappings with these names, raises UsageError.
     """
 
     def named(tree, kind: str) -> dict[str, Any]:

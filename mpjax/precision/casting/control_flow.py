@@ -1,8 +1,8 @@
 """Runs control flow for autocast: each body runs with casts, inside the same construct as before.
 
 The carry of a loop keeps its traced dtypes. An output of several branches gets the widest dtype among them. Each
-handler takes the function that runs a jaxpr (`Interpreter.run`), the equation, its inputs as `Value`s, and the debug
-information of its program. It returns the outputs as `Value`s.
+handler takes the function that runs a jaxpr (`Interpreter.run`), the equation, its inputs (a list of `Value`), and the
+debug information of its program. It returns the outputs, a list of `Value`.
 """
 
 import functools

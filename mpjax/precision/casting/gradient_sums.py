@@ -29,7 +29,9 @@ MANY = 8
 
 @jax.custom_jvp
 def adding_to(wide: jax.Array, array: jax.Array) -> jax.Array:
-    """Returns `array`, and adds its cotangent, cast to float32, to that of `wide`, which no computation reads.
+    """Passes `array` through unchanged; its cotangent, cast to float32, is added to the cotangent of `wide` instead.
+
+    No computation reads `wide`, so that its gradient is the float32 sum over all calls with the same `wide`.
 
     >>> import jax.numpy as jnp
     >>> def read(x):
