@@ -35,7 +35,7 @@ def audit(
     params: int | None = 0,
     operations: Operations = OPERATIONS,
 ) -> Audit:
-    """Traces `fn(*args)` once and reports the dtype of every operation and leaf. Nothing is computed.
+    """Traces `fn(*args)` once and reports the dtype of every floating operation and leaf. Nothing is computed.
 
     >>> import jax, jax.numpy as jnp, mpjax
     >>> report = mpjax.audit(lambda x: x * jnp.arange(2.0), jax.ShapeDtypeStruct((2,), jnp.float16))
@@ -47,7 +47,8 @@ def audit(
       *args: the arguments of `fn`. Arrays may be abstract (`jax.ShapeDtypeStruct`); NNX modules may be among them.
       policy: the expected policy of products and stored leaves: a `Policy`, or anything that `get_policy` takes. The
         expected dtypes of NNX parameters are the dtypes that `apply_policy` would set. None expects no dtypes.
-      params: without an NNX module, the index in `args` of the parameters; None if there are none.
+      params: if no NNX module is given, the index in `args` of the parameters, whose dtypes the policy decides; None if
+        there are none.
       operations: the lists of operations, which decide the kind of each operation.
 
     Returns:
@@ -86,7 +87,8 @@ def audit(
 def inputs_of(models: ModelArguments) -> tuple[dict[str, Any], Callable]:
     """Collects the traced inputs (arrays, abstract arrays, numbers but no bools) of a call by path.
 
-    Also returns a function that takes one value for each input and builds `models.tree` with these values in place.
+    Other leaves, such as flags and strings, are no inputs. Also returns a function that takes one value for each input,
+    in the order of the dict, and builds a copy of `models.tree` with these values in their places.
     """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(models.tree)
     places = tuple(models.originals)
@@ -102,7 +104,7 @@ def inputs_of(models: ModelArguments) -> tuple[dict[str, Any], Callable]:
 
 
 def _input_name(path: tuple, places: tuple) -> str:
-    """Names an input: `blocks/0/conv1/kernel` if the model is the function, `args/1/image` for an argument's leaf."""
+    """Names an input by path: `blocks/0/conv1/kernel` if the model is the function, `args/1/image` in an argument."""
     half, *inner = path
     if half.idx == 0:  # the state of the models, where most arrays are the `value` of a variable
         number, *names = inner
@@ -132,15 +134,16 @@ def _operations(jaxpr, operations: Operations) -> tuple[Operation, ...]:
 
 
 def _primitive(eqn) -> str:
-    """The primitive of an equation; for a custom `vmap` rule around a product in blocks, the product's primitive."""
+    """The name of an equation's primitive; for a custom `vmap` rule around a product in blocks, the product's name."""
     inside = equations(eqn.params["call"]) if eqn.primitive.name == "custom_vmap_call" else ()
     return _BLOCK_PRODUCT if any(held.primitive.name == _BLOCK_PRODUCT for _, held in inside) else eqn.primitive.name
 
 
 def _dtype(eqn) -> np.dtype | None:
-    """The dtype that an equation computes in or casts to; None without floating inputs and outputs.
+    """The dtype that an equation computes in: the widest of its floating inputs, or else of its floating outputs.
 
-    A float8 product with an incoming gradient as an operand has the dtype of the gradient.
+    For a cast, it is the new dtype. A float8 product of e4m3 and e5m2, the dtype of an incoming gradient, counts as
+    e5m2. The scales of blocks (e8m0) do not count. It is None without floating inputs and outputs.
     """
     if eqn.primitive.name == _CAST:
         return np.dtype(eqn.params["new_dtype"]) if is_floating(eqn.outvars[0].aval) else None
@@ -157,7 +160,11 @@ def _leaves(inputs: dict[str, Any], stored: dict[str, np.dtype]) -> tuple[Leaf, 
 
 
 def _stored(inputs: dict[str, Any], models: ModelArguments, policy: Policy, params: int | None) -> dict[str, np.dtype]:
-    """The dtype in which the policy stores each parameter and statistic, by path."""
+    """Finds the dtype in which the policy stores each parameter and statistic, by the path of the input.
+
+    With NNX modules, it is the dtype that `apply_policy` would store. Without, it is decided by the rules for the path
+    inside the argument `params`.
+    """
     if modules := models.modules:
         return {name: dtype for at, module in modules.items() for name, dtype in _stored_by(policy, at, module).items()}
 
@@ -172,7 +179,7 @@ def _stored(inputs: dict[str, Any], models: ModelArguments, policy: Policy, para
 
 
 def _stored_by(policy: Policy, at: tuple, module) -> dict[str, np.dtype]:
-    """The dtypes in which `apply_policy` stores the state of the module at key path `at`, by path."""
+    """Finds the dtypes in which `apply_policy` stores the state of a module, by path from the key path `at`."""
     return {f"{path_name(at)}/{name}".removeprefix("/"): dtype for name, dtype in stored_dtypes(module, policy).items()}
 
 
@@ -199,18 +206,19 @@ def _upcasts(jaxpr, operations: Operations, wanted: Callable[[str], AskedDtypes 
 
 
 def _is_nowhere(caller) -> bool:
-    """True if JAX lost the user's line of a call, as it does for derivative rules under `jax.checkpoint`.
+    """True if all source lines of a call are in JAX's own files, as for derivative rules under `jax.checkpoint`.
 
-    All operations inside then appear to be JAX's own, so explicit and silent casts look the same.
+    The user's line is lost then. All operations inside appear to be JAX's own, so that explicit and silent casts look
+    the same.
     """
     lines = source_lines(caller)
     return bool(lines) and first_outside(lines, ("/jax/",)) == len(lines)
 
 
 def _widened(eqn, casts: dict, is_product: bool) -> Iterator[tuple[Any, Any]]:
-    """Yields the half-precision operands of `eqn` that were widened to match the others, and where.
+    """Yields the half-precision operands of `eqn` that were widened to match a wider operand.
 
-    Each is a pair: the operand's abstract value before the cast, and the equation that widened it.
+    Each is a pair: the operand's abstract value before the cast, and the equation that widened it, a cast or `eqn`.
 
     Args:
       eqn: the equation.
@@ -228,7 +236,10 @@ def _widened(eqn, casts: dict, is_product: bool) -> Iterator[tuple[Any, Any]]:
 
 
 def _read_by(eqn) -> list[Any]:
-    """The operands that an equation computes with: a function with a rule may have others for their gradient alone."""
+    """Lists the operands that an equation computes with.
+
+    For a function with a derivative rule, these are the operands that its body reads; others only get a gradient.
+    """
     if eqn.primitive.name not in DERIVED:
         return list(eqn.invars)
     body, _ = opened(called(eqn))
@@ -250,10 +261,11 @@ _AUTOCAST = "/mpjax/precision/casting/transform.py"
 
 
 def _is_silent_upcast(eqn) -> bool:
-    """True if dtype promotion by JAX or a layer widens a half-precision value, without a cast in the program.
+    """True for a cast of a half-precision value to a wider dtype that the program does not ask for.
 
-    Norms are left out, because they widen their input on purpose. Backward passes are left out, because their casts
-    follow from the forward pass.
+    Dtype promotion by JAX or by a Flax layer makes such casts. False for `astype` and the like in the program, for the
+    casts of autocast, in files of norms, which widen their input on purpose, and in backward passes, whose casts follow
+    from the forward pass.
     """
     if eqn.primitive.name != _CAST or is_transposed(eqn):
         return False

@@ -36,7 +36,7 @@ class Leaf(NamedTuple):
       path: the path of the array in the arguments.
       dtype: the dtype of the array.
       wanted: the dtype in which the policy stores the array; None without a policy, or if the array is neither a
-        parameter nor a statistic.
+        parameter nor a batch statistic.
     """
 
     path: str
@@ -53,7 +53,7 @@ class Upcast(NamedTuple):
       from_dtype: the dtype before.
       to_dtype: the dtype after.
       shape: the shape of the value.
-      source: the user's line, `file:line`, that widened the value.
+      source: the user's line, `file:line`, that widened the value; "(no source line)" if it is not known.
     """
 
     path: str
@@ -130,13 +130,16 @@ class Audit:
         ]
 
     def assert_clean(self) -> None:
-        """Raises AssertionError with one line for each fault, for use in tests."""
+        """Raises AssertionError with one line for each fault, for use in tests; does nothing without faults."""
         __tracebackhide__ = True
         if self.faults:
             raise AssertionError("\n".join([_verdict(self.faults), *self.faults]))
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
-        """Encodes the audit as JSON text, with dtypes by name, and writes it to `file` if given."""
+        """Encodes the audit and its `faults` as JSON text, with dtypes by name.
+
+        Returns the text. If `file` is given, also writes it there, and replaces a file that exists.
+        """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         rows = {
             name: [row._asdict() for row in value] if isinstance(value, tuple) else value

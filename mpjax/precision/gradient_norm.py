@@ -1,4 +1,4 @@
-"""The sum of the squares of gradients: one pass measures their size and finds values that are not finite.
+"""The sum of the squares of gradients, from which come their norm, clipping, and whether all values are finite.
 
 A step may use it several times: to skip a step, to report the norm, to clip. XLA computes it once, because all uses
 trace the same operations.
@@ -27,7 +27,8 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 def square_sum(tree: Any) -> Float[Array, ""]:
     """Sums the squares of all floating and complex values in a tree, in float32 or wider.
 
-    The sum is NaN if and only if one of the values is inf or NaN. It is inf if finite values are too large for it.
+    The sum is NaN if and only if one of the values is inf or NaN. It is inf if all values are finite and their squares
+    overflow, and 0 if there are no such values.
 
     >>> square_sum({"w": jnp.array([3.0, 4.0]), "b": jnp.float16(300)}), square_sum(jnp.float32("inf"))
     (Array(90025., dtype=float32), Array(nan, dtype=float32))
@@ -47,10 +48,11 @@ def square_sum(tree: Any) -> Float[Array, ""]:
 
 @dataclasses.dataclass
 class _Together:
-    """How the sums of all arrays are finished in one kernel.
+    """The state of an `added_together` block.
 
     Attributes:
-      first: whether something waits for the sum, so that no update of an array can be the kernel that reads it.
+      first: True once `all_finite` or clipping was traced in the block: updates then wait for the sum, so that the
+        kernels of updates cannot compute it.
     """
 
     first: bool = False
@@ -63,11 +65,11 @@ _TOGETHER: contextvars.ContextVar[_Together | None] = contextvars.ContextVar("_T
 def added_together() -> Iterator[None]:
     """Context for tracing: inside the `with` block, `square_sum` finishes the sums of all arrays in one kernel.
 
-    Outside, it takes a kernel for each array. `global_norm`, `all_finite` and clipping use `square_sum` too. Use it for
-    arrays on one device. For arrays that are sharded over devices, it would gather the partial sums.
+    Outside, each array has a kernel of its own for its sum. `global_norm`, `all_finite` and clipping use `square_sum`
+    too. Use it for arrays on one device. For arrays that are sharded over devices, it would gather the partial sums.
 
-    From the first `all_finite` or clipping on, an update waits for the sum: one kernel then reads many arrays. Before
-    them, and without them, the kernel that updates an array adds its squares too.
+    From the first `all_finite` or clipping in the block on, updates wait for the sum, and one kernel reads up to `MOST`
+    arrays. Before, and without them, the kernel that updates a large array may sum its squares too.
     """
     token = _TOGETHER.set(_Together())
     try:
@@ -77,7 +79,7 @@ def added_together() -> Iterator[None]:
 
 
 def _square_sum_first(tree: Any) -> Float[Array, ""]:
-    """Computes `square_sum` for something that waits for it, such as an update."""
+    """Computes `square_sum` where updates wait for the result, and tells the `added_together` block so."""
     if together := _TOGETHER.get():
         together.first = True
     return square_sum(tree)
@@ -94,7 +96,10 @@ MOST = 64
 
 
 def _partial_sums(arrays: Sequence[jax.Array], together: _Together) -> Iterator[jax.Array]:
-    """Yields [N] values, in float32 or wider, with the same sum as the squares of all arrays; N is small."""
+    """Yields vectors of partial sums, in float32 or wider, whose total is the sum of the squares of all arrays.
+
+    An array of at most `FEW` elements gives its squares themselves.
+    """
     large: dict[int, list[jax.Array]] = {}
     for array in arrays:
         if array.size <= FEW:
@@ -111,7 +116,10 @@ def _partial_sums(arrays: Sequence[jax.Array], together: _Together) -> Iterator[
 
 
 def _sums_of_rows(x: jax.Array) -> jax.Array:
-    """Sums the squares of a large array over its last axes, in a kernel that may do more with the array."""
+    """Sums the squares of a large array over its last axis, and over more axes while they have at most `ROW` elements.
+
+    The sums are a vector. The kernel that computes them may also be the kernel that updates the array.
+    """
     first = x.ndim - 1
     while math.prod(x.shape[first - 1 :]) <= ROW:
         first -= 1
@@ -125,14 +133,14 @@ def _squares(x: jax.Array) -> jax.Array:
 
 
 def all_finite(tree: Any) -> jax.Array:
-    """True (a bool scalar array) if no floating or complex value in a tree is inf or NaN."""
+    """True (a bool scalar array) if no floating or complex value in a tree is inf or NaN, or if there are none."""
     return ~jnp.isnan(_square_sum_first(tree))
 
 
 def global_norm(tree: Any) -> Float[Array, ""]:
     """The Euclidean norm of all floating and complex values of a tree, in float32 or wider.
 
-    It is inf if one of them is not finite, or if the sum of their squares overflows.
+    It is inf (never NaN) if one of them is inf or NaN, or if the sum of their squares overflows; 0 without any.
     """
     return _root(square_sum(tree))
 
@@ -145,8 +153,9 @@ def _root(total: Float[Array, ""]) -> Float[Array, ""]:
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     """Clips like `optax.clip_by_global_norm`, but computes in the dtype of `global_norm`, float32 or wider.
 
-    Gradients are multiplied by `max_norm` over their norm, unless the norm is below `max_norm`, and rounded once to
-    their own dtypes. A step that also reports the norm, or skips by it, computes it only once.
+    If the norm is below `max_norm`, gradients stay unchanged. Otherwise they are divided by the norm and multiplied by
+    `max_norm`, and rounded once to their own dtypes. A step that also reports the norm, or skips by it, computes it
+    only once.
 
     Pascanu et al., "On the difficulty of training recurrent neural networks", 2013 (arXiv:1211.5063), section 3.2.
     """

@@ -111,7 +111,7 @@ def _is_outermost(place: str, last: Mapping[str, int]) -> bool:
 
 
 def _is_stacked(module: Any) -> bool:
-    """True if a kernel has further axes: it is the stacked kernels of several layers, which a loop takes apart."""
+    """True if the kernel of a layer has further axes, as stacked kernels of several layers that a loop takes apart."""
     from flax import nnx
 
     if isinstance(module, nnx.Conv):

@@ -60,16 +60,16 @@ def dynamic_loss_scaling(
       max_scale: the largest scale.
       hysteresis: the number of consecutive overflows after which the scale shrinks; each further overflow shrinks it
         again.
-      tolerance: the share of the steps since the last change of the scale that must overflow before it shrinks, as in
-        fairseq's `--fp16-scale-tolerance`.
+      tolerance: the fraction, from 0 up to but not including 1, of the steps since the last change of the scale that
+        must overflow before it shrinks, as in fairseq's `--fp16-scale-tolerance`. `hysteresis` applies too.
       axis_name: the mapped axes (`shard_map`, `pmap`) whose devices must agree to skip a step. Not needed under `jit`.
 
     Returns:
-      An optax transformation whose state is a `LossScaleState`.
+      An optax transformation whose state is a `LossScaleState`. Its updates are not scaled.
 
     Raises:
-      UsageError: a scale or factor is no power of two, or another setting is out of its range; at `init`, `inner`
-        already contains a loss scale.
+      UsageError: a scale or factor is no power of two, another setting is out of its range, or `inner` is an empty
+        mapping; at `init`, `inner` already contains a loss scale.
     """
     initial_scale = _power_of_two("initial_scale", initial_scale)
     min_scale, max_scale = _power_of_two("min_scale", min_scale), _power_of_two("max_scale", max_scale)
@@ -115,7 +115,7 @@ def static_loss_scaling(
     """Wraps an optimizer like `dynamic_loss_scaling`, but the scale never changes; an overflow still skips the step.
 
     Raises:
-      UsageError: `scale` is not a power of two.
+      UsageError: `scale` is not a power of two; at `init`, `inner` already contains a loss scale.
     """
     scale = _power_of_two("scale", scale)
 
@@ -130,7 +130,11 @@ def static_loss_scaling(
 
 
 def no_loss_scaling(inner: Optimizers) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer in the state of loss scaling, with scale 1; checks, counts and skips no steps."""
+    """Wraps an optimizer, or several by name, in a `LossScaleState` with scale 1 that never changes.
+
+    No step is checked, counted or skipped: gradients that are not finite reach the optimizer, and `finite` stays True.
+    Gradients are not cast to float32 either.
+    """
     attempt = _attempt(inner)
 
     def init(params) -> LossScaleState:

@@ -78,13 +78,16 @@ def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax
 
 
 def require_moments(state: Any, params: Any, wrapper: str) -> None:
-    """Raises UsageError if an optimizer's state has no moments; the message names the wrapper."""
+    """Raises UsageError if an optimizer's state for `params` has no moments; `wrapper` is the name in the message."""
     if not has_moments(state, params):
         raise UsageError(f"{wrapper}: no moments ({', '.join(MOMENTS)}) in this optimizer's state; leave {wrapper} out")
 
 
 def has_moments(state: Any, params: Any) -> bool:
-    """True if an optimizer's state for `params` has a field of `MOMENTS`, also if it is masked."""
+    """True if an optimizer's state for `params` has a moment, a leaf in a field of `MOMENTS`.
+
+    A leaf that `optax.masked` has replaced by a placeholder counts too.
+    """
     parameters = paths_of(params)
     if not parameters:  # as from optax.tree.map_params, which makes a state for a placeholder
         return any(optax.tree.get_all_with_path(state, name) for name in MOMENTS)
@@ -92,27 +95,31 @@ def has_moments(state: Any, params: Any) -> bool:
 
 
 def paths_of(tree: Any) -> Set[tuple]:
-    """The key paths to the leaves of a tree, and to leaves that `optax.masked` has taken out of it."""
+    """Collects the key paths of all leaves of a tree, including leaves that `optax.masked` has replaced."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
     return {path for path, _ in leaves}
 
 
 def is_moment(path: tuple, parameters: Set[tuple], names: Collection[str] = MOMENTS) -> bool:
-    """True if a key path in an optimizer's state leads to a moment: a field of the optimizer itself is in `names`.
+    """True if a key path in an optimizer's state leads to a moment: one of the state's own fields in it is in `names`.
 
-    The path ends with the path of a parameter, which may have any names: `masters.mu` is no moment.
+    The keys at the end of the path that are the path of a parameter do not count, because parameters may have any
+    names: in `masters.mu`, `mu` may be a parameter, which is no moment.
 
     Args:
       path: the path of a leaf of the state.
       parameters: `paths_of` the parameters, or of gradients.
-      names: the names of fields.
+      names: the names of the fields that hold moments.
     """
     fields = next((path[:end] for end in range(len(path)) if path[end:] in parameters), path)
     return any(isinstance(key, jax.tree_util.GetAttrKey) and key.name in names for key in fields)
 
 
 def _map_moments(change, state, like):
-    """Replaces each moment of a state by `change(moment, its index among the leaves)`; `like` has parameters' keys."""
+    """Replaces each float32, bfloat16 or float16 moment of a state by `change(moment, its index among all leaves)`.
+
+    `like` is a tree with the key paths of the parameters, such as gradients. Other leaves stay unchanged.
+    """
     parameters = paths_of(like)
     leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
     changed = [

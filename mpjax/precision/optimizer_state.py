@@ -1,4 +1,4 @@
-"""Shows parameters to optimizers in float32, like gradients, for every dtype in which parameters are stored.
+"""Passes parameters to optimizers in float32, like gradients, for every dtype in which parameters are stored.
 
 Optimizer state then has one structure. An optimizer that distinguishes dtypes, such as `master_weights`, sees the
 stored parameters.
@@ -15,10 +15,10 @@ from mpjax.precision.master import MasterWeightsState
 
 
 def parameters_seen(inner: optax.GradientTransformation, params: Any) -> Any:
-    """Casts parameters to float32 for an optimizer; keeps their dtypes if the optimizer distinguishes dtypes.
+    """Casts half-precision parameters to float32 for an optimizer, unless the optimizer distinguishes dtypes.
 
-    It does if its state has another structure for float32 parameters, or contains the state of `master_weights`,
-    `compensated_weights` or `stochastic_weights`.
+    An optimizer distinguishes dtypes if its state has another structure for float32 parameters, or contains the state
+    of `master_weights`, `compensated_weights` or `stochastic_weights`. It then gets the parameters as they are stored.
     """
     wide = in_float32(params)
     if all(a is b for a, b in zip(jax.tree.leaves(wide), jax.tree.leaves(params), strict=True)):
@@ -29,10 +29,10 @@ def parameters_seen(inner: optax.GradientTransformation, params: Any) -> Any:
 
 
 def init_in_float32(inner: optax.GradientTransformation, params: Any) -> Any:
-    """Initialises the state of an optimizer; arrays that would have the dtype of parameters are float32 or wider.
+    """Initialises the state of an optimizer; its floating arrays get the dtypes that they have for float32 parameters.
 
-    The states of wrappers that store half-precision weights stay unchanged. Their float32 parts are float32 already,
-    and their structure differs for float32 parameters.
+    So moments are in float32 or wider. The states of `master_weights`, `compensated_weights` and `stochastic_weights`
+    stay as they are. So does the whole state if its structure differs for float32 parameters.
     """
     state = inner.init(parameters_seen(inner, params))
     wide = jax.eval_shape(lambda: inner.init(in_float32(params)))

@@ -36,7 +36,7 @@ def reduce_gradients(grads: T, policy: "str | Policy | jmp.Policy", axis_name: A
     Array([9004.], dtype=float32)
 
     Args:
-      grads: a pytree of this device's gradients. Leaves that are neither floating nor complex stay unchanged.
+      grads: a pytree of this device's gradients. Leaves that are neither floating nor complex are not averaged.
       policy: the policy, as for `mpjax.get_policy`.
       axis_name: the name of the mapped axis, or several names.
 
@@ -94,10 +94,11 @@ BUCKET = 8 * 2**20
 
 
 def sum_in_buckets(arrays: Mapping[str, jax.Array], dtype: np.dtype, axis_name: Axes) -> dict[str, jax.Array]:
-    """Sums arrays over devices like `sum_across`, by one collective for neighbouring arrays of one dtype (a bucket).
+    """Sums arrays over devices like `sum_across`, but joins consecutive arrays of one dtype in one collective.
 
-    XLA combines small sums too. On GPUs it leaves out the sums for which it has its own kernel, and waits for each of
-    them. The sum of a bucket runs during the backward pass.
+    Joined arrays (a bucket) have at most `BUCKET` bytes together. The result has the names, shapes and order of
+    `arrays`. XLA combines small sums too. On GPUs it leaves out the sums for which it has its own kernel, and waits for
+    each of them. The sum of a bucket runs during the backward pass.
     """
     sums: dict[str, jax.Array] = {}
     for bucket in _buckets(arrays):
@@ -110,7 +111,10 @@ def sum_in_buckets(arrays: Mapping[str, jax.Array], dtype: np.dtype, axis_name: 
 
 
 def _buckets(arrays: Mapping[str, jax.Array]) -> list[list[str]]:
-    """Groups the names of neighbouring arrays of one dtype that have at most `BUCKET` bytes together."""
+    """Groups the names of consecutive arrays of one dtype that have at most `BUCKET` bytes together.
+
+    A larger array is a group of its own.
+    """
     buckets: list[list[str]] = []
     held = 0
     for name, array in arrays.items():
@@ -123,7 +127,10 @@ def _buckets(arrays: Mapping[str, jax.Array]) -> list[list[str]]:
 
 
 def scatter_sum(array: jax.Array, dtype: np.dtype, axis_name: Axes, *, axis: int) -> jax.Array:
-    """Sums like `sum_across`, but each device gets only its own part of the sum, cut along the array's `axis`."""
+    """Sums like `sum_across`, but each device gets only its own shard of the sum, one of equal shards along `axis`.
+
+    The size of the axis must be a multiple of the number of devices.
+    """
     added = array.astype(_in_reduction(array.dtype, dtype))
     shard = jax.lax.psum_scatter(added, axis_name, scatter_dimension=axis, tiled=True)
     return shard.astype(widest(array.dtype, dtype))

@@ -19,10 +19,11 @@ class LossScaleState(NamedTuple):
 
     Attributes:
       scale: float32, the factor of the next loss; a power of two.
-      good_steps: int32, finite steps since the scale last changed or a step was skipped.
+      good_steps: int32, finite steps since the scale last grew or a step was skipped.
       skipped: int32, the total number of skipped steps.
       consecutive_skips: int32, steps skipped since the last finite step.
-      finite: bool, True if the last gradients were finite, so that the last step was applied.
+      finite: bool, True if the last gradients were finite, so that the last step was applied. With `optax.MultiSteps`
+        inside, also False for the rest of the window of micro-batches. The counts above are of windows.
       inner_state: the wrapped optimizer's state; for several optimizers, a `GroupState` for each name. With a
         `tolerance`, it is inside a `CountedState`.
     """
@@ -36,7 +37,7 @@ class LossScaleState(NamedTuple):
 
 
 def loss_scale_state(opt_state) -> LossScaleState:
-    """Finds the `LossScaleState` inside any optax state tree.
+    """Finds the one `LossScaleState` inside an optimizer state, at any depth.
 
     Raises:
       UsageError: the tree has none, or more than one.
@@ -51,7 +52,10 @@ def loss_scale_state(opt_state) -> LossScaleState:
 
 
 def where_finite(opt_state, new: T, old: T, *, group: str | None = None) -> T:
-    """Selects `new` if the last step's gradients were finite, else `old`, for trees of the same structure.
+    """Selects the tree `new` if the last step's gradients were finite, else `old`, also under `jax.jit`.
+
+    Use it for values beside the optimizer, such as batch statistics, that a skipped step must not change. Both trees
+    have the same structure.
 
     >>> import jax.numpy as jnp, mpjax, optax
     >>> opt_state = mpjax.static_loss_scaling(optax.sgd(0.1), 1024.0).init(jnp.float32(1))
@@ -88,6 +92,6 @@ def where_finite(opt_state, new: T, old: T, *, group: str | None = None) -> T:
 
 
 def states_in(tree) -> list[LossScaleState]:
-    """Collects every `LossScaleState` in a tree."""
+    """Collects every outermost `LossScaleState` in a tree; a state inside the `inner_state` of another is left out."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, LossScaleState))
     return [leaf for leaf in leaves if isinstance(leaf, LossScaleState)]

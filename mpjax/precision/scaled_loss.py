@@ -1,4 +1,4 @@
-"""The loss of a scaled step: the scaled loss to differentiate, the unscaled loss to report, unscaled gradients."""
+"""How a loss scale enters a step: scales the loss to differentiate, reports the loss unscaled, unscales gradients."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def scale_loss(loss: Float[Array, ""], opt_state) -> Float[Array, ""]:
     >>> mpjax.scale_loss(jnp.bfloat16(0.5), opt_state)
     Array(512., dtype=float32)
 
-    Warns about a float16 loss if the scale is at least 2^16, or unknown while tracing. The gradient of the loss is the
-    scale, and 2^16 is inf in float16. Compute the loss in float32 instead.
+    Warns (`PrecisionWarning`) about a float16 loss if the scale is at least 2^16, or unknown while tracing. The
+    gradient of the loss is the scale, and 2^16 is inf in float16. Compute the loss in float32 instead.
 
     Raises:
       UsageError: the loss is not floating, or `opt_state` does not contain exactly one `LossScaleState`.
@@ -51,7 +51,7 @@ def scale_loss(loss: Float[Array, ""], opt_state) -> Float[Array, ""]:
 
 
 def scaled_value_and_grad(fn: Callable, has_aux: bool = False) -> Callable:
-    """Transforms a loss function like `jax.value_and_grad`, but differentiates the scaled loss.
+    """Transforms a loss function like `jax.value_and_grad`, but differentiates the loss times the loss scale.
 
     >>> import jax.numpy as jnp, mpjax, optax
     >>> opt_state = mpjax.static_loss_scaling(optax.sgd(0.1), 1024.0).init(jnp.float32(1))
@@ -64,8 +64,8 @@ def scaled_value_and_grad(fn: Callable, has_aux: bool = False) -> Callable:
 
     Returns:
       A function `(opt_state, params, *args, **kwargs) -> (loss, grads)`, or `((loss, aux), grads)` with `has_aux`. The
-      loss is unscaled, in float32 (or wider). The gradients are still scaled, in the parameters' dtypes; `tx.update`
-      unscales them.
+      loss is unscaled, in float32 (or wider). The gradients, with respect to `params`, are still scaled and have the
+      parameters' dtypes; `tx.update` unscales them. It warns and raises like `scale_loss`.
     """
 
     def scaled(params, opt_state, *args, **kwargs):
@@ -84,7 +84,10 @@ def scaled_value_and_grad(fn: Callable, has_aux: bool = False) -> Callable:
 
 
 def unscaled(gradients, scale: Float[Array, ""]):
-    """Divides gradients by the loss scale; the results are in float32 (or wider), and integer leaves stay unchanged."""
+    """Divides gradients by the loss scale; float16 and bfloat16 gradients become float32 first.
+
+    Leaves that are neither floating nor complex stay unchanged.
+    """
 
     def divided(g):
         if not jnp.issubdtype(g.dtype, jnp.inexact):
@@ -103,9 +106,10 @@ _COTANGENT: contextvars.ContextVar[Any] = contextvars.ContextVar("_COTANGENT", d
 
 @contextlib.contextmanager
 def loss_cotangent(value: Float[Array, ""]) -> Iterator[None]:
-    """Context in which a loss is traced whose derivative will be multiplied by `value`, such as the loss scale.
+    """Context in which `expected_cotangent` gives `value`, the factor of the loss's derivative, as the loss scale is.
 
-    A loss that computes its own half-precision gradients together with its value needs to know how large they become.
+    Trace the loss inside the `with` block. A loss that computes its own half-precision gradients together with its
+    value needs the factor, to know how large they become.
     """
     token = _COTANGENT.set(value)
     try:
@@ -115,5 +119,5 @@ def loss_cotangent(value: Float[Array, ""]) -> Iterator[None]:
 
 
 def expected_cotangent() -> Float[Array, ""] | float:
-    """The value of the innermost `loss_cotangent`; 1 outside of all."""
+    """The factor of the loss's derivative: the value of the innermost `loss_cotangent`, or 1.0 outside of all."""
     return _COTANGENT.get()

@@ -25,9 +25,11 @@ class StepResult(NamedTuple):
     """The result of an attempted step.
 
     Attributes:
-      updates: the optimizer's updates; minus zero if the gradients were not finite.
+      updates: the optimizer's updates; all are -0.0 if the gradients were not finite, so that parameters keep their
+        bits.
       finite: bool scalar, True if the gradients were finite, here and earlier in the window of micro-batches.
-      state: the optimizer's state; as before if the gradients were not finite.
+      state: the optimizer's state. If the gradients were not finite, it is the state before the step, except that an
+        `optax.MultiSteps` counts the micro-batch and starts its sum of gradients from zero.
       closes_window: bool scalar, True if the step closed a window of any optimizer.
       window_finite: bool scalar, True if all micro-batches of the closed windows were finite; drives the loss scale.
     """
@@ -40,10 +42,10 @@ class StepResult(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """An optimizer in the form that loss scaling uses.
+    """An optimizer, or several, as the three functions that loss scaling calls.
 
     Attributes:
-      init: `params -> state`, with moments at least float32.
+      init: `params -> state`, with moments in float32 or wider.
       where_finite: `(gradients, was_finite, state, params, extra, axis_name) -> StepResult`, for unscaled gradients.
         It skips the step if they are not finite. `was_finite` is the flag of the previous micro-batch.
       unconditionally: `(gradients, state, params, extra) -> (updates, state)`, without a check.
@@ -58,7 +60,7 @@ class GroupState(NamedTuple):
     """The state of one of several optimizers.
 
     Attributes:
-      finite: bool scalar, True if the last gradients were finite, so that the last step was applied.
+      finite: bool scalar, True if this optimizer's last gradients were finite, so that its last step was applied.
       inner_state: the optimizer's own state.
     """
 
@@ -67,12 +69,12 @@ class GroupState(NamedTuple):
 
 
 class CountedState(NamedTuple):
-    """The state of an attempt that counts its steps. A change of the loss scale resets both counts.
+    """The state of an `Attempt` from `with_counts`. `dynamic_loss_scaling` resets both counts when the scale changes.
 
     Attributes:
       steps: int32, the number of steps since the last reset.
       skipped: int32, the number of skipped steps since the last reset.
-      inner_state: the state of the attempt.
+      inner_state: the state of the wrapped attempt.
     """
 
     steps: jax.Array
@@ -103,7 +105,8 @@ def one_optimizer(inner: optax.GradientTransformation) -> Attempt:
 def several_optimizers(attempts: Mapping[str, Attempt]) -> Attempt:
     """Builds the `Attempt` of several optimizers by name; non-finite gradients skip only their own optimizer.
 
-    `finite` is that of all of them. Parameters and gradients are mappings with the same names, else UsageError.
+    In the `StepResult`, `finite` is True if the gradients of all optimizers were finite. The state is a dict with a
+    `GroupState` for each name. If parameters or gradients are not mappings with these names, raises UsageError.
     """
 
     def named(tree, kind: str) -> dict[str, Any]:
@@ -145,7 +148,7 @@ def several_optimizers(attempts: Mapping[str, Attempt]) -> Attempt:
 
 
 def with_counts(attempt: Attempt) -> Attempt:
-    """Wraps an attempt so that its state, a `CountedState`, counts steps and skipped steps.
+    """Wraps an attempt so that its state becomes a `CountedState`, which counts steps and skipped steps.
 
     Several micro-batches of an `optax.MultiSteps` count as one step, when they close a window. Unconditional steps do
     not count.
@@ -168,7 +171,10 @@ def with_counts(attempt: Attempt) -> Attempt:
 
 
 def select(condition: jax.Array, new: T, old: T) -> T:
-    """Selects every leaf of the tree `new` if the condition, a bool scalar, holds, else every leaf of `old`."""
+    """Selects every leaf of the tree `new` if the condition, a bool scalar array, is True, else every leaf of `old`.
+
+    Both trees have the same structure. A leaf with JAX's empty dtype float0 is always that of `new`.
+    """
 
     # Leaf by leaf, not by lax.cond: on a GPU the branches of a conditional double the optimizer's memory traffic.
     def pick(a, b):
@@ -199,7 +205,8 @@ def optax_promotion():
 def _opened(mapping) -> tuple[list, list, Any]:
     """Splits a mapping into the list of its keys, the list of its values as stored, and its tree definition.
 
-    Indexing a Flax FrozenDict or nnx.State would wrap the part in the type of the mapping, which changes the tree.
+    A value is not read by its key, because a Flax FrozenDict or `nnx.State` wraps values that are mappings in its own
+    type.
     """
     children, container = jax.tree_util.tree_flatten_with_path(mapping, is_leaf=lambda node: node is not mapping)
     return [path[0].key for path, _ in children], [child for _, child in children], container
@@ -235,22 +242,28 @@ def _accumulator(state) -> optax.MultiStepsState | None:
 
 
 def opens_window(state) -> jax.Array:
-    """True if the next micro-batch is the first of its window, by the optimizer state; always without MultiSteps."""
+    """True (a bool scalar array) if the next micro-batch is the first of its window, by the optimizer state.
+
+    Always True without an `optax.MultiSteps` in the state. With more than one, raises UsageError.
+    """
     accumulator = _accumulator(state)
     return jnp.asarray(accumulator is None or accumulator.mini_step == 0)
 
 
 def closes_window(old, new) -> jax.Array:
-    """True if the update from optimizer state `old` to `new` completed a window; always without MultiSteps."""
+    """True (a bool scalar array) if the update from optimizer state `old` to `new` completed a window.
+
+    Always True without an `optax.MultiSteps` in the state. With more than one, raises UsageError.
+    """
     before, after = _accumulator(old), _accumulator(new)
     return jnp.asarray(before is None or after is None or after.gradient_step != before.gradient_step)
 
 
 def countable(gradients, finite: jax.Array, state):
-    """Zeroes all gradients of a micro-batch if `finite` is False and an `optax.MultiSteps` in the state adds them up.
+    """Replaces all gradients of a micro-batch by zeros if `finite` is False and the state has an `optax.MultiSteps`.
 
-    An accumulator that skips non-finite gradients does not count their micro-batch. Its window would never close, and
-    the scale would never shrink.
+    A `MultiSteps` that skips non-finite gradients does not count their micro-batch. Its window would never close, and
+    the scale would never shrink. Without a `MultiSteps`, the gradients are returned as they are.
     """
     if _accumulator(state) is None:
         return gradients
@@ -258,10 +271,10 @@ def countable(gradients, finite: jax.Array, state):
 
 
 def discard_window(old, new):
-    """Restores the optimizer state `old`, but keeps the micro-batch counter of `new` and zeroes the gradient sum.
+    """Builds the optimizer state after a micro-batch that is not finite, from the states `old` before and `new` after.
 
-    Without an `optax.MultiSteps` in the state, it is `old` itself. The sum restarts at zero, so that no gradient of a
-    bad window is added to the next window.
+    It is `old` with the micro-batch counter of `new`. The sum of gradients is zero, so that no gradient of a bad window
+    is added to the next one. Without an `optax.MultiSteps` in the state, it is `old` itself.
     """
     accumulator = _accumulator(new)
     if accumulator is None:
@@ -277,9 +290,10 @@ def discard_window(old, new):
 
 
 def with_sum_from_zero(old, new):
-    """Zeroes the gradient sum in the optimizer state `new` if the update from `old` completed a window.
+    """Sets the sum of gradients in the optimizer state `new` to 0.0 if the update from `old` completed a window.
 
-    `optax.MultiSteps` multiplies the sum by zero, which turns negative values into -0.0 and inf into NaN.
+    `optax.MultiSteps` multiplies the sum by zero, which turns negative values into -0.0 and inf into NaN. Without a
+    `MultiSteps` in the state, nothing changes.
     """
     closes = closes_window(old, new)
 

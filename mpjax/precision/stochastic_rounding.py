@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 def stochastic_round(values: Float[Array, "*S"], dtype: DTypeLike, key: jax.Array) -> Float[Array, "*S"]:
     """Rounds float32 `values` at random to one of their two neighbours in `dtype`.
 
-    The nearer neighbour is more likely, so that the mean is the value itself. Values beyond the largest number of
-    `dtype` round as with `astype`.
+    The nearer neighbour is more likely, so that the mean is the value itself. Values that `dtype` holds exactly stay
+    the same. Values beyond the largest finite number of `dtype`, inf and NaN round as with `astype`.
 
     Source: Gupta et al., "Deep Learning with Limited Numerical Precision", 2015 (arXiv:1502.02551), section 3.
     """
@@ -38,10 +38,11 @@ def stochastic_round(values: Float[Array, "*S"], dtype: DTypeLike, key: jax.Arra
 
 @functools.partial(jax.jit, inline=True)  # traced once for a shape, and not again for each array
 def stochastic_bfloat16(values: Float[Array, "*S"], seed: UInt[Array, ""]) -> Float[Array, "*S"]:
-    """Rounds to bfloat16 like `stochastic_round`, but fuses into the kernel that computes the values.
+    """Rounds float32 values to bfloat16 like `stochastic_round`, but fuses into the kernel that computes the values.
 
     Adds a random 16-bit number to the lower 16 bits, then drops them. The nearer a value is to its upper neighbour, the
     more often the sum carries into the upper bits. JAX's random bits would cost an optimizer more than its update.
+    Equal seeds give equal random numbers: take another seed for each array and each update.
 
     Args:
       values: float32.

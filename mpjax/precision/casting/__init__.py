@@ -1,4 +1,4 @@
-"""Per-operation casting: `autocast` takes any JAX function and adds casts to it."""
+"""Casts per operation: `autocast` runs any JAX function with each operation in the dtype that lists say."""
 
 from mpjax.precision.casting.operations import OPERATIONS, Operations
 from mpjax.precision.casting.own_sums import has_own_code, with_sums_in_float32

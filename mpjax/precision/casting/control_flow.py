@@ -1,7 +1,8 @@
 """Runs control flow for autocast: each body runs with casts, inside the same construct as before.
 
 The carry of a loop keeps its traced dtypes. An output of several branches gets the widest dtype among them. Each
-handler takes the function that runs a jaxpr, the equation, its inputs, and the debug information of its program.
+handler takes the function that runs a jaxpr (`Interpreter.run`), the equation, its inputs (a list of `Value`), and the
+debug information of its program. It returns the outputs, a list of `Value`.
 """
 
 import functools
@@ -45,9 +46,10 @@ def jit(run, eqn, inputs, debug_info) -> list:
 def _jitted(
     interpreter, jaxpr, name: str, facts: tuple, in_shardings: tuple, out_shardings: tuple
 ) -> tuple[Callable, list, list]:
-    """Jits a body with casts. Tracing fills the two lists: facts about the outputs, and notes on the products.
+    """Builds a `jit` of a body with casts, and two lists: facts about the outputs, and outcomes of float8 products.
 
-    Cached, so that a repeated call does not compile again.
+    The lists are empty until the function is first traced. Cached for equal arguments, so that a repeated call does not
+    compile again.
     """
     out_facts: list[Value] = []
     products: list[str] = []
@@ -96,7 +98,10 @@ def scan(run, eqn, inputs, debug_info) -> list:
 
 
 def _carried(initial: Value) -> Value:
-    """The facts about a loop's carry in every iteration: origin `BATCH` if its initial value has it, else `UNKNOWN`."""
+    """The facts about a loop's carry that hold in every iteration, from its initial value.
+
+    Only the origin is kept, and only if it is `BATCH`: an iteration may change all else.
+    """
     return Value(None, origin=Origin.BATCH if initial.origin == Origin.BATCH else Origin.UNKNOWN)
 
 
@@ -162,7 +167,7 @@ def remat(run, eqn, inputs, debug_info) -> list:
 
 
 def call(run, eqn, inputs, debug_info) -> list:
-    """Runs the body of a call in its place, with casts, for calls that mean nothing beyond their body."""
+    """Runs the body of a call in place of the call, with casts, for calls that mean nothing beyond their body."""
     return run(called(eqn), inputs)
 
 

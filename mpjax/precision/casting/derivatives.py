@@ -108,7 +108,7 @@ def custom_vjp(run, eqn, inputs, debug_info) -> list:
 
 
 def _differentiable(eqn) -> list[int]:
-    """The indices of the inputs that the user's rule covers: inexact arrays that are not closed over."""
+    """The indices of the inputs that the user's rule differentiates: floating or complex, and not closed over."""
     avals, closed_over = avals_of(eqn.invars), eqn.params.get("num_consts", 0)
     return [i for i, aval in enumerate(avals) if i >= closed_over and jnp.issubdtype(aval.dtype, jnp.inexact)]
 

@@ -22,7 +22,11 @@ _SCATTERS = {
 
 
 def bind(primitive, arrays: Sequence, params: dict) -> Sequence[jax.Array]:
-    """Applies a primitive to arrays, also of other dtypes than traced; returns the sequence of its outputs."""
+    """Applies a primitive with an equation's `params` to arrays, whose dtypes may differ from the traced ones.
+
+    Returns the sequence of its outputs, also for a single one. A scatter combines by the function of its name, not by
+    the jaxpr in `params`.
+    """
     if primitive.name in _SCATTERS:
         operand, indices, updates = arrays
         kept = {name: params[name] for name in ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")}
@@ -53,7 +57,7 @@ class SourceLine(NamedTuple):
 
 
 def source_lines(eqn) -> list[SourceLine]:
-    """The source lines of an equation, innermost first; empty if JAX kept no traceback."""
+    """Lists the source lines of the traceback of an equation, innermost first; empty if JAX kept no traceback."""
     traceback = eqn.source_info.traceback
     frames = traceback.frames if traceback is not None else []
     return [SourceLine(frame.file_name, frame.line_num, frame.function_name.rsplit(".")[-1]) for frame in frames]
@@ -85,6 +89,6 @@ def standing_at(eqn) -> AbstractContextManager:
 
 
 def first_outside(lines: list[SourceLine], folders: tuple[str, ...]) -> int:
-    """The index of the first line, innermost first, whose file is in none of `folders`; `len(lines)` if none."""
+    """The index of the first of `lines` whose file path contains none of the texts `folders`; `len(lines)` if none."""
     inside = (any(folder in line.file for folder in folders) for line in lines)
     return next((index for index, within in enumerate(inside) if not within), len(lines))

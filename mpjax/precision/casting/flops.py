@@ -27,11 +27,12 @@ _COUNTED = {"dot_general", "conv_general_dilated", *_PRODUCTS}
 
 
 def flops_of(jaxpr: Any) -> Mapping[str, int]:
-    """Counts the operations of a jaxpr by the dtype of the first operand.
+    """Counts the floating-point operations of the products in a jaxpr, by the dtype of their first operand.
 
     The body of a scan counts once per iteration. The body of a while loop and each branch of a `cond` count once.
-    float32 operands count as "tensorfloat32" unless the operation asks for `HIGHEST` precision: on a GPU, `HIGH` is
-    TensorFloat-32 too (documentation of `jax.lax.Precision`).
+    Products of integers do not count. float32 operands count as "tensorfloat32" unless the operation asks for `HIGHEST`
+    precision: on a GPU, `HIGH` is TensorFloat-32 too (documentation of `jax.lax.Precision`). If a product names an
+    algorithm, the dtype is the one that the algorithm rounds the operands to.
 
     >>> import jax.numpy as jnp
     >>> flops_of(jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3), jnp.bfloat16), jnp.ones((3, 4), jnp.bfloat16)))
@@ -50,9 +51,9 @@ def flops_of(jaxpr: Any) -> Mapping[str, int]:
 
 
 def dtype_in(eqn: Any, body: Body) -> str:
-    """The dtype of the first operand of a product in `body`, as in `flops_of`.
+    """Names the dtype that a product in `body` counts under in `flops_of`, such as "bfloat16" or "tensorfloat32".
 
-    If `body` stands in for float8, it is "float8_e4m3fn".
+    If `body` replaces a float8 product (`stands_in`), it is "float8_e4m3fn".
     """
     return "float8_e4m3fn" if stands_in(body) else _dtype(eqn)
 
@@ -63,7 +64,10 @@ def stands_in(body: Body) -> bool:
 
 
 def product_flops(eqn) -> int:
-    """Counts the operations of one equation: 0 unless it is a matrix product, a convolution or fused attention."""
+    """Counts the operations of one run of an equation, of any dtype: two for each multiplication and its addition.
+
+    The count is 0 unless it is a `dot_general`, a convolution or fused attention.
+    """
     name = eqn.primitive.name
     if name not in _COUNTED:
         return 0

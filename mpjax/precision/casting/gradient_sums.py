@@ -1,4 +1,4 @@
-"""Sums in float32 the gradients of a half-precision array with many reads, which stay in half precision."""
+"""Sums the gradients of a half-precision array in float32 where many reads of it, or repeats, would add them up."""
 
 import collections
 import math
@@ -29,7 +29,9 @@ MANY = 8
 
 @jax.custom_jvp
 def adding_to(wide: jax.Array, array: jax.Array) -> jax.Array:
-    """Returns `array`, and adds its cotangent, cast to float32, to that of `wide`, which no computation reads.
+    """Passes `array` through unchanged; its cotangent, cast to float32, is added to the cotangent of `wide` instead.
+
+    No computation reads `wide`, so that its gradient is the float32 sum over all calls with the same `wide`.
 
     >>> import jax.numpy as jnp
     >>> def read(x):
@@ -52,7 +54,11 @@ def _(primals, tangents):
 
 
 def with_sum(array: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Makes the two arguments of `adding_to`, `(wide, array)`, which all reads of a half-precision array share."""
+    """Makes the arguments `(wide, array)` of `adding_to` from a half-precision array, once for all reads of it.
+
+    They are a copy in float32, and the array without a derivative. The gradient of the array is then the sum that the
+    reads add up in float32, rounded once.
+    """
     return array.astype(FLOAT32), jax.lax.stop_gradient(array)
 
 
@@ -62,14 +68,21 @@ def _reads(body) -> collections.Counter:
 
 
 class ManyReads:
-    """The variables that equations of a jaxpr read `MANY` times or more, and a float32 sum for the gradient of each."""
+    """Sums the gradient in float32 of each half-precision variable that a jaxpr reads `MANY` times or more.
+
+    Make one for each run of the jaxpr, whose body it takes.
+    """
 
     def __init__(self, body):
         self._many = {var for var, count in _reads(body).items() if count >= MANY}
         self._sums: dict[core.Var, tuple[jax.Array, jax.Array]] = {}
 
     def operands(self, eqn, inputs: list[Value]) -> list[Value]:
-        """The operands of an equation; the gradient of a half-precision variable with many reads is a float32 sum."""
+        """Replaces the operands of an equation that are half-precision variables with many reads.
+
+        A replaced operand has the same number and dtype; the gradients of all its reads are added in float32. Other
+        operands stay unchanged.
+        """
         return [self._read(var, value) for var, value in zip(eqn.invars, inputs, strict=True)]
 
     def _read(self, var, value: Value) -> Value:
@@ -81,7 +94,7 @@ class ManyReads:
 
 
 def adds_in_half(jaxpr) -> bool:
-    """True if a program or its derivative adds many terms in half precision.
+    """True if a program, including the programs inside it, or its derivative adds many terms in half precision.
 
     Many are `MANY` or more. Cumulative sums, and sums over windows or devices, count with any number of terms.
     """

@@ -46,14 +46,15 @@ HANDLERS = {**control_flow.HANDLERS, **derivatives.HANDLERS}
 
 
 def _in_compute_dtype(scope: str) -> None:
-    """Finds no recipe for any scope, so that all products are in the compute dtype."""
+    """Gives None, no recipe, for any scope, so that all products are in the compute dtype."""
 
 
 class Interpreter(NamedTuple):
-    """Runs a jaxpr with casts.
+    """Runs a jaxpr with each operation in the dtype that lists of primitives say.
 
     Attributes:
-      dtype_of: a function from named scope to the dtype of the low list. Where it is float32, all lists use float32.
+      dtype_of: a function from named scope to the compute dtype, that of the low list. Where it is float32, all lists
+        use float32.
       operations: the lists of operations.
       recipe_of: a function from named scope to the recipe of products with a weight; None for products in `dtype_of`.
       scope: the named scopes around the jaxpr.
@@ -70,7 +71,10 @@ class Interpreter(NamedTuple):
     asked: bool = True
 
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
-        """Runs a jaxpr, open or closed, with casts; its inputs may have other floating dtypes than when traced."""
+        """Runs a jaxpr, open or closed, with casts, and gives the values of its outputs.
+
+        The inputs may have other floating dtypes than when it was traced, and so may the outputs.
+        """
         once, many = _CastOnce(), ManyReads(opened(jaxpr)[0])
         narrowed = {eqn.outvars[0] for eqn in opened(jaxpr)[0].eqns if _narrows(eqn)}
 
@@ -98,7 +102,10 @@ class Interpreter(NamedTuple):
         )
 
     def _keeps_its_dtypes(self, eqn, inputs: list[Value], narrowed: set) -> bool:
-        """True if an equation keeps its traced dtypes: no list casts it, or the program chose its dtypes."""
+        """True if an equation runs in the dtypes that it was traced in: no list casts it, or the program chose them.
+
+        `narrowed` has the variables that the program itself casts to half precision.
+        """
         if eqn.primitive.name in derivatives.HANDLERS:
             return True
         if self.operations.rule(eqn.primitive.name) == "as_traced" or _is_full_precision(eqn) or _says_its_dtypes(eqn):
@@ -162,9 +169,9 @@ class Interpreter(NamedTuple):
 
 
 def _stretched(array, shape: tuple[int, ...], once: "_CastOnce"):
-    """Broadcasts a half-precision operand to `shape` and keeps its dtype; its gradients are added in float32.
+    """Broadcasts a half-precision operand to `shape`, through float32, so that its gradient is summed in float32.
 
-    Operands that have this shape, or are not in half precision, stay unchanged.
+    The result is in half precision again. An operand that has this shape, or is not in half precision, stays unchanged.
     """
     if np.shape(array) == shape or not is_half(array):
         return array
@@ -172,7 +179,10 @@ def _stretched(array, shape: tuple[int, ...], once: "_CastOnce"):
 
 
 class _CastOnce:
-    """Widens each half-precision array once, so that the gradients of its float32 uses are added in float32."""
+    """Casts arrays, and casts the same half-precision array to float32 only once.
+
+    All float32 uses of an array then share one cast, whose derivative adds their gradients in float32.
+    """
 
     def __init__(self):
         self._widened: dict[int, tuple[Any, Any]] = {}
@@ -187,7 +197,7 @@ class _CastOnce:
 
 
 def _quantised(recipe: Recipe | None, name: str, inputs: Sequence[Value], arrays: list, params: dict) -> list | None:
-    """Multiplies in float8 with a recipe; None if the product is not in float8. Notes the outcome or the reason.
+    """Multiplies in float8 with a recipe; None if the product is not to be in float8. Also notes the outcome (`note`).
 
     Args:
       recipe: the recipe; None if rules keep the product out of float8.
@@ -213,13 +223,16 @@ def _quantised(recipe: Recipe | None, name: str, inputs: Sequence[Value], arrays
 
 
 def _with_own_dtypes(eqn) -> str:
-    """The note for a product that keeps its dtypes, which may be float8 by the user's own casts."""
+    """The outcome to note for a product that keeps its dtypes: `IN_FLOAT8` if the user's own casts are to float8."""
     in_float8 = all(aval.dtype.itemsize == 1 and is_floating(aval) for aval in avals_of(eqn.invars))
     return IN_FLOAT8 if in_float8 else "with dtypes of their own"
 
 
 def _is_full_precision(eqn) -> bool:
-    """True for a `full_precision` region, and for functions of jax.scipy and jnp.linalg, jnp.cov and jnp.corrcoef."""
+    """True for a call in which nothing is cast: a `full_precision` region, or a numerical function of JAX.
+
+    These are the functions of jax.scipy and jnp.linalg, jnp.cov and jnp.corrcoef.
+    """
     if eqn.primitive.name not in ("jit", "custom_jvp_call"):
         return False
     name, file = function_of(called(eqn))
@@ -229,7 +242,7 @@ def _is_full_precision(eqn) -> bool:
 
 
 def _all_own(inputs: Sequence[Value]) -> bool:
-    """True if the floating inputs come only from keys, integers and numbers of the program."""
+    """True if the program made all floating inputs only from keys, integers and its own numbers; also without any."""
     return all(value.own for value in inputs if is_floating(value.array))
 
 
@@ -261,14 +274,14 @@ def _narrows(eqn) -> bool:
 
 
 def _says_its_dtypes(eqn) -> bool:
-    """True if casts would contradict the equation's parameters: a product's algorithm, or the function in a scatter."""
+    """True if the parameters of an equation fix its dtypes: a product's algorithm, or the function in a scatter."""
     if eqn.primitive.name == "scatter":
         return eqn.params.get("update_jaxpr") is not None
     return isinstance(eqn.params.get("precision"), jax.lax.DotAlgorithm | jax.lax.DotAlgorithmPreset)
 
 
 def _as_traced(eqn, inputs: list[Value], debug_info) -> list[Value]:
-    """Runs an equation in its traced dtypes, as kernels and `full_precision` regions require."""
+    """Casts the operands of an equation to the dtypes that it was traced in, and runs it unchanged."""
     arrays = cast_like((value.array for value in inputs), avals_of(eqn.invars))
     number = computed(eqn, [value.number for value in inputs])
     own, origin = _all_own(inputs), joined(inputs)
@@ -280,7 +293,10 @@ def _as_traced(eqn, inputs: list[Value], debug_info) -> list[Value]:
 
 
 def _converted(eqn, value: Value) -> Value:
-    """Applies a cast of the program to a value. A cast that changed only the weak type returns the value as it is."""
+    """Applies a `convert_element_type` of the program to a value.
+
+    Where it kept the floating dtype when traced, and changed only the weak type, returns the value as it is.
+    """
     traced, new = eqn.invars[0].aval, eqn.params["new_dtype"]
     if is_floating(traced) and traced.dtype == new:
         return value
@@ -290,7 +306,7 @@ def _converted(eqn, value: Value) -> Value:
 
 
 def _product(eqn, dtype: np.dtype | None) -> dict:
-    """The parameters of a product with its result in `dtype`, unless the program asked for another dtype.
+    """Copies the parameters of a product, with `dtype` as that of its result unless the program asked for another.
 
     `jnp.matmul` and similar functions always ask for the dtype of their inputs, which is replaced. A convolution has
     a `preferred_element_type` only if the program asked for it.
@@ -304,9 +320,10 @@ def _product(eqn, dtype: np.dtype | None) -> dict:
 
 
 def _widest(inputs: Sequence[Value], name: str) -> np.dtype | None:
-    """The widest dtype of the floating arrays, or a wider dtype to hold a known number; None without floating inputs.
+    """Finds the widest dtype of the floating inputs of the primitive `name`; None without floating inputs.
 
-    An array of one repeated known number is an array here, or a number if the operation fills with it.
+    A scalar whose number is known at trace time counts only if the dtype of the others cannot hold its number. An array
+    filled with one known number counts like other arrays, except where the primitive fills or bounds with it.
     """
     fills, held = name in _FILL, bounds if name in _BOUND else holds
     floating = [value for value in inputs if is_floating(value.array)]

@@ -24,17 +24,23 @@ def is_jaxpr(value: Any) -> bool:
 
 
 def closed(body, consts: Sequence):
-    """Builds a jaxpr from a body and the values of its constants; the converse of `opened`."""
+    """Builds a closed jaxpr from a body (an open jaxpr) and the values of its constants, the converse of `opened`."""
     return _Closed(body, consts)
 
 
 def opened(jaxpr) -> tuple[Any, Sequence]:
-    """Splits a jaxpr into its body and the values of its constants."""
+    """Splits a jaxpr into its body, which has `eqns`, `invars` and `outvars`, and the values of its constants.
+
+    An open jaxpr of JAX before 0.12 has no values; the sequence is then empty.
+    """
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
 def scan_counts(params: dict) -> tuple[int, int]:
-    """Counts the constants and the carries, which come first among the inputs of a scan."""
+    """Counts the constants and the carries of a scan, from its parameters.
+
+    The inputs of a scan are the constants, the carries, and then the scanned arrays.
+    """
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
@@ -47,13 +53,16 @@ def manual_axes(params: dict) -> frozenset:
 
 
 def function_of(jaxpr) -> tuple[str, str]:
-    """The name and the file of the Python function that a jaxpr was traced from; empty if unknown."""
+    """The name and the file of the Python function that a jaxpr was traced from; "" for each that is unknown."""
     known = getattr(opened(jaxpr)[0], "debug_info", None)
     return getattr(known, "func_name", None) or "", getattr(known, "func_filename", None) or ""
 
 
 def expanded(eqn):
-    """Traces the function behind an equation that stands for a whole function, as `jnp.searchsorted` in JAX 0.12."""
+    """Traces the function behind an equation of JAX 0.12 that stands for a whole function, as `jnp.searchsorted`.
+
+    Returns the closed jaxpr of the function, for the traced shapes and dtypes of the equation's operands.
+    """
     primitive = eqn.params["_prim"]  # a jax.experimental.hijax.VJPHiPrimitive
 
     def function(*operands):
@@ -65,7 +74,8 @@ def expanded(eqn):
 def as_function(eqn, debug_info) -> Callable:
     """Converts an equation to a function from all its operands to a list of its results.
 
-    The derivative rules of the equation apply to the function.
+    The operands must have the traced shapes and dtypes. Values given for literals are ignored. The derivative rules of
+    the equation apply to the function.
     """
     inputs = [var for var in eqn.invars if not isinstance(var, core.Literal)]
     unique = list(dict.fromkeys(inputs))
@@ -80,7 +90,7 @@ def as_function(eqn, debug_info) -> Callable:
 
 
 def at_places(function: Callable, arrays: Sequence, places: Sequence[int]) -> Callable:
-    """The function of the arguments at `places` alone; the others are those of `arrays`."""
+    """Makes a function of the arguments at the indices `places` alone; the other arguments stay those in `arrays`."""
 
     def of_some(*given):
         filled = list(arrays)
@@ -92,12 +102,16 @@ def at_places(function: Callable, arrays: Sequence, places: Sequence[int]) -> Ca
 
 
 def open_shardings(shardings) -> tuple:
-    """The shardings of an inner `jit`, with None where the compiler chooses."""
+    """Replaces the entries that are no `Sharding` in the shardings of an inner `jit` by None: the compiler chooses."""
     return tuple(s if isinstance(s, jax.sharding.Sharding) else None for s in shardings)
 
 
 def scope_of(eqn, outer: str = "") -> str:
-    """The named scopes of an equation, after those in `outer`, without transformations: `blocks/0/conv1`."""
+    """The named scopes of an equation, joined by `/` and appended to `outer`: `blocks/0/conv1`; "" without any.
+
+    Transformations (`jvp(...)`, `transpose(...)`, `checkpoint`) are removed, so that a backward pass has the scopes of
+    its forward pass.
+    """
     inner = _scopes(eqn.source_info.name_stack)
     return f"{outer}/{inner}" if outer and inner else outer or inner
 
@@ -137,13 +151,13 @@ def _scopes(stack) -> str:
 
 
 def _inside(part: str) -> str:
-    """Strips all transformations around a text."""
+    """Strips all transformations around a name: `transpose(jvp(stem))` becomes `stem`."""
     inner = _TRANSFORMATION.fullmatch(part)
     return _inside(inner[1]) if inner else part
 
 
 def is_transposed(eqn) -> bool:
-    """True if an equation belongs to a backward pass."""
+    """True if an equation belongs to a backward pass: its name stack has a `transpose(...)`."""
     return "transpose(" in _text(eqn.source_info.name_stack)
 
 

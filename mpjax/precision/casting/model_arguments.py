@@ -21,14 +21,16 @@ from mpjax.precision.dtypes import path_name
 
 
 class ModelArguments(NamedTuple):
-    """Arguments, separated from the NNX objects in them (modules, random streams, optimizers).
+    """The arguments of a call, separated into the state of the NNX objects among them and the rest.
+
+    NNX objects are modules, random streams and optimizers. A traced function can then take their state as arrays.
 
     Attributes:
       tree: `(state, rest)`: the state of all objects, and the arguments with None in place of the objects.
-      join: a function of a tree like `tree`. It returns the arguments with new objects, and a function that returns
-        the part of their state that has changed since.
-      write_back: a function that writes the changed part to the original objects, and the other attributes (counters,
-        flags) that the new objects had set when that part was taken.
+      join: a function `tree -> (arguments, changed)`, for a tree like `tree` with other arrays. It builds the arguments
+        with new objects. `changed()` returns the part of the objects' state that has changed since.
+      write_back: a function that writes this changed part to the original objects, in place. It also sets the other
+        attributes (counters, flags) that the new objects had changed when `changed()` was called.
       originals: the objects, by their key path among the arguments.
     """
 
@@ -47,16 +49,16 @@ class ModelArguments(NamedTuple):
         return {place: node for place, node in self.originals.items() if isinstance(node, nnx.Module)}
 
     def paths(self) -> set[str]:
-        """The paths of all submodules, each inside its own module among the arguments; "" for these modules."""
+        """Collects the paths of all submodules, each inside its own module among the arguments; "" for these."""
         return {path for module in self.modules.values() for path in modules_of(module)}
 
 
 def take_models_apart(arguments, *, name: bool = True) -> ModelArguments:
-    """Separates NNX objects from the arguments. Without an import of Flax there are no objects.
+    """Separates NNX objects from the other arguments; if Flax was not imported, there are none. Changes nothing.
 
     Args:
       arguments: any pytree.
-      name: whether the submodules of the objects that `join` makes run under the named scopes of their paths.
+      name: whether the submodules of the new objects that `join` makes run under the named scopes of their paths.
     """
     if "flax" not in sys.modules:
         return _no_models(arguments)
@@ -106,7 +108,7 @@ def _nodes(objects) -> Iterator[tuple[tuple, Any]]:
 
 
 def _plain_attributes(objects) -> dict[tuple, dict[str, Any]]:
-    """The attributes without state (counters, flags, names), by name for each object path."""
+    """Collects the attributes that hold no arrays (counters, flags, names), by object path and then by name."""
     return {
         path: {
             name: value
@@ -124,7 +126,7 @@ def _is_state(leaf) -> bool:
 
 
 def _set_since(before: dict[tuple, dict], after: dict[tuple, dict]) -> list[tuple[tuple, str, Any]]:
-    """The attributes that a call has set, as `(path of the object, name of the attribute, new value)`."""
+    """Lists the attributes that are new or another object than before, as `(object path, attribute name, value)`."""
     missing = object()
     return [
         (path, name, value)
@@ -161,8 +163,8 @@ _NAMED = "_mpjax_named"
 def equinox_scopes(tree) -> Iterator[None]:
     """Context: inside the `with` block, Equinox modules of a tree run under a `jax.named_scope` of their path.
 
-    The path is the path inside the outermost module (`layers/0`). The `__call__` of their classes is wrapped for good;
-    outside the block the wrapper adds no scope.
+    The path is the path inside the outermost module (`layers/0`). The `__call__` of their classes is replaced for the
+    whole process; outside the block it adds no scope. Does nothing if Equinox was not imported.
     """
     if "equinox" not in sys.modules:
         yield
@@ -181,7 +183,10 @@ def equinox_scopes(tree) -> Iterator[None]:
 
 
 def _look_for_paths(cls: type) -> None:
-    """Wraps the `__call__` of `cls` once, where it is defined, to open a scope for modules with a known path."""
+    """Replaces the `__call__` of `cls` or of the base that defines it, once, to open scopes for known modules.
+
+    A module is known if one of its arrays has a path in the present `equinox_scopes` block.
+    """
     owner: Any = owner_of_call(cls)
     if owner is None or hasattr(owner.__call__, _NAMED):
         return
@@ -210,7 +215,7 @@ def _scope(name: str):
 
 
 def _path_of(module) -> str | None:
-    """The path of a module, found as the common path of its arrays; None if no array has a known path."""
+    """Finds the path of an Equinox module as the common folder of the paths of its arrays; None if none is known."""
     known = _PATHS.get()
     paths = [known[id(leaf)] for leaf in jax.tree.leaves(module) if id(leaf) in known] if known else []
     return os.path.commonpath([f"/{os.path.dirname(path)}" for path in paths])[1:] if paths else None
@@ -223,7 +228,7 @@ def _classes_in(module) -> Iterator[type]:
 
 
 def _modules_in(tree) -> list:
-    """Collects the outermost Equinox modules of a tree."""
+    """Collects the Equinox modules of a tree, without modules inside other modules."""
     import equinox
 
     def is_module(node) -> bool:

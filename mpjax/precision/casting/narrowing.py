@@ -35,24 +35,27 @@ def narrowed_inputs(jaxpr: core.Jaxpr) -> list[np.dtype | None]:
 
 
 def cast_once(jaxpr: core.Jaxpr) -> list[bool]:
-    """For each input, True if the program uses it in one place only, a cast to half precision.
+    """Tells for each input whether the program uses it in one place only, and there casts it to half precision.
 
-    Its gradient is then one value in half precision, not a sum in the input's dtype. Trace the loss.
+    The gradient of the input is then one value in half precision, not a sum in the input's dtype. A use that a loop or
+    a broadcast repeats, or one in a function with its own derivative rule, gives False. Trace the loss, not its
+    gradient.
     """
     return [len(uses) == 1 and uses[0] in HALF for uses in (_uses(jaxpr, var, once=True) for var in jaxpr.invars)]
 
 
 def _uses(jaxpr: core.Jaxpr, var: Any, *, once: bool = False) -> list[np.dtype | None]:
-    """The dtypes that `var` is cast to, one for each use; None for a use without a cast.
+    """Lists the dtypes that `var` is cast to, one for each use in a jaxpr; None for a use without a cast.
 
-    With `once`, uses inside custom derivatives, and uses whose transpose adds, are not casts.
+    Moving or picking elements is no use: the uses of the result count. An output is a use without a cast. With `once`,
+    so are uses inside functions with their own derivative rule, and uses whose gradients are added up.
     """
     casts, outputs = _followed(jaxpr, var, once)
     return casts + [None for _ in outputs]
 
 
 def _followed(jaxpr: core.Jaxpr, var: Any, once: bool) -> tuple[list[np.dtype | None], list[int]]:
-    """The uses of `var` inside a jaxpr, and the positions of the outputs with its values."""
+    """Lists the uses of `var` inside a jaxpr as `_uses` does, and the positions of the outputs that hold its values."""
     moves, calls = (_MOVES.difference(REPEATS), _PROGRAMS - DERIVED) if once else (_MOVES, _PROGRAMS)
     casts: list[np.dtype | None] = []
     outputs = [place for place, out in enumerate(jaxpr.outvars) if out is var]

@@ -59,7 +59,7 @@ class Operations:
         only if this dtype cannot hold it.
 
     All other primitives (kernels, callbacks, linear algebra) keep the dtypes of the original program. 64-bit floats,
-    integers and keys are never cast.
+    integers and keys are never cast. `print` shows the lists.
     """
 
     low: frozenset[str] = LOW
@@ -75,7 +75,7 @@ class Operations:
         return "widest" if primitive in self.widest else "as_traced"
 
     def adding(self, *, low: Iterable = (), full: Iterable = (), widest: Iterable = ()) -> "Operations":
-        """Copies these lists, with the given primitives moved.
+        """Copies these lists, with the given primitives moved to the named list from the list that they are on.
 
         >>> import mpjax
         >>> operations = mpjax.precision.OPERATIONS.adding(low=["tanh"], widest=["square"])

@@ -19,10 +19,10 @@ from mpjax.precision.casting.walk import called, evaluated
 
 
 Arguments = frozenset[Any]
-"""The arguments that an array depends on, by their place in the call."""
+"""The arguments that an array depends on; each is two keys: which part of the call it is in, and where there."""
 
 CLOSED_OVER = "closed over"
-"""Stands for the arrays that a function closes over among the places of its arguments."""
+"""Stands for all arrays that a function closes over, in a set of `Arguments`."""
 
 _NONE: Arguments = frozenset()
 
@@ -58,7 +58,7 @@ def _origin(leaf: Any, is_parameter: bool) -> Origin:
 
 
 def _places_of_modules(tree: Any) -> list[tuple]:
-    """The key paths of the state of NNX objects and of Equinox modules."""
+    """Lists the key paths in a call under which parameters are: the state of NNX objects, and each Equinox module."""
     state = jax.tree_util.SequenceKey(0)
     if "equinox" not in sys.modules:
         return [(state,)]
@@ -69,11 +69,13 @@ def _places_of_modules(tree: Any) -> list[tuple]:
 
 
 def _parameters_among(jaxpr: Any, arguments: Sequence[Any]) -> frozenset[Any]:
-    """Finds the arguments that multiply a result of themselves and of another argument.
+    """Finds the arguments that look like parameters: one operand of a product depends on nothing else.
+
+    The other operand must depend on the same argument and at least one more, as the activations of a second layer do.
 
     Args:
       jaxpr: the program.
-      arguments: the argument of each input.
+      arguments: the argument that each input belongs to.
     """
     products: list[tuple[Arguments, Arguments]] = []
     _followed(jaxpr, [frozenset({place}) for place in arguments], products)
@@ -140,7 +142,7 @@ def _repeated(eqn: Any, operands: list[Arguments], products: list | None) -> lis
 
 
 def _settled(step: Any, carried: list[Arguments]) -> list[Arguments]:
-    """The arguments that the carry of a loop depends on after any number of iterations.
+    """Finds the arguments that each carry of a loop depends on after any number of iterations.
 
     Args:
       step: a function from the arguments of each carry to those after one more iteration.

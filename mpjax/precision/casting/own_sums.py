@@ -76,7 +76,7 @@ _SUMS = Interpreter(lambda scope: BFLOAT16, SUMS_ALONE, asked=False)
 
 
 class _Result(NamedTuple):
-    """The result of a function: its arrays, and its other leaves.
+    """The result of a function, with its arrays separated from its other leaves.
 
     Attributes:
       arrays: the arrays.
@@ -108,7 +108,7 @@ def _taken_apart(result: Any) -> _Result:
 
 
 def _is_object(node: Any) -> bool:
-    """True for an NNX object or variable, which is a tree of its own."""
+    """True for an NNX object or variable, which is taken as one leaf here; False if Flax was not imported."""
     if "flax" not in sys.modules:
         return False
     from flax import nnx
@@ -121,7 +121,7 @@ def _is_variable(node: Any) -> bool:
 
 
 def _is_object_or_state(node: Any) -> bool:
-    """True for an NNX object or variable, and for an NNX state, which is a tree of variables."""
+    """True for an NNX object or variable, and for an `nnx.State`, a tree of variables."""
     if "flax" not in sys.modules:
         return False
     from flax import nnx

@@ -87,7 +87,7 @@ KERNEL_CALL = "kernel_call"
 """The call of `mpjax.models.kernel_calls`: a GPU runs a kernel in place of its body."""
 
 CALLS = DERIVED | {KERNEL_CALL, "jit", "remat2", "checkpoint", "closed_call", "core_call", "eval_jaxpr", "call"}
-"""Primitives that mean the same as their body; see `called` in `walk.py`."""
+"""Primitives that compute the same as the one jaxpr that they hold; `called` in `walk.py` gives it."""
 
 CONTROL_FLOW = frozenset({"scan", "while", "cond"})
 

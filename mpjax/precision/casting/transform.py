@@ -34,7 +34,7 @@ def autocast(
     scopes: Iterable[str] = (),
     require_float8: bool = False,
 ) -> Callable:
-    """Wraps `fn` so that casts give each of its operations the dtype that the policy and the lists of operations say.
+    """Wraps `fn` so that each of its operations runs in the dtype that the policy and the lists of operations say.
 
     >>> import jax.numpy as jnp, mpjax
     >>> half = mpjax.autocast(lambda x: (x @ x, jnp.exp(x @ x)), "mixed_float16")
@@ -123,9 +123,11 @@ def autocast(
 
 
 def _pure(fn: Callable, args: tuple, kwargs: dict) -> tuple[ModelArguments, list[jax.Array], Callable]:
-    """Converts a call to a function of its arrays; returns the models, the arrays and the function.
+    """Converts a call `fn(*args, **kwargs)` to a function of its arrays alone.
 
-    The function returns the result and the changed state of the models.
+    Returns:
+      The NNX objects of the call, its arrays (the state of these objects first), and the function. The function takes
+      such arrays and returns the result of the call and the changed state of the objects, for `write_back`.
     """
     models = take_models_apart((fn, args, kwargs))
     arrays, with_arrays = split_arrays(models.tree)
@@ -139,9 +141,10 @@ def _pure(fn: Callable, args: tuple, kwargs: dict) -> tuple[ModelArguments, list
 
 
 def _rules_for_scopes(policy: Policy) -> Rules:
-    """Selects the rules that can apply to a scope, without the default rules that autocast decides by operation.
+    """Selects the rules of a policy whose patterns are paths, because a named scope has no type.
 
-    Raises UsageError for any other `type:` rule and for float64.
+    Default rules of presets for types are dropped, and so is `type:norm` in float32: the lists of operations decide
+    there. Raises UsageError for any other `type:` rule, and for a rule with float64.
     """
     kept = {}
     for pattern, value in policy.rules.items():
@@ -166,7 +169,8 @@ def full_precision(fn: Callable) -> Callable:
     >>> mpjax.autocast(lambda x: mpjax.full_precision(jnp.matmul)(x, x), "mixed_float16")(jnp.ones((2, 2))).dtype
     dtype('float32')
 
-    Outside autocast the result behaves like `fn`. Outside a `jit`, each call compiles it again.
+    Outside autocast the result behaves like `fn`. NNX modules may be among the arguments; a call updates their state.
+    Each call runs inside a new `jax.jit`: outside another `jit`, each call compiles again.
     """
 
     @functools.wraps(fn, updated=())

@@ -1,4 +1,4 @@
-"""Facts that autocast knows about each array: what it depends on, and its number if it is known at trace time.
+"""What autocast knows about each array: which inputs it depends on, and its number if it is known at trace time.
 
 A number written in the program, like the 0.5 in `x * 0.5`, takes the dtype of the array that it is combined with, if
 that dtype holds it. A dtype holds a number if it rounds it no worse than other numbers. The same applies to results
@@ -38,12 +38,12 @@ class Origin(enum.IntEnum):
 
 
 class Value(NamedTuple):
-    """An array and the known facts about its origin.
+    """An array of a program that autocast runs, and what is known of it at trace time.
 
     Attributes:
-      array: the array or tracer, or the number of a literal.
-      number: the value of all its elements, if it is known at trace time. The array then takes the dtype of the other
-        operands.
+      array: the array or tracer, or the number of a literal; None in a value that only has facts.
+      number: the value of all its elements, if it is known at trace time; else None. A known number takes the dtype of
+        the other operands.
       peak: True for the largest of several values. Differences from it, as in a softmax, are computed in float32.
       own: True if the program made it only from keys, integers and numbers, and so chose its dtype.
       constant: like `own`, but also from arrays that the program closes over, without a matrix product.
@@ -59,7 +59,7 @@ class Value(NamedTuple):
 
     @property
     def fact(self) -> "Value":
-        """The value without its array and without `peak`, for use inside a call or a loop."""
+        """A copy without the array and without `peak`, for the variable of a call or loop that gets the array."""
         return Value(None, self.number, own=self.own, constant=self.constant, origin=self.origin)
 
 
@@ -67,7 +67,7 @@ UNKNOWN = Value(None)
 
 
 def values_of(arrays: Iterable, facts: Sequence[Value] = ()) -> list[Value]:
-    """Wraps arrays as values, with `facts` about them if given."""
+    """Wraps arrays as values, with one of `facts` for each if given; without facts, nothing is known of them."""
     arrays = list(arrays)
     return [fact._replace(array=array) for array, fact in zip(arrays, facts or [UNKNOWN] * len(arrays), strict=True)]
 
@@ -78,13 +78,16 @@ def joined(values: Iterable[Value]) -> Origin:
 
 
 def computed_from(inputs: Iterable[Value], arrays: Iterable) -> list[Value]:
-    """Wraps `arrays`, the results of a call or loop with `inputs`, as values; only their origin is known."""
+    """Wraps the results of a call or loop as values with the joined origin of its `inputs`; nothing else is known."""
     origin = joined(inputs)
     return [Value(array, origin=origin) for array in arrays]
 
 
 def split_arrays(tree) -> tuple[list[jax.Array], Callable]:
-    """Collects the arrays of a tree as JAX arrays; also returns a function that builds the tree with other arrays."""
+    """Collects the arrays of a tree in order, NumPy arrays as JAX arrays; other leaves, such as numbers, stay behind.
+
+    Also returns a function of a sequence of other arrays, which builds the tree with these in place of its own.
+    """
     leaves, treedef = jax.tree.flatten(tree)
     positions = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
 
@@ -116,14 +119,17 @@ def arrays_of(values: Iterable[Value]) -> list[jax.Array]:
 
 
 def cast(array, dtype):
-    """Casts a floating array, or the number of a literal, to `dtype`; others, and all with None, stay unchanged."""
+    """Casts a floating array, or a Python float, to an array of `dtype`.
+
+    Integers and keys stay unchanged, and so does everything if `dtype` is None.
+    """
     if dtype is None or not (is_floating(array) or isinstance(array, float)):
         return array
     return array if getattr(array, "dtype", None) == dtype else jnp.asarray(array).astype(dtype)
 
 
 def cast_like(arrays: Iterable, avals: Iterable) -> list:
-    """Casts floating arrays to the dtypes of `avals`: traced dtypes, or common dtypes of several arrays."""
+    """Casts each floating array to the dtype of the abstract value at its index in `avals`; others stay unchanged."""
     return [cast(array, aval.dtype) for array, aval in zip(arrays, avals, strict=True)]
 
 
@@ -133,7 +139,10 @@ def avals_of(atoms: Iterable) -> list:
 
 
 def number_of(constant) -> float | None:
-    """The value of a real scalar that is known at trace time, inf for NaN; None if unknown, a bool or no scalar."""
+    """The value of a floating or integer scalar that is known at trace time, as a float; inf stands for NaN.
+
+    None for a tracer, an array with axes, a bool, a complex number or a random key.
+    """
     if isinstance(constant, Tracer) or np.ndim(constant) > 0:
         return None
     if jnp.issubdtype(getattr(constant, "dtype", np.dtype(float)), jax.dtypes.extended):  # a typed random key
@@ -143,7 +152,11 @@ def number_of(constant) -> float | None:
 
 
 def computed(eqn, numbers: Sequence[float | None]) -> float | None:
-    """Computes the number that all elements of the equation's only output equal, for known inputs; None if unknown."""
+    """Computes the number that all elements of an equation's output equal, from the numbers of its inputs.
+
+    It is rounded to the traced dtype of the output. None if one of `numbers` is None, or if the primitive is not
+    elementwise and does not merely move elements.
+    """
     function = _FUNCTIONS.get(eqn.primitive.name)
     if function is None or not numbers or None in numbers:
         return None
@@ -160,7 +173,7 @@ def computed(eqn, numbers: Sequence[float | None]) -> float | None:
 def holds(dtype: np.dtype, number: float) -> bool:
     """True if `dtype` rounds a number with a relative error of at most epsilon / 2, or the number is inf or NaN.
 
-    In float16, -1e9 overflows and 1e-8 underflows.
+    False if the number overflows or loses bits as a subnormal: -1e9 or 1e-8 in float16.
     """
     if not math.isfinite(number):
         return True
@@ -171,10 +184,10 @@ def holds(dtype: np.dtype, number: float) -> bool:
 
 
 def bounds(dtype: np.dtype, number: float) -> bool:
-    """True if `dtype` holds a number that is used as a bound, in a comparison or a clip.
+    """True if `dtype` holds a number well enough for a bound, in a comparison or a clip: a stricter `holds`.
 
-    The error must be small beside the distance from 1 and -1 too. Half precision rounds the bound 1 - 1e-6 to 1, the
-    value that this bound excludes.
+    The error must also be small beside the distance of the number from 1 and -1. Half precision rounds the bound
+    1 - 1e-6 to 1, the value that this bound excludes.
     """
     if not holds(dtype, number) or not math.isfinite(number):
         return holds(dtype, number)

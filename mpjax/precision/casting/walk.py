@@ -56,7 +56,10 @@ def evaluated(
 
 
 def _last_uses(body) -> dict[int | None, list]:
-    """The variables to drop after each equation, by its index; under None, the inputs that no equation uses."""
+    """Lists the variables that are last used by each equation, by its index; under None, inputs that none uses.
+
+    Outputs of the jaxpr are left out.
+    """
     kept = {var for var in body.outvars if not isinstance(var, core.Literal)}
     last: dict[Any, int | None] = dict.fromkeys((*body.constvars, *body.invars))
     for index, eqn in enumerate(body.eqns):
@@ -87,7 +90,10 @@ class Body(NamedTuple):
 
 
 def bodies(jaxpr, scope: str = "", callers: tuple = ()) -> Iterator[Body]:
-    """Yields a jaxpr and, recursively, the jaxprs inside its control flow and calls."""
+    """Yields a jaxpr and, recursively and in program order, the jaxprs inside its control flow and calls.
+
+    `scope` and `callers` are the named scopes and the equations around the jaxpr.
+    """
     body = opened(jaxpr)[0]
     yield Body(scope, body.eqns, body.outvars, callers)
     for eqn in body.eqns:
@@ -96,7 +102,10 @@ def bodies(jaxpr, scope: str = "", callers: tuple = ()) -> Iterator[Body]:
 
 
 def equations(jaxpr) -> Iterator[tuple[str, Any]]:
-    """Yields each equation with its named scopes; control flow and calls are replaced by the equations inside them."""
+    """Yields `(named scopes, equation)` for each equation of a jaxpr and of the jaxprs inside it.
+
+    Control flow and calls themselves are left out: the equations inside them stand for them.
+    """
     for body in bodies(jaxpr):
         for eqn in body.eqns:
             if not holds_bodies(eqn):
@@ -104,7 +113,7 @@ def equations(jaxpr) -> Iterator[tuple[str, Any]]:
 
 
 def holds_bodies(eqn) -> bool:
-    """True for control flow and calls, which consist of the jaxprs inside them."""
+    """True for control flow, calls and `shard_map`, which consist of the jaxprs inside them; False for kernels."""
     return eqn.primitive.name in ENTERED
 
 

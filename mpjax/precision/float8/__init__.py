@@ -1,1 +1,1 @@
-"""Float8 products: the scaling and quantisation of operands, the layers that use them, and the products themselves."""
+"""Float8 products: how operands are scaled and quantised, which layers use them, and the products themselves."""

@@ -1,4 +1,4 @@
-"""Delayed scaling: scales from the largest absolute values of earlier steps, which are state of a layer.
+"""Delayed scaling: scales float8 operands by the largest absolute values of earlier steps, which a layer stores.
 
 A step quantises an operand without reading it first. A value beyond the largest of the history saturates, as in
 NVIDIA's TransformerEngine (`DelayedScaling`).
@@ -38,14 +38,15 @@ earlier steps, and only these determine scales.
 
 
 def is_history(name: str) -> bool:
-    """True if `name`, the path of an array in a training state, is the path of a history."""
+    """True if `name`, a path with `/` of an array in a training state, ends with `amax_history`."""
     return name.rpartition("/")[2] == HISTORY
 
 
 def keep_history(module: Any, recipe: Recipe | None) -> None:
-    """Makes a linear layer keep a history and scale its products by it, in place; removes both if `recipe` is None.
+    """Makes a linear layer keep a history of `recipe.history` steps and scale its products by it, in place.
 
-    A history that the layer has stays; a new one is zeros.
+    A history that the layer has stays, whatever its length; a new one is zeros. The layer is in training mode
+    afterwards. If `recipe` is None, removes the history and the wrapper that uses it instead.
     """
     from flax import nnx
 
@@ -67,14 +68,18 @@ def keep_history(module: Any, recipe: Recipe | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class KeepsHistory:
-    """A wrapper that scales the products of a linear layer by its history, and updates the history in training."""
+    """A wrapper that scales the float8 product of a linear layer by its history, which it updates in training."""
 
     recipe: Recipe
     depth: ClassVar[int] = 5
     of_product: ClassVar[bool] = True
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls a layer with a product that scales by its history; in training, records the operands in the history."""
+        """Calls a layer with a product that scales by its history.
+
+        In training (`use_running_average` is False), also records the largest absolute values of the operands in the
+        first column of the history, in place. Empty operands are not recorded.
+        """
         variable = getattr(module, HISTORY)
         history = variable[...]
 
@@ -95,7 +100,7 @@ class KeepsHistory:
 
 
 def with_gradient(history: Float[Array, "*S 3 1+H"], cotangent: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
-    """Records the largest incoming gradient in a history, and ends the step.
+    """Records the largest incoming gradient of a step in its history, and shifts the history to the next step.
 
     Args:
       history: the history after the forward pass.
@@ -115,12 +120,18 @@ def add_gradient(history: Float[Array, "*S 3 1+H"], cotangent: Float[Array, "*S 
 
 
 def end_step(history: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
-    """Shifts a history by one step: the current step becomes the latest earlier step, and the oldest one drops out."""
+    """Shifts a history by one step: the current step becomes the latest earlier step, and the oldest one drops out.
+
+    The column of the new current step is zero.
+    """
     return jnp.concatenate([jnp.zeros_like(history[..., :1]), history[..., :-1]], axis=-1)
 
 
 def _quantised(x: jax.Array, dtype: np.dtype, past: Float[Array, " H"]) -> Quantised:
-    """Quantises to `dtype` by the largest absolute value of earlier steps, `past`; if all are 0, by that of `x`."""
+    """Quantises to `dtype` by the largest value of earlier steps in `past`; larger values of `x` saturate.
+
+    If all of `past` are 0, as before the first step, quantises by the largest absolute value of `x`.
+    """
     largest = jnp.max(past)
     return quantise_to(x, jnp.where(largest > 0, largest, largest_of(x)), dtype)
 

@@ -1,4 +1,4 @@
-"""The layers of a Flax NNX model that multiply in float8, and the tags by which rules exclude layers."""
+"""Which layers of a Flax NNX model multiply in float8, by which tags rules exclude them, and how it is switched on."""
 
 import dataclasses
 import dis
@@ -31,8 +31,8 @@ _MULTIPLE = 16
 def is_linear(module: Any) -> bool:
     """True for an `nnx.Linear` or `nnx.LinearGeneral` whose product is Flax's own, or float8 by `set_products`.
 
-    False with a `dot_general` or a `precision` of the user's, or with a weight for each example. Also False for a
-    subclass whose own `__call__` multiplies by itself.
+    False with a `dot_general` or a `precision` of the user's, or with batch axes (a kernel for each example). Also
+    False for a subclass whose own `__call__` multiplies by itself, and for other modules.
     """
     from flax import nnx
 
@@ -72,12 +72,12 @@ def _reads_product(code: types.CodeType, layer: str) -> bool:
 
 
 def _last_loaded(instruction: dis.Instruction) -> Any:
-    """The variable that an instruction loads, or the last one of two."""
+    """The name of the variable that an instruction loads, or of the second one if it loads two."""
     return instruction.argval[-1] if isinstance(instruction.argval, tuple) else instruction.argval
 
 
 def sides(module: Any) -> tuple[int, int]:
-    """The numbers of inputs and outputs of a linear layer."""
+    """The numbers of inputs and outputs of a linear layer; several input or output axes are multiplied."""
     inputs, outputs = (
         math.prod(size) if isinstance(size, Iterable) else size for size in (module.in_features, module.out_features)
     )
@@ -89,8 +89,8 @@ def tags_of(modules: Mapping[str, Any]) -> dict[str, frozenset[str]]:
 
     `linear_layer`: layers that can multiply in float8. `first_or_last`: linear layers and embeddings outside all lists,
     such as a head, and the first and last layer of a list. Consecutively numbered attributes (`layer1`, `layer2`,
-    `layer3`) count as a list. `small_product`: linear layers with a side that is below 64 or not a multiple of 16.
-    Only linear layers and embeddings are in the result.
+    `layer3`) count as a list. `small_product`: linear layers whose number of inputs or outputs is below 64 or not a
+    multiple of 16. Only linear layers and embeddings are in the result, also with an empty set of tags.
 
     Args:
       modules: the modules of a model by path.
@@ -139,15 +139,16 @@ def is_quantised(module: Any) -> bool:
 def scaled_by_largest_of(
     layer: Any, *, activations: Callable[[], jax.Array] | None = None, weight: jax.Array | None = None
 ) -> Any:
-    """Copies a layer that scales whole operands to scale them by the largest values of others, for one call.
+    """Copies a float8 layer for one call, with the scale of an operand taken from another array than the operand.
 
-    Other layers are returned as they are.
+    Only layers with one scale for each operand (`scales_whole_operands`) are copied; others are returned as they are.
+    An operand whose argument is None keeps the scale from its own values.
 
     Args:
       layer: a layer.
       activations: computes the values that the layer is called with, a second time. On a GPU it takes fewer bytes to
         compute cheap activations twice than to write them in half precision and read them again.
-      weight: an array that the layer's weight is a part of.
+      weight: an array that the layer's weight is a part of, whose largest value scales the weight.
     """
     if not scales_whole_operands(layer):
         return layer
@@ -159,7 +160,7 @@ def scaled_by_largest_of(
 
 
 def scales_whole_operands(layer: Any) -> bool:
-    """True if a layer multiplies in float8 with one scale for each operand, by its present values."""
+    """True if a layer multiplies in float8 with one scale for each whole operand, from its present values."""
     recipe = recipe_of(layer)
     return recipe is not None and recipe.scaling == "tensor"
 
@@ -172,10 +173,11 @@ def recipe_of(module: Any) -> Recipe | None:
 def set_products(module: Any, recipe: Recipe | None) -> bool:
     """Makes a linear layer multiply in float8 with a recipe, in place; other modules stay unchanged.
 
-    Without a recipe, or if the layer cannot use it, the layer gets Flax's product back.
+    If `recipe` is None, or does not allow the sides of the layer's weight, a layer that multiplies in float8 gets
+    Flax's product back and loses its history.
 
     Returns:
-      True if the layer uses the recipe.
+      True if the layer now multiplies in float8.
     """
     if recipe is not None and is_linear(module) and why_wide(module, recipe) is None:
         module.dot_general = Float8Dot(recipe)
@@ -188,7 +190,7 @@ def set_products(module: Any, recipe: Recipe | None) -> bool:
 
 
 def default_product(module: Any) -> Any:
-    """The default `dot_general` of a Flax linear layer."""
+    """The `dot_general` that Flax gives a layer by default; depends on whether it is a `Linear` or `LinearGeneral`."""
     from flax import nnx
 
     flax_class = nnx.Linear if isinstance(module, nnx.Linear) else nnx.LinearGeneral
@@ -196,9 +198,10 @@ def default_product(module: Any) -> Any:
 
 
 def why_wide(module: Any, recipe: Recipe | None) -> str | None:
-    """Explains that a side of a linear layer is no multiple of the number that a recipe needs; None if both are.
+    """Explains why a linear layer cannot use a float8 recipe: inputs or outputs are no multiple of `recipe.multiple`.
 
-    Also None without a recipe, and for a module that `is_linear` rejects, such as an `nnx.Linear` with a `precision`.
+    None if both are multiples. Also None without a recipe, and for a module that `is_linear` rejects, such as an
+    `nnx.Linear` with a `precision`.
     """
     if recipe is None or not is_linear(module):
         return None
@@ -211,9 +214,9 @@ def why_wide(module: Any, recipe: Recipe | None) -> str | None:
 
 
 def not_covered(rules: Iterable[str], modules: Mapping[str, Any], tags: Mapping[str, frozenset[str]]) -> list[str]:
-    """Explains that a rule for `type:Linear` does not cover a model's `LinearGeneral`, as in attention projections.
+    """Explains that a rule for `type:Linear` does not cover the `LinearGeneral` layers of a model, as attention has.
 
-    The list has one note, or none if there is no such rule or no such layer.
+    The list has one note, or is empty if there is no such rule or no such layer.
 
     Args:
       rules: the patterns of the policy.
@@ -234,7 +237,7 @@ def not_covered(rules: Iterable[str], modules: Mapping[str, Any], tags: Mapping[
 
 
 def nothing_quantised(recipe: Recipe, decided: Mapping[str, str | None], tags: Mapping[str, frozenset[str]]) -> str:
-    """Explains why no layer of a model uses a recipe.
+    """Explains why no layer of a model multiplies in float8: it has no linear layer, or rules or sides exclude all.
 
     Args:
       recipe: the recipe.

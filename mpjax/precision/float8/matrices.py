@@ -1,4 +1,4 @@
-"""A product of two matrices in float8, for each of the three products of a layer.
+"""Multiplies two matrices in float8, for each of the three products of a layer: its result and its two derivatives.
 
 Shapes: M rows of activations (batch times positions), K inputs, N outputs.
 """
@@ -22,7 +22,11 @@ ACTIVATIONS, WEIGHT, GRADIENT = range(3)
 
 
 class Largest(NamedTuple):
-    """The largest finite absolute values of operands or of their parts, float32; None where a product finds them."""
+    """The largest finite absolute values of operands, float32, as far as they are known before a product.
+
+    None for an operand whose largest value the product finds itself. An array of several numbers stands for the largest
+    of them.
+    """
 
     activations: jax.Array | None = None
     weight: jax.Array | None = None
@@ -33,11 +37,11 @@ UNKNOWN = Largest()
 
 
 class Way(NamedTuple):
-    """One of the three products of a layer: the result, or a derivative by the activations or by the weight.
+    """One of the three products of a layer: the result, or the gradient of the activations or of the weight.
 
     Attributes:
-      roles: the roles of both operands.
-      axes: the contracted axis of each operand.
+      roles: the role of each operand: `ACTIVATIONS`, `WEIGHT` or `GRADIENT` (of the result).
+      axes: the axis of each operand, 0 or 1, that is summed over.
     """
 
     roles: tuple[int, int]
@@ -69,11 +73,12 @@ def in_float8(
 
     Args:
       recipe: the recipe; a delayed recipe uses the present values too.
-      way: the product of a layer.
+      way: which product of a layer it is.
       dtype: the dtype of the result.
-      a: one operand, bfloat16 or float32.
-      b: the other operand, bfloat16 or float32.
-      largest: what is known of the operands, for a recipe that scales whole operands.
+      a: the first operand, bfloat16 or float32.
+      b: the second operand, bfloat16 or float32.
+      largest: the largest absolute values of operands where they are known already, for a recipe with one scale for
+        each whole operand; others ignore it.
     """
     if recipe.scaling == "block":
         rows = (x if axis else x.T for x, axis in zip((a, b), way.axes, strict=True))
@@ -93,10 +98,11 @@ def in_float8(
 
 
 def multiplied(way: Way, dtype: np.dtype, a: Quantised, b: Quantised) -> jax.Array:
-    """Multiplies two quantised matrices, with one scale for each matrix or one for each row that is not contracted.
+    """Multiplies two quantised matrices, and their inverse scales into the result.
 
-    The smaller inverse scale multiplies the result first, then the larger. Their product, or the result times the
-    larger alone, may overflow or underflow where the result does not.
+    The inverse scales are two scalars, or one number for each row and each column of the result. The smaller inverse
+    scale multiplies the result first, then the larger. Their product, or the result times the larger alone, may
+    overflow or underflow where the result does not.
     """
     precision = lax.Precision.HIGHEST if way.exact else None
     numbers = (((way.axes[0],), (way.axes[1],)), ((), ()))
@@ -133,7 +139,9 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def multiplied_in_blocks(a: Quantised, b: Quantised, dtype: np.dtype) -> jax.Array:
-    """Multiplies two matrices in blocks, contracted over their last axes; outside CUDA, not in float8 but in `dtype`.
+    """Multiplies [M, K] by the transpose of [N, K], with a scale for each 32 numbers along K.
+
+    On CUDA the product is in float8. Elsewhere the operands are scaled back and multiplied in `dtype`.
 
     Args:
       a: `values` [M, K] and `inverse` [M, K / 32].

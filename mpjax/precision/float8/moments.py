@@ -49,8 +49,8 @@ class Grouped(NamedTuple):
 
     Attributes:
       values: float8_e4m3fn [..., N], the shape of the moment.
-      scale: float32 [..., G], the largest absolute value of each group.
-      power: float32 [..., G], the exponent to which values were raised, at least 1.
+      scale: float32 [..., G], the largest finite absolute value of each group; 1 if that is 0.
+      power: float32 [..., G], the exponent, from 1 to 16, to which the quotients of values and `scale` were raised.
     """
 
     values: jax.Array
@@ -75,8 +75,8 @@ def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> opt
     """Wraps an optimizer so that it stores first moments in float8 and second moments in bfloat16 between updates.
 
     The optimizer itself computes with float32 moments. They are rounded stochastically after each update. First moments
-    of fewer than 4,096 numbers, or of fewer than 16 along the last axis, stay float32. Put it inside the loss scaling:
-    a skipped step keeps every bit.
+    of fewer than 4,096 numbers, or of fewer than 16 along the last axis, stay float32. Moments in other dtypes, and all
+    other state, stay unchanged. Put it inside the loss scaling: a skipped step keeps every bit.
 
     Args:
       inner: the optimizer (chain).
@@ -165,14 +165,14 @@ def grouped(x: Float[Array, "*L N"], seed: UInt[Array, ""]) -> Grouped:
 
 @functools.partial(jax.jit, inline=True)
 def ungrouped(stored: Grouped) -> Float[Array, "*L N"]:
-    """Restores the float32 array from a `Grouped`."""
+    """Decodes a `Grouped` to a float32 array of the original shape; NaN stays NaN."""
     values = _cut(stored.values.astype(FLOAT32))
     size = (jnp.abs(values) / _LARGEST) ** (1 / stored.power[..., None]) * stored.scale[..., None]
     return _joined(jnp.sign(values) * size, stored.values.shape)
 
 
 def _cut(x: jax.Array) -> jax.Array:
-    """Cuts an array [..., N] into groups [..., G, 128], the last padded with zeros; if N <= 128, [..., 1, N]."""
+    """Reshapes an array [..., N] to groups [..., G, 128], the last padded with zeros; if N <= 128, to [..., 1, N]."""
     width = min(x.shape[-1], GROUP)
     filled = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % width)])
     return filled.reshape(*x.shape[:-1], -1, width)

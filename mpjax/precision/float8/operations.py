@@ -22,17 +22,19 @@ from mpjax.precision.float8.recipes import Recipe
 def why_not_quantised(
     recipe: Recipe, operands: Sequence[Any], params: Mapping[str, Any], weight: int | None
 ) -> str | None:
-    """Explains why autocast does not run a product in float8; None if it does, like the product of a linear layer.
+    """Explains why autocast does not run a product in float8; None if it does.
 
-    A product with a `precision` of the user's stays unchanged. The setting `jax_default_matmul_precision` does not
-    count as one: layers under `apply_policy` ignore it too.
+    The text follows a number of products in a message, as in "3 with batch axes, as attention has". The reasons are
+    batch axes, operands that are not floating, a `precision` of the user's, and numbers of inputs or outputs below
+    `SMALLEST_SIDE` or not multiples of `recipe.multiple`. The setting `jax_default_matmul_precision` does not count as
+    a precision of the user's: layers under `apply_policy` ignore it too.
 
     Args:
       recipe: the recipe.
       operands: the operands of `dot_general`, cast to the compute dtype.
       params: the parameters of the `dot_general` equation.
-      weight: the index of the weight, 0 or 1; None if it is not known. Then the batch, like the sides of a
-        weight, must be at least `SMALLEST_SIDE` and a multiple of `recipe.multiple`.
+      weight: the index of the weight, 0 or 1; None if it is not known. Then the batch too, like the inputs and
+        outputs, must be at least `SMALLEST_SIDE` and a multiple of `recipe.multiple`.
     """
     of, batch = params["dimension_numbers"]
     if any(batch):
@@ -66,7 +68,11 @@ def _others(x: Any, axes: Sequence[int]) -> int:
 def quantised_product(
     recipe: Recipe, operands: Sequence[Any], params: Mapping[str, Any], weight: int | None
 ) -> jax.Array:
-    """Runs a traced product in float8 with a recipe; takes the arguments of `why_not_quantised`."""
+    """Multiplies the operands of a traced `dot_general` in float8; takes the arguments of `why_not_quantised`.
+
+    The first operand counts as the activations unless `weight` is 0. The result has the axes and the
+    `preferred_element_type` of the traced product.
+    """
     dtype, numbers = params.get("preferred_element_type"), params["dimension_numbers"]
     if weight != 0:
         return Float8Dot(recipe)(operands[0], operands[1], numbers, preferred_element_type=dtype)
@@ -87,9 +93,10 @@ _NOTED: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("produ
 
 @contextlib.contextmanager
 def noted() -> Iterator[list[str]]:
-    """Context that yields a list, to which `note` adds inside the `with` block.
+    """Context that yields an empty list, to which `note` adds the outcomes of products inside the `with` block.
 
-    The list has an outcome for each product: `IN_FLOAT8`, or the reason why it is not, such as `TAKEN_OUT`.
+    The outcome of a product is `IN_FLOAT8`, or the reason why it is not in float8, such as `TAKEN_OUT`. Of nested
+    blocks, only the innermost gets the outcomes.
     """
     products: list[str] = []
     token = _NOTED.set(products)

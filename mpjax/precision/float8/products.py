@@ -39,11 +39,12 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 @dataclasses.dataclass(frozen=True)
 class Float8Dot:
-    """A `dot_general` for Flax layers that quantises both operands with a recipe and multiplies them.
+    """A `dot_general` for Flax layers that quantises both operands to float8 with a recipe and multiplies them.
 
     Attributes:
       recipe: the recipe.
-      largest: what is known of the operands, for a recipe that scales whole operands.
+      largest: the largest absolute values of operands where they are known already, for a recipe with one scale for
+        each whole operand.
     """
 
     recipe: Recipe
@@ -60,8 +61,8 @@ class Float8Dot:
     ) -> jax.Array:
         """Multiplies activations by a weight, with the signature of `jax.lax.dot_general`.
 
-        Products with batch axes, and products of operands that are not floating, are not in float8. `precision` applies
-        only to these.
+        With batch axes, or operands that are not floating, it calls `jax.lax.dot_general` instead. Only then does it
+        use `precision`.
         """
         if any(dimension_numbers[1]) or not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (lhs, rhs)):
             given = (lhs, rhs, dimension_numbers, precision, preferred_element_type)
@@ -81,14 +82,15 @@ def product(
     """Multiplies two matrices in float8 with a recipe, forward and backward.
 
     Second derivatives are right too; their products are in the dtype of the operands. Outside `jax.jit`, forward-mode
-    derivatives raise UsageError.
+    derivatives raise UsageError. Empty operands are multiplied without float8.
 
     Args:
       x: activations, bfloat16 or float32.
       w: a weight, bfloat16 or float32.
       recipe: the recipe; a delayed recipe uses the present values here.
       dtype: the dtype of the result; sums are in float32.
-      largest: what is known of both, for a recipe that scales whole operands.
+      largest: the largest absolute values of operands where they are known already, for a recipe with one scale for
+        each whole operand.
     """
     if not (x.size and w.size):
         return lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=dtype)
@@ -114,7 +116,10 @@ def reverse_mode(multiply: Callable, *given: Any) -> Any:
 
 
 def as_matrices(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any) -> tuple[jax.Array, jax.Array, list[int]]:
-    """Reshapes the operands of a product without batch axes to [M, K] and [K, N]; also returns the result's shape."""
+    """Transposes and reshapes the operands of a `dot_general` without batch axes to matrices [M, K] and [K, N].
+
+    Also returns the shape of the product, to which its matrix [M, N] is to be reshaped.
+    """
     (of_lhs, of_rhs), _ = dimension_numbers
     kept_lhs, kept_rhs = _others(lhs.ndim, of_lhs), _others(rhs.ndim, of_rhs)
     shape = [lhs.shape[axis] for axis in kept_lhs] + [rhs.shape[axis] for axis in kept_rhs]
@@ -131,7 +136,7 @@ def _others(rank: int, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _matrix(x: jax.Array, rows: Sequence[int], columns: Sequence[int]) -> jax.Array:
-    """Reshapes an array to a matrix; its axes become rows or columns, in the given order."""
+    """Transposes and reshapes an array to a matrix, whose rows run over the axes `rows` and columns over `columns`."""
     sizes = (math.prod(x.shape[axis] for axis in axes) for axes in (rows, columns))
     return jnp.transpose(x, (*rows, *columns)).reshape(tuple(sizes))
 
@@ -161,7 +166,10 @@ _product.defvjp(_forward, _backward)
 def gradients(
     x: Float[Array, "M K"], w: Float[Array, "K N"], g: Float[Array, "M N"], recipe: Recipe, largest: Largest = UNKNOWN
 ) -> tuple[Float[Array, "M K"], Float[Array, "K N"]]:
-    """Computes the derivatives of a product by both of its operands, from the gradient of its result, in float8."""
+    """Computes the gradients (dx, dw) of the operands of x @ w from the gradient g of the result, by float8 products.
+
+    Each has the dtype of its operand. `largest` has the largest absolute values that are known already.
+    """
     dx = _once(recipe, BY_ACTIVATIONS, x.dtype, g, w, largest)
     return dx, _once(recipe, BY_WEIGHT, w.dtype, x, g, largest)
 
@@ -189,5 +197,5 @@ _once.defvjp(_once_forward, _once_backward)
 
 
 def _zeros(largest: Largest) -> Largest:
-    """The derivatives by the largest values: none flows through them."""
+    """Makes zeros as the gradients of the largest values, through which no gradient flows."""
     return jax.tree.map(jnp.zeros_like, largest)

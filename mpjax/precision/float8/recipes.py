@@ -1,4 +1,4 @@
-"""Recipes: named values that define how the operands of a float8 product are scaled.
+"""Recipes: how the operands of a float8 product are scaled, in which float8 dtypes, and which GPUs have units for it.
 
 Formats: e4m3 (largest number 448) for activations and weights, e5m2 (57344) for incoming gradients, as in Micikevicius
 et al., "FP8 Formats for Deep Learning", 2022 (arXiv:2209.05433). Blocks: Open Compute Project, "Microscaling Formats
@@ -25,7 +25,7 @@ E8M0 = np.dtype(jnp.float8_e8m0fnu)
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """The quantisation of the operands of a product.
+    """How the operands of a product are quantised to float8.
 
     Attributes:
       name: the name in a policy's text.
@@ -33,8 +33,8 @@ class Recipe:
         values of earlier steps. "row": each row along the contracted axis. "block": each 32 numbers along that axis.
       forward: the dtype of activations and weights.
       gradient: the dtype of incoming gradients.
-      multiple: the number that must divide the sides of a weight.
-      capability: the lowest compute capability of a GPU with units for the recipe.
+      multiple: the number that must divide the numbers of inputs and outputs of a layer.
+      capability: the lowest compute capability, `(major, minor)`, of an NVIDIA GPU with units for the recipe.
       history: the number of earlier steps that determine a delayed scale; 0 for the other scalings.
       aliases: other names, of torchao and TransformerEngine.
     """
@@ -50,7 +50,7 @@ class Recipe:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name and the aliases."""
+        """The name, followed by the aliases."""
         return self.name, *self.aliases
 
     def __str__(self) -> str:
@@ -71,7 +71,10 @@ _BY_NAME = {normalised(name): recipe for recipe in RECIPES for name in recipe.na
 
 
 def find_recipe(spec: object) -> Recipe | None:
-    """Finds the recipe that `spec` is or names, whatever its case, `_`, `-` and spaces; None if there is none."""
+    """Finds the recipe that `spec` is, or whose name or alias it is; None for anything else.
+
+    In names, case, spaces, `-` and `_` are ignored.
+    """
     return spec if isinstance(spec, Recipe) else _BY_NAME.get(normalised(spec)) if isinstance(spec, str) else None
 
 
@@ -96,7 +99,7 @@ def require_units(recipes: Iterable[Recipe], capability: tuple[int, int] | None,
 
     Args:
       recipes: the recipes.
-      capability: the GPU's compute capability; None for other devices, which pass.
+      capability: the GPU's compute capability, `(major, minor)`; None for other devices, which pass the check.
       name: the name of the GPU.
 
     Source: CUDA C++ Programming Guide, tensor cores by compute capability (e4m3 and e5m2 from 8.9, blocks from 10.0).
@@ -122,7 +125,7 @@ def emulated_reason(recipe: Recipe, platform: str) -> str | None:
 
 
 def capability_of(device: Any) -> tuple[int, int] | None:
-    """The compute capability of a `jax.Device` that is an NVIDIA GPU; None for other devices."""
+    """The compute capability, `(major, minor)`, of a `jax.Device` that is an NVIDIA GPU; None for other devices."""
     try:
         major, _, minor = str(device.compute_capability).partition(".")
         return int(major), int(minor or 0)

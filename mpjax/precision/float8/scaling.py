@@ -1,4 +1,4 @@
-"""Quantises to float8 by scales that are powers of two, so that scaling itself does not round."""
+"""Quantises arrays to float8 by scales that are powers of two, so that scaling itself does not round."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class Quantised(NamedTuple):
     """An array in float8.
 
     Attributes:
-      values: the numbers, in float8.
-      inverse: float32 powers of two, one for all numbers that share a scale; their product with `values` is the array.
+      values: the scaled numbers, in float8.
+      inverse: the inverse scales, float32 powers of two, one for all numbers that share a scale. `values` times
+        `inverse` is the array, rounded.
     """
 
     values: jax.Array
@@ -44,7 +45,8 @@ class Quantised(NamedTuple):
 def scale_of(largest: Float[Array, "*S"], dtype: np.dtype) -> Float[Array, "*S"]:
     """Computes the largest power of two that scales values of up to `largest` into the range of a float8 dtype.
 
-    It is at most 2^126, whose inverse is a normal number, and 1 where `largest` is inf or NaN.
+    It is at most 2^126, whose inverse is a normal number, also where `largest` is 0. It is 1 where `largest` is inf or
+    NaN.
 
     Args:
       largest: the largest absolute value.
@@ -57,7 +59,7 @@ def scale_of(largest: Float[Array, "*S"], dtype: np.dtype) -> Float[Array, "*S"]
 
 
 def _inverse_for(largest: Float[Array, "*S"], dtype: np.dtype) -> Float[Array, "*S"]:
-    """Computes the inverse of the scale for finite float32 values, without a division.
+    """Computes the inverse of `scale_of` for finite float32 values, without a division.
 
     XLA for GPUs would divide in a kernel of its own, apart from the reduction that reads the result.
     """
@@ -70,9 +72,10 @@ def _inverse_for(largest: Float[Array, "*S"], dtype: np.dtype) -> Float[Array, "
 
 
 def largest_of(x: Float[Array, "*S"], axes: Sequence[int] | None = None) -> Float[Array, "*T"]:
-    """Finds the largest finite absolute value, as float32, of the array or along axes, which it removes.
+    """Finds the largest finite absolute value, as float32, of the whole array or along `axes`, which it removes.
 
-    Values that are not finite stay visible under every scale, and must not determine the scale of other values.
+    It is 0 where no value is finite. Values that are not finite stay inf or NaN under every scale, and must not
+    determine the scale of other values.
     """
 
     def larger(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -85,9 +88,11 @@ def largest_of(x: Float[Array, "*S"], axes: Sequence[int] | None = None) -> Floa
 
 
 def largest_of_parts(*arrays: Float[Array, "M ..."]) -> Float[Array, " P"]:
-    """Finds the largest finite absolute value, as float32, of each of P parts of arrays that differ in M alone.
+    """Finds the largest finite absolute value, as float32, of each of P groups of consecutive rows of an array.
 
-    The largest of these is that of the arrays. On a GPU, one kernel reads all arrays, and may compute them too.
+    Several arrays, of which only the first axis may differ in size, are joined along it first. The largest of the P
+    values is that of all arrays. A scalar gives a scalar. On a GPU, one kernel reads all arrays, and may compute them
+    too.
     """
     x = arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays)
     if not x.ndim:
@@ -111,7 +116,8 @@ def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) ->
     Args:
       x: bfloat16 or float32.
       dtype: the float8 dtype.
-      axis: the axis of numbers that share a scale, with length 1 in `inverse`; None if all numbers share one scale.
+      axis: the axis of numbers that share a scale, with length 1 in `inverse`; None if all numbers share one scale, a
+        scalar `inverse`.
     """
     if axis is None:
         return quantise_by(x, largest_of_parts(x), dtype)
@@ -121,8 +127,9 @@ def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) ->
 def quantise_by(x: Float[Array, "*S"], largest: Float[Array, "*P"], dtype: np.dtype) -> Quantised:
     """Quantises `x` like `quantise`, with a scale from a given `largest` instead of the largest value of `x`.
 
-    Use it for a part of a larger array: `largest` is the largest finite absolute value of the whole, or those of its
-    parts. It must be at least as large as all finite values of `x`, because larger values do not saturate.
+    Use it for a part of a larger array: `largest` is the largest finite absolute value of the whole, or an array of
+    several values whose maximum it is. It must be at least as large as all finite values of `x`: larger values do not
+    saturate, and may become NaN or inf.
     """
     return _divided(x, _one_inverse(x, largest, dtype), dtype)
 
@@ -132,7 +139,7 @@ def _divided(x: jax.Array, inverse: jax.Array, dtype: np.dtype) -> Quantised:
 
 
 def _one_inverse(x: jax.Array, largest: Float[Array, "*P"], dtype: np.dtype) -> Float[Array, ""]:
-    """Computes the inverse of one scale for x, once: in the kernel that finds the largest of finite values.
+    """Computes the one inverse scale (a scalar) for x from `largest`, in the kernel that finds the largest values.
 
     Without a barrier, XLA for GPUs computes it again in the kernel of each product. Its inputs then are too many for it
     to multiply the result there too: it would write copies of the inverse, as large as the result.
@@ -144,7 +151,7 @@ def _one_inverse(x: jax.Array, largest: Float[Array, "*P"], dtype: np.dtype) -> 
 
 
 def quantise_to(x: Float[Array, "*S"], largest: Float[Array, ""], dtype: np.dtype) -> Quantised:
-    """Quantises an array with an expected largest absolute value; larger finite values saturate.
+    """Quantises an array with a scale from an expected largest absolute value; larger finite values saturate.
 
     inf and NaN stay NaN, or inf where the dtype has it. The same holds for values that overflow to inf when scaled,
     which are at least 2^100 times as large as expected.
