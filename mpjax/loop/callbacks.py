@@ -1,4 +1,4 @@
-"""Calls the callbacks of a user and collects their requests."""
+"""Calls the user's callbacks at each event of a run, and collects their requests to stop or to save."""
 
 import difflib
 import re
@@ -18,16 +18,16 @@ _HOOK = re.compile(r"(on|before|after)_|.*_(begin|start|end)$")
 
 
 class Callbacks:
-    """The callbacks of a run. `Callbacks()` calls nothing.
+    """The callbacks of a run. It is false if there is nothing to call or to check, as `Callbacks()`.
 
     Attributes:
-      reason: the reason for a stop, which follows "stopped at step N of M"; empty unless a callback requests a stop.
+      reason: text that says why a callback requested a stop, to append to "stopped at step N of M"; empty before.
 
     Args:
       callbacks: objects with some of the methods of `mpjax.extend.Callback`.
       gather: `(value) -> values` of all processes, in their order; by default of this process alone.
-      failures: failures of writers, of which each call removes and raises the first; None if no process has writers of
-        a user.
+      failures: a list to which the user's writers add their failures. Each `call` removes the first and raises it. None
+        if no process of the run has such writers.
 
     Raises:
       UsageError: an object has none of these methods, a method with other arguments, or a method that resembles one of
@@ -50,11 +50,14 @@ class Callbacks:
         return bool(self._callbacks) or self._failures is not None
 
     def call(self, event: str, *arguments: Any) -> set[str]:
-        """Calls the method of an event of each callback that has it; returns the requests of process 0.
+        """Calls the method named `event` of each callback that has one; returns the requests, "stop" and "save".
+
+        All processes call it together, and all get the requests of process 0. A request to stop sets `reason`. If there
+        are no callbacks and no writers to check, it returns an empty set at once.
 
         Raises:
           CallbackError: a callback of any process raised an exception, called `sys.exit`, or returned a value other
-            than "stop", "save" or None; or a writer of any process has failed.
+            than "stop", "save" or None, and later callbacks were not called; or a writer of any process has failed.
         """
         if not self:
             return set()
@@ -82,12 +85,13 @@ class Callbacks:
 
 
 def load_callbacks(specs: Sequence[Code]) -> list[Any]:
-    """Makes the callbacks that `--loop.callbacks` names: classes, or functions that return an object.
+    """Makes the callbacks of `--loop.callbacks`, in order: calls each class or function without arguments.
 
-    A callback passed in Python is taken as it is.
+    An object passed from Python that cannot be called, or that has methods of `mpjax.extend.Callback`, is a callback
+    itself and is not called.
 
     Raises:
-      UsageError: the code does not exist, needs arguments, or fails.
+      UsageError: the code does not exist, needs arguments, raises an exception, or calls `sys.exit`.
     """
     callbacks = []
     for spec in specs:
@@ -142,12 +146,15 @@ def _asked(callback: Any, event: str, method: Callable, arguments: Sequence[Any]
 
 
 def at_step(arguments: Sequence[Any]) -> str:
-    """Formats the step of a call, its first argument, for a message; empty if the first argument is no step."""
+    """Formats the first argument of an event as " at step N" for a message; empty if it is absent or no integer."""
     return f" at step {arguments[0]}" if arguments and isinstance(arguments[0], int) else ""
 
 
 class EarlyStopping:
-    """A callback that stops a run whose metric no longer improves. `reason` is the message.
+    """A callback that requests a stop when a metric no longer improves. NaN is never an improvement.
+
+    Attributes:
+      reason: text that says why, to append to "stopped at step N of M".
 
     Args:
       improves: `(value, best) -> bool`: True if a value is better than the best so far.
@@ -163,13 +170,13 @@ class EarlyStopping:
         self._without = 0
 
     def started(self, run: Any) -> Ask:
-        """Counts the earlier evaluations of a resumed run."""
+        """Counts the evaluations of a resumed run up to its start, from `run.records`. Requests nothing."""
         for record in run.records:
             if self._metric in record and record["step"] <= run.start:
                 self._count(record[self._metric])
 
     def evaluated(self, step: int, metrics: Mapping[str, float], model: Callable) -> Ask:
-        """Requests a stop after `patience` consecutive evaluations without a better value."""
+        """Counts an evaluation. Returns "stop" if none of the last `patience` values was better, else None."""
         del step, model
         self._count(metrics[self._metric])
         return "stop" if self._without >= self._patience else None

@@ -17,12 +17,13 @@ from mpjax.precision.dtypes import path_name
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """Writes the checkpoints of one run, and removes old ones.
 
     Args:
       directory: the folder of the checkpoints; created if absent.
       keep: the number of latest checkpoints to keep. The checkpoint with the best score is kept too.
-      first: True in one of several processes. The others only write their shards of the arrays.
+      first: True in process 0, which first rewrites unreadable score files of earlier checkpoints. The other processes
+        only write their shards of the arrays.
     """
 
     def __init__(self, directory: pathlib.Path, *, keep: int = 2, first: bool = True):
@@ -36,13 +37,16 @@ class Checkpoints:
         self._saving: tuple[int, ocp.AsyncResponse[bool]] | None = None
 
     def save(self, position: int, state, about: Mapping[str, Any], *, score: float | None) -> None:
-        """Starts to write a checkpoint after the previous write ends, unless one exists for this position.
+        """Starts to write a checkpoint, and returns while the files are still being written.
+
+        It first waits for the previous write to end. It does nothing if a checkpoint of this position exists. All
+        processes call it together.
 
         Args:
-          position: the number of steps attempted so far.
+          position: the number of steps attempted so far, which names the checkpoint.
           state: any pytree of arrays.
           about: the description, JSON values by name; `format`, `score`, `checksums` and `digest` are added.
-          score: the score, higher is better; None if it was not measured.
+          score: the score, higher is better; None if it was not measured, which ranks below every score.
 
         Raises:
           OSError: the previous write failed, or this one cannot start; the message names the folder.
@@ -64,12 +68,20 @@ class Checkpoints:
                 self._saving = position, saving
 
     def close(self) -> None:
-        """Waits until the last checkpoint is complete; OSError with the folder if it could not be written."""
+        """Waits until the last checkpoint is complete, and closes Orbax's checkpointer.
+
+        Raises:
+          OSError: the checkpoint could not be written; the message names the folder.
+        """
         with _written_to(self._directory), contextlib.closing(self._checkpointer):
             self._wait()
 
     def _wait(self) -> None:
-        """Waits for the current write and raises its error; this also ends the thread of the write."""
+        """Waits for the current write, if there is one, and raises its error; this also ends the thread of the write.
+
+        Raises:
+          FileNotFoundError: Orbax reported success, but process 0 finds no arrays in the checkpoint.
+        """
         started, self._saving = self._saving, None
         if started is not None:
             position, saving = started
@@ -81,7 +93,7 @@ class Checkpoints:
 
 
 def _context() -> ocp.Context:
-    """Makes a context of Orbax that stores the description as JSON. By default Orbax takes a dict for arrays."""
+    """Makes an Orbax context that stores the description `about` as JSON. By default Orbax stores a dict as arrays."""
     handlers = ocp.handlers.local_registry()
     handlers.add(ocp.handlers.JsonHandler, checkpointable_name="about")
     context = ocp.Context()
@@ -91,9 +103,9 @@ def _context() -> ocp.Context:
 
 @contextlib.contextmanager
 def _written_to(directory: pathlib.Path) -> Iterator[None]:
-    """Context that turns any exception inside a `with` block that writes into an OSError that names the folder.
+    """Context that replaces any exception inside the `with` block by an OSError that names the folder.
 
-    A full disk, for example, is a ValueError of Orbax or tensorstore.
+    Its errno is ENOSPC for a full disk, which is a ValueError of Orbax or tensorstore, and EIO for all else.
     """
     try:
         yield
@@ -104,7 +116,7 @@ def _written_to(directory: pathlib.Path) -> Iterator[None]:
 
 
 def _write_lost_scores(directory: pathlib.Path) -> None:
-    """Rewrites unreadable score files. Orbax reads the scores of all checkpoints and fails at the first bad file."""
+    """Writes unreadable or absent score files again, by `stored_score`, because Orbax fails at the first bad one."""
     for position in complete_checkpoints(directory):
         file = score_file(directory, position)
         try:
@@ -119,5 +131,5 @@ def _score(metrics: Any) -> float:
 
 
 def to_arrays(state) -> dict[str, Any]:
-    """The leaves of `state` by key path."""
+    """Flattens a pytree into a dict of its leaves by path, such as `params/stem/kernel`."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}

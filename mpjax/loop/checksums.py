@@ -1,7 +1,8 @@
-"""Checksums of arrays, computed where an array is: on its devices, or on the host for an array that was read there.
+"""Checksums of arrays, computed where an array is: on its devices, or on the host for a NumPy array.
 
-After Fletcher, "An Arithmetic Checksum for Serial Transmissions", 1982. The first sum adds the words. The second adds
-the words times their positions (here with a period of 4,093). Both are modulo 2^32. A single changed word changes the
+After Fletcher, "An Arithmetic Checksum for Serial Transmissions", 1982. A word is an element of the array, read as an
+unsigned integer; an element of 8 bytes is two words. The first sum adds the words. The second adds the words times
+their positions, which count from 1 to 4,093 and start again. Both are modulo 2^32. A single changed word changes the
 first sum. Swapped words change the second.
 """
 
@@ -23,10 +24,10 @@ _PLACES = np.arange(1, _PERIOD + 1, dtype=np.uint32)
 
 
 def checksums_of(arrays: Mapping[str, Any]) -> dict[str, str]:
-    """Computes the dtype, the shape and both sums of each array, as text.
+    """Computes a text for each array, by name, with its dtype, its shape and both sums in hexadecimal.
 
-    Waits for the arrays, but does not copy them. All processes that hold parts of the arrays have to call this
-    together.
+    Such a text is `float32[2, 3] 0c80000051400000`. Waits for the arrays, but does not copy them to the host. All
+    processes that hold shards of the arrays have to call this together.
     """
     # One at a time: concurrent programs over several devices can deadlock if the host has fewer threads than devices.
     sums = {name: jax.block_until_ready(_sums(array)) for name, array in arrays.items()}
@@ -34,7 +35,10 @@ def checksums_of(arrays: Mapping[str, Any]) -> dict[str, str]:
 
 
 def damaged(arrays: Mapping[str, Any], checksums: Mapping[str, str]) -> list[str]:
-    """The names of arrays whose checksum differs, or that are missing in `arrays` or in `checksums`."""
+    """Lists, sorted, the names of arrays that do not have their checksum, or that `arrays` or `checksums` lacks.
+
+    NumPy arrays are summed on the host, and all others as by `checksums_of`.
+    """
     on_host = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     computed = {name: _text(array, *_on_host(array)) for name, array in on_host.items()}
     computed |= checksums_of({name: array for name, array in arrays.items() if name not in on_host})
@@ -42,7 +46,7 @@ def damaged(arrays: Mapping[str, Any], checksums: Mapping[str, str]) -> list[str
 
 
 def digest_of(about: Mapping[str, Any]) -> str:
-    """Computes the SHA-256 digest of a description (JSON values by name) without its `digest` entry."""
+    """Computes the SHA-256 of a description (JSON values by name), its entry `digest` left out, in hexadecimal."""
     text = json.dumps({name: value for name, value in about.items() if name != "digest"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -56,7 +60,7 @@ def _sums(array) -> jax.Array:
 
 
 def _on_device(array) -> jax.Array:
-    """Computes both sums of one array, uint32 [2]."""
+    """Computes both sums of one array, uint32 [2]: of its words, and of its words times their positions."""
     array = jnp.asarray(array)
     words = array.astype(jnp.uint8) if array.dtype == jnp.bool_ else array
     words = jax.lax.bitcast_convert_type(words, _WORDS[words.dtype.itemsize]).astype(jnp.uint32)
@@ -66,7 +70,7 @@ def _on_device(array) -> jax.Array:
 
 
 def _along(shape: Sequence[int], axis: int) -> jax.Array:
-    """The index of each word along an axis, modulo the period, uint32, in `shape`."""
+    """Makes a uint32 array of `shape` with the index of each word along `axis`, modulo the period."""
     if shape[axis] <= 2**32:
         return jax.lax.broadcasted_iota(jnp.uint32, shape, axis) % jnp.uint32(_PERIOD)
     with jax.enable_x64(True):
@@ -75,7 +79,10 @@ def _along(shape: Sequence[int], axis: int) -> jax.Array:
 
 
 def _places(along: Sequence[jax.Array], shape: Sequence[int]) -> jax.Array:
-    """The position of each word, from 1 to the period, by its indices along the axes of `shape`, modulo the period."""
+    """Computes the position of each word of an array in row-major order, from 1 to the period and then again from 1.
+
+    `along` has the indices of the words along each axis of `shape`, modulo the period.
+    """
     # The position itself can be 2^32 or more, which uint32 does not hold. The sum of these products is far below.
     strides = [math.prod(shape[axis + 1 :]) % _PERIOD for axis in range(len(shape))]
     terms = [index * jnp.uint32(stride) for index, stride in zip(along, strides, strict=True)]
@@ -86,6 +93,7 @@ _alone = jax.jit(_on_device)
 
 
 def _on_host(array: np.ndarray) -> tuple[int, int]:
+    """Computes the two sums of `_on_device` with NumPy."""
     words = np.ascontiguousarray(array).reshape(-1).view(f"u{min(array.dtype.itemsize, 4)}")
     whole = words[: len(words) // _PERIOD * _PERIOD].reshape(-1, _PERIOD)
     columns = whole.sum(axis=0, dtype=np.uint32)  # a column has the same position in each row

@@ -1,4 +1,4 @@
-"""Finds the place of this process in a run, from flags or from the environment of a cluster."""
+"""Finds which process of a run this is, of how many, from flags or from the environment of a cluster."""
 
 import dataclasses
 import os
@@ -14,13 +14,13 @@ from mpjax.jax_internals import cluster_environment
 
 @dataclasses.dataclass(frozen=True)
 class Seat:
-    """The place of a process in a run.
+    """Which process of a run a process is.
 
     Attributes:
       coordinator: the address of process 0, HOST:PORT.
-      processes: the number of processes.
-      process: the number of this process.
-      gpus: the numbers of its GPUs among the visible ones; None for all.
+      processes: the number of processes of the run.
+      process: the number of this process, from 0.
+      gpus: the indices, among the visible GPUs, of the GPUs that this process uses; None for all.
     """
 
     coordinator: str
@@ -30,10 +30,14 @@ class Seat:
 
 
 def seat_of(settings: Distributed, environment: Mapping[str, str] = os.environ) -> Seat | None:
-    """Finds the place of this process; None if it runs alone.
+    """Finds which process of a run this is; None if it runs alone.
+
+    If `settings.processes` is set, the settings decide. Otherwise JAX's detection of clusters decides, which runs only
+    if the environment may be that of a cluster, and may ask other machines.
 
     Raises:
-      UsageError: the settings are incomplete, or the variables of the cluster contradict each other.
+      UsageError: the settings are incomplete, the variables of the cluster contradict each other, or the other
+        processes cannot be found.
     """
     check_distributed(settings)
     if settings.processes:
@@ -43,13 +47,13 @@ def seat_of(settings: Distributed, environment: Mapping[str, str] = os.environ) 
 
 
 def _may_be_one_of_several(environment: Mapping[str, str]) -> bool:
-    """True if a cluster may have started this process as one of several; reads the environment only.
+    """True if a cluster may have started this process as one of several; reads environment variables only.
 
-    That is a SLURM or Open MPI job of more than one task, any TPU, or a pod of an indexed Kubernetes job. A TPU or pod
-    may still be alone.
+    It is true in a SLURM or Open MPI job of more than one task, on any TPU, and in a pod of an indexed Kubernetes job.
+    A process on a TPU or in a pod may still be the only one.
 
     Raises:
-      UsageError: a number of tasks is no number.
+      UsageError: a variable with a number of tasks is not a number.
     """
     if any(_count(environment, name) > 1 for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")):
         return True
@@ -59,7 +63,11 @@ def _may_be_one_of_several(environment: Mapping[str, str]) -> bool:
 
 
 def _count(environment: Mapping[str, str], name: str) -> int:
-    """A number of tasks; 1 if the variable is not set, or empty, as a user sets it to train alone."""
+    """Reads a number of tasks from the variable `name`; 1 if it is not set, or empty, as users set it to train alone.
+
+    Raises:
+      UsageError: the variable is not a number.
+    """
     text = environment.get(name) or "1"
     if not text.isdecimal():
         raise UsageError(f"{name} is {text!r} in the environment: wanted a number of tasks, {_ALONE}")
@@ -71,10 +79,11 @@ _FLAGS = "--distributed.coordinator HOST:PORT --distributed.processes N --distri
 
 
 def _detected(timeout: float, environment: Mapping[str, str]) -> Seat | None:
-    """Finds the place of this process by JAX's detection of clusters; None if it runs alone.
+    """Finds which process of a run this is by JAX's detection of clusters; None if JAX finds no other process.
 
     Raises:
-      UsageError: the variables of the cluster lack a value that JAX needs.
+      UsageError: JAX's detection fails or does not find process 0; the package `kubernetes` is missing in a pod; or
+        `_check_slurm` refuses the step.
     """
     if "JOB_COMPLETION_INDEX" in environment and not _is_installed("kubernetes"):
         raise UsageError(
@@ -104,6 +113,10 @@ def _detected(timeout: float, environment: Mapping[str, str]) -> Seat | None:
 
 
 def _check_slurm(environment: Mapping[str, str]) -> None:
+    """Raises UsageError if a SLURM job has several tasks and this step has another number, as without `srun`.
+
+    It accepts any process that Open MPI started.
+    """
     tasks = environment.get("SLURM_NTASKS") or "1"
     if tasks == "1" or "OMPI_COMM_WORLD_SIZE" in environment:
         return
@@ -116,10 +129,11 @@ def _check_slurm(environment: Mapping[str, str]) -> None:
 
 
 def own_gpus(environment: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Finds the GPUs of a SLURM task among the visible ones; None for all.
+    """Chooses the GPUs of this SLURM task, as indices among the visible GPUs; None for all visible GPUs.
 
-    JAX takes one GPU by the task's number on its node. That is wrong with `--gpus-per-task`, where each task sees only
-    its own GPUs. It also leaves GPUs idle if there are fewer tasks than GPUs.
+    The tasks of a node divide its GPUs equally, in order. The result is None if the node has one task or no GPU, or if
+    SLURM shows each task only its own GPUs, as with `--gpus-per-task`. JAX itself would use one GPU, by the task's
+    number on its node: the wrong one with `--gpus-per-task`, and too few if there are fewer tasks than GPUs.
 
     Raises:
       UsageError: the GPUs of the node do not divide evenly among its tasks.
@@ -143,7 +157,7 @@ def own_gpus(environment: Mapping[str, str]) -> tuple[int, ...] | None:
 
 
 def _tasks_on_node(environment: Mapping[str, str]) -> int:
-    """Parses the number of tasks on this node from SLURM's `2(x3),1`."""
+    """Parses the number of tasks on this node from SLURM's list for all nodes, such as `2(x3),1`; 1 without one."""
     text = environment.get("SLURM_STEP_TASKS_PER_NODE", environment.get("SLURM_TASKS_PER_NODE", "1"))
     counts: list[int] = []
     for group in text.split(","):

@@ -1,4 +1,4 @@
-"""Connects the processes of one run: they gather values, stop at the same step, and all end if one fails."""
+"""Connects the processes of a run: they gather values, stop after the same step, and all end if one fails."""
 
 import os
 import queue
@@ -15,7 +15,10 @@ from mpjax.loop.signals import StopRequest
 
 
 GRACE = 3.0
-"""Seconds from the error of one process to the end of another: most errors occur in all at about the same time."""
+"""Seconds that a process waits after the error of another before it ends.
+
+Most errors occur in all processes at about the same time, and each then reports its own.
+"""
 
 BEAT = 5.0
 """Seconds between heartbeats."""
@@ -27,7 +30,7 @@ _NOWHERE = -1
 
 
 class Alone:
-    """A run of one process."""
+    """Takes the place of `Company` in a run of one process."""
 
     first, process, processes = True, 0, 1
 
@@ -35,20 +38,21 @@ class Alone:
         self.stop = StopRequest()
 
     def gather(self, value: Any) -> list:
-        """Lists the values of all processes: only this one's."""
+        """Returns a list of `value` alone, as the values of all processes."""
         return [value]
 
 
 class Company:
-    """The processes of one run. Each is connected to process 0, which sends the messages that are for all.
+    """The processes of one run. Each is connected to process 0, which forwards the messages that are for all.
 
-    A thread for each connection listens. It ends this process if the other one has died, because this one may wait
-    forever in a collective. One more thread sends heartbeats, and ends this process if another sends none.
+    Creating it starts daemon threads. One for each connection receives messages, and ends this process, with a message
+    on stderr, if the process at the other end has died: without it, this process may wait forever in a collective. One
+    more sends heartbeats, and ends this process if another sends no message for `SILENCE` seconds.
 
     Attributes:
-      process: the number of this process.
+      process: the number of this process, from 0.
       processes: the number of processes.
-      signal_number: the signal for which they stop, or None.
+      signal_number: the signal for which all processes stop; None before a request.
 
     Args:
       process: the number of this process.
@@ -87,15 +91,18 @@ class Company:
 
     @property
     def first(self) -> bool:
-        """True for the process that prints and writes, number 0."""
+        """True for process 0, which prints and writes files for all."""
         return self.process == 0
 
     def gather(self, value: Any) -> list:
-        """Waits until all processes have made the same call, and lists their JSON values in the order of processes."""
+        """Waits until all processes have called it as often; returns their values of this call, by number of process.
+
+        The value has to be JSON.
+        """
         return self._gather(value, last=False)
 
     def part(self) -> None:
-        """Waits until all processes are done; afterwards, the end of one does not end the others."""
+        """Waits until all processes have called it. Afterwards, the end of one does not end the others."""
         self._gather(None, last=True)
 
     def _gather(self, value: Any, *, last: bool) -> list:
@@ -107,18 +114,22 @@ class Company:
 
     @property
     def stop(self) -> "Company":
-        """The request to stop, a `signals.Stop` that all processes share: this object."""
+        """This object itself, as the request to stop (a `signals.Stop`) that all processes share."""
         return self
 
     def ask(self, signal_number: int) -> None:
-        """Asks all processes to stop at the same step; may be called by a signal handler."""
+        """Asks all processes to stop after the same step, and returns at once; a signal handler may call it.
+
+        The first request of any process counts.
+        """
         self._requests.put(signal_number)  # not sent here: the interrupted code may hold the lock
 
     def due(self, position: int) -> bool:
         """True if all processes stop after step number `position`; after a request, first waits for their agreement.
 
-        After a request, each process sends its last position and waits for the largest of all. All stop after the call
-        that follows the largest. Without a request, nothing is sent. The devices are never waited for.
+        Every process calls it with the same increasing positions. After a request, each process sends the position of
+        its last call, and waits for the largest of all. All stop at the first position beyond the largest. Without a
+        request, nothing is sent. The devices are never waited for.
         """
         with self._changed:
             if self.signal_number is not None:
@@ -127,14 +138,17 @@ class Company:
             return self._stop_after is not None and position > self._stop_after
 
     def fail(self, text: str, code: int) -> None:
-        """Sends the error with which this process is about to end, its message and exit code, to the others."""
+        """Tells the others the error with which this process is about to end: its message and its exit code.
+
+        `GRACE` seconds later, they print the message and end with the same exit code.
+        """
         self._failed = True
         self._tell_first({"kind": "failed", "process": self.process, "text": text, "code": code})
 
     def end(self, code: int) -> NoReturn:
-        """Flushes the output and ends this process at once, without JAX's shutdown, which waits for dead processes.
+        """Flushes the output and ends this process by `os._exit`: JAX's shutdown would wait for dead processes.
 
-        Process 0 first waits a few seconds for the others to end.
+        Process 0 first waits up to 2 * `GRACE` seconds for the others to end.
         """
         flushing = threading.Thread(target=_flush, daemon=True)
         flushing.start()
@@ -160,8 +174,8 @@ class Company:
     def _beat(self) -> None:
         """Sends heartbeats in a loop, and ends the run if another process sends no message for `SILENCE` seconds.
 
-        The seconds are counted by this process's own beats, which stop while it is suspended. So processes that are
-        suspended and continued together go on.
+        It adds up the seconds between its own heartbeats, which pause while this process is suspended. So processes
+        that are suspended and continued together go on.
         """
         while not self._over:
             time.sleep(BEAT)
@@ -178,7 +192,10 @@ class Company:
             line.send({"kind": "alive", "host": socket.gethostname()})
 
     def _lose(self, process: int, text: str) -> None:
-        """Ends the run because `process` is dead or silent, as `text` says; does nothing if the run is about to end."""
+        """Ends the run because `process` is dead or silent, as `text` says.
+
+        It does nothing if the run is over, if this process has failed, or if `process` has said why it ends.
+        """
         with self._changed:
             if not (self._over or self._failed or process in self._explained):
                 self._from_first({"kind": "lost", "process": process, "text": text, "code": 1})
@@ -199,7 +216,11 @@ class Company:
         self._from_first(message)
 
     def _from_member(self, process: int, message: Message) -> None:
-        """Receives a message of a process, on process 0."""
+        """Handles a message from process number `process`; runs on process 0 only.
+
+        It collects values and positions until all processes have sent theirs, and then sends the result to all. It
+        forwards errors, and the first request to stop.
+        """
         with self._changed:
             match message["kind"]:
                 case "value":
@@ -220,7 +241,7 @@ class Company:
                     self._tell_all(message)
 
     def _from_first(self, message: Message) -> None:
-        """Receives a message of process 0, on any process."""
+        """Handles a message from process 0 to all: gathered values, a request to stop, the last step, or an error."""
         with self._changed:
             match message["kind"]:
                 case "values":
@@ -238,7 +259,11 @@ class Company:
             self._changed.notify_all()
 
     def _follow(self, message: Message) -> None:
-        """Prints why another process has ended, and ends this one; process 0 first reports a lost one to the others."""
+        """Prints why another process has ended, and ends this process; does nothing if this one has failed itself.
+
+        After the error of another process it first waits `GRACE` seconds. If another process is lost, process 0 first
+        reports that to the rest.
+        """
         process = message["process"]
         if message["kind"] == "failed":
             time.sleep(GRACE)

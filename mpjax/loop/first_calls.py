@@ -17,15 +17,17 @@ def estimated(
     say: Callable[[int, float], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Callable:
-    """Wraps `train_call` to wait for its first two calls and to estimate the time of the others.
+    """Wraps `train_call`: waits for the results of its first two calls, and estimates the time of all others.
 
-    The second call is timed, because the first loads the program and fills the queue of batches.
+    The estimate comes from the second call, because the first loads the program and fills the queue of batches. Later
+    calls pass through unchanged.
 
     Args:
       train_call: `(state, fed, count) -> (state, metrics)` runs `count` steps.
       start: the number of steps attempted before.
       steps: the number of steps at which the run ends.
-      say: called with the number of attempted steps and the seconds that the remaining steps take, if any remain.
+      say: called once, after the second call, with the number of attempted steps and the seconds that the remaining
+        steps take; not called if none remain.
       clock: returns the time in seconds, from any start.
     """
     position, ends = start, []
@@ -53,10 +55,15 @@ TRACED = 5
 
 @contextlib.contextmanager
 def profiled(train_call: Callable, folder: pathlib.Path, counts: Iterable[int]) -> Iterator[Callable]:
-    """Context that yields a `train_call` that writes a profiler trace of some of its calls into `folder`.
+    """Context that yields `train_call`, wrapped to write a profiler trace of some of its calls into `folder`.
 
-    These are calls number `BEFORE` + 1 to `BEFORE` + `TRACED`. A shorter run traces its last `TRACED`
-    calls. `counts` holds the number of steps of every call of the run.
+    It traces calls number `BEFORE` + 1 to `BEFORE` + `TRACED`, counted from 1; in a shorter run, the last `TRACED`
+    calls, or all if there are fewer. It waits for the state before and after the trace.
+
+    Args:
+      train_call: `(state, fed, count) -> (state, metrics)` runs `count` steps.
+      folder: the folder of the trace.
+      counts: the number of steps of every call of the run. Only the number of calls matters.
     """
     calls = sum(1 for _ in itertools.islice(counts, BEFORE + TRACED))
     before = max(0, calls - TRACED)

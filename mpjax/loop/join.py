@@ -19,22 +19,23 @@ from mpjax.loop.roll_call import call_roll
 
 
 SILENT = int(2 * SILENCE)
-"""Seconds without a heartbeat after which JAX takes a process for dead; `Company` notices sooner."""
+"""Seconds without a heartbeat after which JAX takes a process to be dead; `Company` notices sooner."""
 
 STARTING = 120
-"""Seconds that JAX may take to connect processes that have answered the roll."""
+"""Seconds that JAX may take to connect processes that `call_roll` has connected."""
 
 
 @contextlib.contextmanager
 def joined(config: Config) -> Iterator[Alone | Company]:
-    """Context that joins the other processes of the run, and yields their `Company`, or `Alone` for one process.
+    """Context that connects the processes of the run, and yields their `Company`, or `Alone` for one process.
 
-    Enter it before JAX starts a device.
+    Enter it before JAX starts a device. At the end of the `with` block, each process waits for all others. An error
+    inside the block passes; the other processes then end too, and this one ends without JAX's shutdown. Only process 0
+    shows mpjax's warnings.
 
     Raises:
       UsageError: a process is missing, cannot be reached, or has other settings or other code; the cluster's variables
-        contradict each other; or JAX has already joined processes or started devices. An error inside the `with` block
-        passes; the other processes then end too.
+        contradict each other; or JAX has already joined processes or started devices.
     """
     seat = seat_of(config.distributed)
     if seat is None:
@@ -70,7 +71,7 @@ def joined(config: Config) -> Iterator[Alone | Company]:
 
 
 def _start_jax(seat: Seat) -> None:
-    """Starts JAX over all processes.
+    """Connects JAX over all processes by `jax.distributed.initialize`, without JAX's own handler of SIGTERM.
 
     Raises:
       UsageError: JAX runs already, or cannot use the port.
@@ -111,7 +112,11 @@ NUMERICS = (
 
 
 def _code(config: Config) -> dict[str, str]:
-    """Collects versions, JAX's settings, and checksums of mpjax's sources and of the user's files, by name."""
+    """Collects what has to be equal in all processes besides the settings, as text by name.
+
+    These are the versions of `PACKAGES`, JAX's settings (`NUMERICS`), and checksums of mpjax's sources and of each file
+    that a setting names as `FILE.py:NAME`.
+    """
     import jax
 
     folder = pathlib.Path(__file__).parents[1]
@@ -125,6 +130,7 @@ def _code(config: Config) -> dict[str, str]:
 
 
 def _checksum(file: pathlib.Path) -> str:
+    """The first 12 hexadecimal digits of a file's SHA-256; the system's error message if it cannot be read."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
     except OSError as error:

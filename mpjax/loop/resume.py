@@ -22,20 +22,21 @@ SCALER = ("opt_state/scale", "opt_state/good_steps", "opt_state/consecutive_skip
 
 
 def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
-    """Restores the values of a checkpoint into `state`, in its dtypes and on its devices.
+    """Returns a copy of `state` with the values of a checkpoint, in the dtypes and on the devices of `state`.
 
     Blocks are stacked, or stacks are split, as the model of `state` has them. Parameters of a wider dtype, or of the
     other half precision, are restored from the saved float32 master weights. Without master weights they are restored
     from the sum of the parameters and their compensations, if there are any. Master weights and moving averages that
-    the checkpoint lacks are restored from its parameters. Moments are converted to float8 and back.
+    the checkpoint lacks are restored from its parameters. Moments are converted to float8, or from float8, as `state`
+    has them.
 
     Args:
       state: a `TrainState` of the run to resume, with initial values, or with shapes and shardings. Leaves that the
-        checkpoint lacks, or has in another shape, stay as they are; but new counters of schedules and of stochastic
-        rounding start at the checkpoint's step.
+        checkpoint lacks, or has in another shape, stay as they are, except for parameters and statistics; but new
+        counters of schedules and of stochastic rounding start at the checkpoint's step.
       saved: arrays by path, from `read_checkpoint`, on the host or on the devices of `places_in`.
-      same_scaling: True if the checkpoint's run scaled the loss as this run does. Otherwise the loss scale starts at
-        its initial value.
+      same_scaling: True if the checkpoint's run scaled the loss as this run does. Otherwise the loss scale and its
+        counters keep their initial values, without a warning.
 
     Warns:
       PrecisionWarning: the checkpoint lacks loss-scale or other optimizer state, which keeps its initial values; or
@@ -74,11 +75,16 @@ def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
 
 
 def _plain(path: str) -> str:
-    """Removes the extra `inner_state` that master weights add to a path."""
+    """Replaces repeated `/inner_state` in a path by one: each wrapper of an optimizer (master weights) adds one."""
     return re.sub(r"(/inner_state)+", "/inner_state", path)
 
 
 def _find(name: str, leaf, saved: Mapping[str, Any]) -> Any:
+    """The saved array to restore the leaf at path `name` from; None if there is none of its shape.
+
+    It is the array of that path. Master weights and moving averages that were not saved come from the parameter, and a
+    parameter that needs more bits than were saved comes from its master weight.
+    """
     if name not in saved and name.startswith((MASTERS, "ema/")):
         name = PARAMS + name.removeprefix(MASTERS).removeprefix("ema/")
     master = MASTERS + name.removeprefix(PARAMS)
@@ -93,6 +99,8 @@ def _is_of_model(name: str) -> bool:
 
 
 def _refuse_other_model(wanted: dict, saved: Mapping[str, Any]) -> None:
+    """Raises UsageError if the parameters and statistics of two states, by path, differ in their paths or shapes."""
+
     def model(names):
         return set(filter(_is_of_model, names))
 
@@ -109,10 +117,11 @@ def _refuse_other_model(wanted: dict, saved: Mapping[str, Any]) -> None:
 
 
 def places_in(state) -> Callable[[str, tuple[int, ...]], Sharding]:
-    """Makes a function from the path and the shape of an array to its sharding on the devices of `state`.
+    """Makes a function `(path, shape) -> sharding` that places a checkpoint's arrays on the devices of `state`.
 
-    An array that `state` lacks, such as a master weight, takes the sharding of the parameter at its path if the shapes
-    agree. Any other array is replicated.
+    An array that `state` has in this shape gets its sharding there. An array that `state` lacks, such as a master
+    weight, gets the sharding of the parameter that its path ends with, if the shapes agree. Any other array is
+    replicated.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     known = {_plain(path_name(path)): leaf for path, leaf in leaves}
@@ -128,6 +137,10 @@ def places_in(state) -> Callable[[str, tuple[int, ...]], Sharding]:
 
 
 def _losses(name: str, value, leaf) -> list[str]:
+    """Lists, as one text, how many values overflow or flush to zero in the dtype of `leaf`; an empty list for none.
+
+    Only a floating dtype that cannot hold all values of the dtype of `value` is looked at.
+    """
     if not is_floating(leaf) or widest(leaf.dtype, value.dtype) == leaf.dtype:
         return []
     if isinstance(value, jax.Array):
@@ -141,7 +154,10 @@ def _losses(name: str, value, leaf) -> list[str]:
 
 @functools.cache
 def _counter(dtype: np.dtype, whole: NamedSharding) -> Callable:
-    """Makes a jitted function that counts the values of an array that overflow in a dtype, and that flush to zero."""
+    """Makes a jitted function from an array to two counts: its values that overflow in `dtype`, or flush to zero.
+
+    The function is cached. Its results have the sharding `whole`, so that every process can read them.
+    """
 
     def counts(x):
         cast = x.astype(dtype)
@@ -151,12 +167,13 @@ def _counter(dtype: np.dtype, whole: NamedSharding) -> Callable:
 
 
 def _place(value, leaf):
+    """Casts a value to the dtype of `leaf` and puts it on the devices of `leaf`, in the same sharding."""
     cast = value.astype(leaf.dtype) if isinstance(value, jax.Array) else _cast(value, leaf)
     return jax.device_put(cast, leaf.sharding)
 
 
 def _whole(array: Any) -> NamedSharding:
-    """The replicated sharding on the devices of an array."""
+    """The sharding that replicates an array on all devices of the mesh of `array`."""
     return NamedSharding(array.sharding.mesh, PartitionSpec())
 
 
@@ -178,11 +195,15 @@ _VALUES = "/values"
 
 
 def with_weights(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds the master weights and compensations that follow from the other arrays.
+    """Copies the arrays of a checkpoint, and adds master weights and compensations that the other arrays determine.
 
-    A master weight is the sum of a parameter and its compensation. A compensation is the difference between a master
-    weight, or a wider parameter, and the rounded parameter. `saved` has the arrays of a checkpoint, and `wanted` the
-    leaves of the state to resume, by path.
+    A compensation is what rounding removed from a parameter (Kahan summation). A master weight is the sum of a
+    parameter and its compensation. A compensation in `wanted` that was not saved, or in another dtype, becomes the
+    difference between the master weight, or else the saved parameter, and the rounded parameter.
+
+    Args:
+      saved: the arrays of a checkpoint, by path.
+      wanted: the leaves of the state to resume, by path.
     """
     completed = dict(saved)
     for path, rest in saved.items():
@@ -198,13 +219,17 @@ def with_weights(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[st
 
 
 def _sum(param: Any, rest: Any) -> Any:
-    """Adds to a parameter what rounding left over, `rest`; where that is 0, the parameter stays, even -0.0."""
+    """Adds the compensation `rest` to a parameter; where it is 0, the parameter stays bit for bit, even -0.0."""
     choose = jnp.where if isinstance(param, jax.Array) else np.where
     return choose(rest == 0, param, param + rest)
 
 
 def _left_over(param: Any, master: Any, dtype: np.dtype) -> Any:
-    """The compensation in `dtype`: the master weight, or else the saved parameter, minus the parameter in `dtype`."""
+    """Computes the compensation of a parameter, in `dtype`: its exact value minus its value rounded to `dtype`.
+
+    The exact value is the master weight or, if `master` is None, the saved parameter. The rounded value is the saved
+    parameter itself if it has `dtype`.
+    """
     exact = param if master is None else master
     stored = param if param.dtype == dtype else exact
     with np.errstate(over="ignore", under="ignore"):  # _losses reports the losses of the parameter itself
@@ -212,7 +237,11 @@ def _left_over(param: Any, master: Any, dtype: np.dtype) -> Any:
 
 
 def with_moments(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the moments of a checkpoint, by path, to float8 or to plain arrays, as the resumed state has them."""
+    """Copies the arrays of a checkpoint, with moments also as `wanted`, the leaves of the resumed state, has them.
+
+    For a moment that `wanted` has in float8 and `saved` has not, the arrays of a `Grouped` are added; in the opposite
+    case, the plain array is added. Both map paths to arrays.
+    """
     converted = dict(saved)
     for path in wanted.keys() - saved.keys():
         whole = path.removesuffix(_VALUES)
@@ -226,14 +255,17 @@ def with_moments(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[st
 
 
 def _beside(like: Any, found: Any) -> Any:
-    """Fetches the arrays `found` to the host if `like` is on the host; else shards arrays of its shape as `like`."""
+    """Puts the arrays of the pytree `found` where `like` is: on the host, or on its devices.
+
+    On devices, arrays of the shape of `like` get its sharding, and others stay where they are.
+    """
     if not isinstance(like, jax.Array):
         return jax.device_get(found)
     return jax.tree.map(lambda x: jax.device_put(x, like.sharding) if x.shape == like.shape else x, found)
 
 
 def without_field(path: str) -> str:
-    """Maps the path of an array in a float8 moment to the path of the moment; other paths are unchanged."""
+    """Removes the field of a float8 moment, such as `/values`, from the end of a path; other paths are unchanged."""
     return next((path.removesuffix(field) for field in _FIELDS if path.endswith(field)), path)
 
 

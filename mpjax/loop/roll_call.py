@@ -1,4 +1,4 @@
-"""Calls the roll: connects the processes of a run, and compares their settings and their code.
+"""Connects the processes of a run, and compares their settings and their code.
 
 This comes before JAX's own start, which ends the whole program, with a stack trace, if a process is missing.
 """
@@ -22,10 +22,13 @@ _EACH = 5.0
 def call_roll(seat: Seat, about: Mapping[str, str], *, timeout: float) -> dict[int, Connection]:
     """Connects the processes: process 0 to all others, the others to process 0. Returns the connections by process.
 
+    Process 0 listens at the port of `seat.coordinator`, on all network addresses. The others try to reach it until the
+    time is over.
+
     Args:
-      seat: the place of this process.
+      seat: which process this is, and the address of process 0.
       about: values that have to be equal in all processes, by name.
-      timeout: the seconds to wait.
+      timeout: the seconds to wait for the others.
 
     Raises:
       UsageError: processes are missing or differ (in all connected processes), or process 0 cannot be reached, cannot
@@ -37,6 +40,11 @@ def call_roll(seat: Seat, about: Mapping[str, str], *, timeout: float) -> dict[i
 
 
 def _wait_for_others(seat: Seat, about: Mapping[str, str], timeout: float) -> dict[int, Connection]:
+    """Accepts all other processes, on process 0, and tells them whether the run is complete and all agree.
+
+    Raises:
+      UsageError: processes are missing after `timeout` seconds, or differ in `about`; or this process cannot listen.
+    """
     ends = time.monotonic() + timeout
     lines: dict[int, Connection] = {}
     descriptions: dict[int, Mapping[str, str]] = {0: about}
@@ -69,7 +77,7 @@ def _wait_for_others(seat: Seat, about: Mapping[str, str], timeout: float) -> di
 
 
 def _is_hello(message: Mapping) -> bool:
-    """True if a message is the first one of a process of a run; any program may connect to an open port."""
+    """True if a message is one that `_answer` sends first, in form; any program may connect to an open port."""
     process, processes, about = (message.get(name) for name in ("process", "processes", "about"))
     if message.get("kind") != _HELLO or type(process) is not int or type(processes) is not int:
         return False
@@ -78,6 +86,7 @@ def _is_hello(message: Mapping) -> bool:
 
 
 def _listen(seat: Seat) -> socket.socket:
+    """Opens the socket of process 0; UsageError if the port is in use or not allowed."""
     port = int(seat.coordinator.rpartition(":")[2])
     try:
         # All addresses, as JAX does: the name by which the others reach this machine may not be one of its own.
@@ -94,7 +103,11 @@ def _listen(seat: Seat) -> socket.socket:
 
 
 def _no_seat(message: Mapping, seat: Seat, said: Mapping) -> str | None:
-    """The reason to refuse a process by its first message, or None; the keys of `said` are the accepted processes."""
+    """The reason to refuse a process by its first message; None to accept it.
+
+    It is refused if it has another number of processes, or the number of a process that was accepted before: a key of
+    `said`.
+    """
     process, processes = message["process"], message["processes"]
     if processes != seat.processes:
         return f"--distributed.processes is {seat.processes} on process 0 and {processes} on process {process}"
@@ -112,9 +125,9 @@ def _absence(missing: list[int], seat: Seat, timeout: float) -> str:
 
 
 def _difference(said: Mapping[int, Mapping[str, str]]) -> str | None:
-    """Formats the values that differ between processes as a message; None if all agree.
+    """Formats the values that differ between processes as a message, the first 20 by name; None if all agree.
 
-    `said` has the values of each process, by name.
+    `said` has the values of each process, by number of process and name.
     """
     lines = []
     for name in sorted(set().union(*said.values())):
@@ -128,7 +141,7 @@ def _difference(said: Mapping[int, Mapping[str, str]]) -> str | None:
 
 
 def by_value(said: Mapping[int, str]) -> dict[str, list[int]]:
-    """Groups the numbers of processes by their values.
+    """Groups the keys of a dict (numbers of processes) by their values, in order.
 
     >>> by_value({0: "a", 1: "b", 2: "a"})
     {'a': [0, 2], 'b': [1]}
@@ -155,6 +168,12 @@ def numbers(which: list[int]) -> str:
 
 
 def _answer(seat: Seat, about: Mapping[str, str], timeout: float) -> Connection:
+    """Connects this process to process 0, again and again until that accepts it, and waits for all others there.
+
+    Raises:
+      UsageError: process 0 cannot be reached within `timeout` seconds, or refuses this process; the message has its
+        reason.
+    """
     host, _, port = seat.coordinator.rpartition(":")
     ends = time.monotonic() + timeout
     reason = "nobody listens there"

@@ -1,4 +1,4 @@
-"""The signals that stop a run."""
+"""Stops a run after its current step on SIGINT or SIGTERM, instead of in the middle of it."""
 
 import contextlib
 import signal
@@ -14,7 +14,7 @@ class Stop(Protocol):
 
     @property
     def signal_number(self) -> int | None:
-        """The signal that arrived, or None."""
+        """The number of the signal that arrived; None before."""
         ...
 
     def ask(self, signal_number: int) -> None:
@@ -22,15 +22,15 @@ class Stop(Protocol):
         ...
 
     def due(self, position: int) -> bool:
-        """True if the run stops after step number `position`."""
+        """True if the run stops after step number `position`. It may wait for other processes to agree."""
         ...
 
 
 class StopRequest:
-    """A request to stop a run of one process. It is true once a signal has arrived.
+    """A request to stop a run of one process. The object is true once a signal has arrived.
 
     Attributes:
-      signal_number: the signal that arrived, or None.
+      signal_number: the number of the last signal that arrived; None before.
     """
 
     def __init__(self):
@@ -40,7 +40,7 @@ class StopRequest:
         return self.signal_number is not None
 
     def ask(self, signal_number: int) -> None:
-        """Records the signal."""
+        """Records the signal, in place of an earlier one."""
         self.signal_number = signal_number
 
     def due(self, position: int) -> bool:
@@ -50,9 +50,10 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals(stop: Stop) -> Iterator[None]:
-    """Context in which the first SIGINT or SIGTERM is passed to `stop`, and the process continues.
+    """Context in which the first SIGINT or SIGTERM calls `stop.ask`, and the process continues.
 
-    A SIGINT after it raises KeyboardInterrupt. Outside the main thread the context does nothing.
+    After it, SIGINT raises KeyboardInterrupt, and SIGTERM calls `stop.ask` again. At its end, the context restores the
+    earlier handlers. Outside the main thread it does nothing.
     """
 
     def record(signal_number: int, frame) -> None:
@@ -76,7 +77,7 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
 def as_usual() -> Iterator[None]:
     """Context in which SIGINT raises KeyboardInterrupt and SIGTERM ends the process, as without `stop_on_signals`.
 
-    Outside the main thread the context does nothing.
+    At its end, the context restores the earlier handlers. Outside the main thread it does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

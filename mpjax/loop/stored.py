@@ -21,9 +21,10 @@ from mpjax.loop.checksums import damaged, digest_of
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """A log filter that drops Orbax's records of damage: mpjax verifies checksums, and reports damage in one line.
+    """Filters log records: False, which drops a record, for what Orbax reports of a damaged checkpoint.
 
-    Threads of Orbax log each error that passes through them. asyncio logs the errors of all arrays after the first.
+    mpjax verifies checksums, and reports damage in one line. Threads of Orbax log each error that passes through them,
+    and asyncio logs the errors of all arrays after the first.
     """
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     by_orbax = "orbax" in pathlib.PurePath(record.pathname).parts
@@ -48,14 +49,17 @@ NOT_MEASURED = -math.inf
 
 
 def complete_checkpoints(directory: pathlib.Path) -> list[int]:
-    """The positions of the complete checkpoints in a folder, sorted; an empty list if the folder does not exist."""
+    """Lists the positions (numbers of attempted steps) of the complete checkpoints in a folder, in ascending order.
+
+    The list is empty if the folder does not exist.
+    """
     if not directory.is_dir():
         return []
     return sorted(stored.step for stored in ocp.path.step.standard_name_format().find_all(directory))
 
 
 _AT_ONCE = 4_000_000_000
-"""The number of bytes that the host reads concurrently on the way to the devices; at least the largest array."""
+"""Bytes that the host holds at once while it reads arrays to the devices; more if a single array is larger."""
 
 Places = Callable[[str, tuple[int, ...]], Sharding]
 """A function from the path and the shape of an array to its sharding."""
@@ -74,13 +78,15 @@ def read_checkpoint(
 ) -> tuple[int, dict[str, Any], dict]:
     """Reads a complete checkpoint and verifies its checksums.
 
-    All processes call it together. Each reads the parts of the arrays that belong on its devices.
+    All processes call it together, and process 0 decides which checkpoints there are. Each process reads the shards of
+    the arrays that belong on its devices.
 
     Args:
       directory: the run's `checkpoints` folder.
       which: "latest", "best", or a position. If the latest is damaged, the latest undamaged checkpoint is read. The
         best has the highest score, and is the latest of several; without any score, it is the latest checkpoint.
-      places: the sharding of each array; by default arrays are read to the host.
+      places: `(path, shape) -> sharding`; None reads all arrays to the host. Arrays that JAX would narrow, such as
+        float64 without x64, are always read to the host.
       gather: `(value) -> values` of all processes; by default of this process alone.
 
     Returns:
@@ -90,7 +96,8 @@ def read_checkpoint(
       CheckpointWarning: a damaged checkpoint was skipped.
 
     Raises:
-      UsageError: the checkpoint does not exist, is damaged, or was written by a later version of mpjax.
+      UsageError: the checkpoint does not exist, or was written by a later version of mpjax; it is damaged (`Damaged`),
+        or all are for "latest"; or memory or file descriptors ran out.
     """
     steps = gather(complete_checkpoints(directory))[0]
     if not steps:
@@ -124,18 +131,17 @@ def set_aside(directory: pathlib.Path, after: int) -> None:
 
 
 class Damaged(UsageError):
-    """The contents of a checkpoint differ from the saved ones, or cannot be read."""
+    """The contents of a checkpoint differ from what was saved, or cannot be read."""
 
 
 def _read(
     directory: pathlib.Path, position: int, places: Places | None, gather: Callable[[Any], list]
 ) -> tuple[dict[str, Any], dict]:
-    """Reads the arrays by path and the description.
+    """Reads and verifies one checkpoint: returns its arrays by path and its description.
 
     Raises:
-      Damaged: the contents differ from the saved ones, or an exception occurs while they are read, unless memory or
-        file descriptors ran out.
-      UsageError: a later version of mpjax wrote the checkpoint.
+      Damaged: the contents differ from what was saved, or a process cannot read them.
+      UsageError: a later version of mpjax wrote the checkpoint, or memory or file descriptors ran out.
     """
     folder = directory.resolve() / str(position)
     cause = None
@@ -168,9 +174,9 @@ def _read(
 
 
 def _arrays(folder: pathlib.Path, places: Places | None) -> dict[str, Any]:
-    """Reads the arrays by path, to the host or to their shardings.
+    """Reads the arrays of a checkpoint by path: to the host if `places` is None, else to their shardings.
 
-    Arrays of a dtype that JAX would narrow, such as float64 without x64, are read to the host.
+    Arrays of a dtype that JAX would narrow, such as float64 without x64, are always read to the host.
     """
     # A Checkpointer would read the scores of all checkpoints.
     shapes = ocp.metadata(str(folder), checkpointable_name="state").metadata
@@ -192,13 +198,19 @@ def _arrays(folder: pathlib.Path, places: Places | None) -> dict[str, Any]:
 
 
 def _description(folder: pathlib.Path) -> dict[str, Any]:
-    """Reads the description, from the file that Orbax 0.12 writes or from the file of earlier APIs."""
+    """Reads a checkpoint's description from `about/data.json`, or else from `about/metadata`, as older Orbax writes it.
+
+    Missing files and malformed JSON raise their own errors.
+    """
     file = folder / "about" / "data.json"
     return json.loads((file if file.is_file() else file.with_name("metadata")).read_text(encoding="utf-8"))
 
 
 def _edited(about: Mapping[str, Any]) -> list[str]:
-    """Lists the fault of a description that has changed since it was saved. Version 1 has no digest to compare."""
+    """Lists one fault if a description has changed since it was saved or lacks its digest; else an empty list.
+
+    A description of version 1 has no digest, and no fault.
+    """
     if "digest" not in about:
         return [] if about["format"] == 1 else ["its description has no digest"]
     return [] if digest_of(about) == about["digest"] else ["its description has changed since it was saved"]
@@ -219,6 +231,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 
 def _mistyped(about: Mapping[str, Any]) -> list[str]:
+    """Lists a fault for each entry of a description that has another type than in `_TYPES`."""
     return [
         f"its description has {name} {str(about[name])[:40]!r}"
         for name, kind in _TYPES.items()
@@ -241,7 +254,7 @@ UNREADABLE = OSError, ValueError, KeyError, TypeError, OverflowError, RecursionE
 def stored_score(directory: pathlib.Path, position: int) -> float:
     """Reads the score of a checkpoint from its description, or from Orbax's file if the description is damaged.
 
-    The score is `NOT_MEASURED` if both are unreadable.
+    The score is `NOT_MEASURED` if both are unreadable, or if the checkpoint was not evaluated.
     """
     with contextlib.suppress(*UNREADABLE):
         about = _description(directory / str(position))
@@ -253,5 +266,5 @@ def stored_score(directory: pathlib.Path, position: int) -> float:
 
 
 def score_file(directory: pathlib.Path, position: int) -> pathlib.Path:
-    """The file in which Orbax looks for the score of a checkpoint."""
+    """The path of the JSON file in which Orbax looks for the score of a checkpoint. It need not exist."""
     return directory / str(position) / "metrics" / "metrics"

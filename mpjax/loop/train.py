@@ -19,7 +19,7 @@ from mpjax.loop.when import When
 
 
 class Clock:
-    """Counts seconds, except while paused."""
+    """Counts seconds from its creation, except while paused."""
 
     def __init__(self):
         self._start = time.perf_counter()
@@ -31,7 +31,7 @@ class Clock:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Context in which the clock stands still."""
+        """Context whose duration `seconds` leaves out, once it has ended."""
         start = time.perf_counter()
         try:
             yield
@@ -52,7 +52,11 @@ class Limits:
     patience: int
 
     def exceeded_by(self, metrics: Mapping[str, float]) -> str | None:
-        """The reason why the step with these metrics ends training, or None."""
+        """The reason why the step with these metrics ends training; None if training goes on.
+
+        Without loss scaling, the loss or the norm of the gradient is not finite. With it, too many steps in a row were
+        skipped, the last at the smallest loss scale.
+        """
         if self.floor is None:
             # Checks the gradient too: a NaN gradient in the last step makes the parameters NaN, but not the loss.
             bad = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
@@ -78,7 +82,7 @@ class Explain(NamedTuple):
 NO_CALLBACKS = Callbacks()
 
 AHEAD = 8
-"""The number of steps that the host may run ahead of the device; at least 2 calls."""
+"""The number of steps that the host may start before the device has ended the first of them; at least 2 calls."""
 
 Metrics = Mapping[str, float]
 
@@ -105,7 +109,8 @@ def train_loop(
 ):
     """Runs steps `start + 1` to `when.steps`, or fewer if a callback requests a stop, and returns the final state.
 
-    The host reads metrics one call after their interval ends, while the device runs the next call.
+    The state is evaluated and saved at the intervals of `when`, after the last step, and before it stops for a
+    callback. The host reads metrics one call after their interval ends, while the device runs the next call.
 
     Args:
       state: the training state; donated.
@@ -118,9 +123,9 @@ def train_loop(
       writer: receives `train/…` metrics (means over the interval, last values of counters) and the metrics of
         `evaluate`.
       evaluate: `(state) -> metrics`, including `test/loss`.
-      save: writes a checkpoint of (position, state, score). A higher score is better.
+      save: writes a checkpoint of (position, state, score). A higher score is better; it is None without an evaluation.
       explain: makes the functions that explain a divergence; called only after one.
-      stop: a request to stop after the current call.
+      stop: a request to stop after the current call, with a checkpoint but without an evaluation.
       score: the metric of the test set that decides which checkpoint is best. `evaluate` returns it.
       probe: `(state, fed, count) -> Layers`, the layer statistics of the next step; called when they are due. None:
         no statistics.
@@ -130,7 +135,7 @@ def train_loop(
 
     Raises:
       CallbackError: a callback failed, and a checkpoint was saved.
-      Diverged: `limits` were exceeded, or the final test loss is not finite. The message includes the explanation.
+      Diverged: `limits` were exceeded, or the last test loss is not finite. The message includes the explanation.
       Interrupted: `stop` was due before the last step, and a checkpoint was saved.
     """
     clock = Clock()
@@ -236,7 +241,7 @@ def train_loop(
 
 
 def _each(metrics: Metrics, count: int) -> list[Metrics]:
-    """Splits the metrics of a call of `count` steps by step."""
+    """Splits the metrics of one call into a dict for each step. They have shape [count], or [] if `count` is 1."""
     return [metrics] if count == 1 else [jax.tree.map(operator.itemgetter(index), metrics) for index in range(count)]
 
 
@@ -244,7 +249,10 @@ _COUNTERS = ("learning_rate", "loss_scale", "skipped", "consecutive_skips")
 
 
 def _summary(steps: list[Metrics]) -> dict[str, float]:
-    """Averages the applied steps of an interval (all if none was applied). Counters keep their last value."""
+    """Averages each metric over the steps of an interval that were not skipped, or over all if all were skipped.
+
+    `_COUNTERS` keep the value of the last step, and `finite` is left out.
+    """
     good = [step for step in steps if step["finite"]] or steps
     means = {
         name: math.fsum(float(step[name]) for step in good) / len(good)

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 @dataclasses.dataclass(frozen=True)
 class When:
-    """Intervals in attempted steps. 0 means only at the end; for layer statistics it means never.
+    """Intervals in attempted steps. An event is also due at the last step, with 0 only there.
+
+    Layer statistics are the exception: they are due at their interval alone, and with 0 never.
 
     Attributes:
       steps: the number of steps in training.
@@ -35,9 +37,9 @@ class When:
     def call_at(self, position: int) -> int:
         """The number of steps in the call after step number `position`: `per_call` or 1.
 
-        A halt is a position where the state is evaluated, saved or needed for layer statistics. Each call ends at the
-        next halt or before it. Steps before a halt that do not fill a call run one by one. Calls are counted from the
-        previous halt, so that a resumed run makes the same calls as an uninterrupted one.
+        A halt is a position where the state is evaluated, saved or needed for layer statistics, or the last. Each call
+        ends at the next halt or before it. Steps before a halt that do not fill a call run one by one. Calls are
+        counted from the previous halt, so that a resumed run makes the same calls as an uninterrupted one.
         """
         before, after = self._halts_around(position)
         fits = position + self.per_call <= after
@@ -65,7 +67,10 @@ class When:
         return kinds
 
     def advice(self, start: int) -> str:
-        """Explains why `per_call` has no effect; empty if a call after step number `start` has that many steps."""
+        """Says that `per_call` has no effect, and what to write instead, for a run that starts after step `start`.
+
+        It is empty if a call of the run has `per_call` steps, or if no step is left.
+        """
         if start >= self.steps or self.per_call in self.kinds_of_calls(start):
             return ""
         position, longest = start, 0
@@ -78,7 +83,7 @@ class When:
         )
 
     def _halts_around(self, position: int) -> tuple[int, int]:
-        """The last halt up to `position`, and the first after it."""
+        """The last halt up to `position`, which may be 0, and the first after it, which may be `steps`."""
         intervals = [n for n in (self.evaluate, self.save) if n > 0]
         before = [position // n * n for n in intervals]
         after = [position // n * n + n for n in intervals]

@@ -1,4 +1,4 @@
-"""Reads the products, convolutions, attentions and sums over devices that a traced program asks for."""
+"""Reads a jaxpr: the products, convolutions, attentions and sums over devices that it asks for, and their dtypes."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from mpjax.precision.dtypes import is_floating
 _ATTENTION = {"dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper"}
 _SUMS = {"psum", "psum2", "psum_invariant", "reduce_scatter", "psum_scatter"}
 _KEEPS = ARRANGES | SCALES | {"clamp", "convert_element_type", "neg", "pad", "slice"}
-"""Primitives that only cast, scale or arrange an operand."""
+"""Primitives that only cast, scale or arrange an operand: a gradient stays a gradient."""
 _MOVES = CASTS | ARRANGES | REPEATS.keys() | TAKES | CHOOSES | {"abs", "neg"}
 """Primitives whose results consist of values of their operands: rounded values stay rounded."""
 
@@ -38,10 +38,11 @@ class Asked:
       operands: the dtypes of the operands, in alphabetical order; a quantised operand has the dtype before it was
         widened.
       result: the dtype of the result.
-      size: multiplications of a matrix product; 0 for other kinds.
-      elements: the elements of the result.
+      size: the number of scalar multiplications of a matrix product; 0 for other kinds.
+      elements: the number of elements of the result; 0 for a kernel.
       quantised: whether an operand was quantised and widened again.
-      rounded: the narrowest dtypes that the operands were rounded to on their way, as far as known.
+      rounded: the narrowest dtype that each operand was rounded to before the product, only of operands for which a
+        rounding is known.
       blocks: whether the product replaces a product of blocks that share a scale, on a platform without units for them.
       kept: whether the product is inside `mpjax.full_precision`, where no policy applies.
       recomputed: whether the product repeats a product of the forward pass (`jax.checkpoint`).
@@ -76,7 +77,7 @@ class AskedProgram:
 
     Attributes:
       products: the products, convolutions and attentions that an output depends on. The body of a loop counts once.
-      sums: the dtype of each array that is added over devices.
+      sums: the dtype of each floating array that is added over more than one device.
       cast: the narrowest dtype that each array of `sums` was cast to since it was computed; empty for no cast.
       gradients: for each output, whether it is a gradient, before or after casts and scales.
       rounded: for each output, the narrowest dtype that it was rounded to since it was computed; empty for no rounding.
@@ -90,19 +91,19 @@ class AskedProgram:
 
 
 UNTRACED = AskedProgram((), (), ())
-"""What is known of a program that was compiled elsewhere."""
+"""The empty `AskedProgram`, for a program whose jaxpr is not known."""
 
 
 @dataclasses.dataclass(eq=False)
 class _Value:
-    """The known properties of a value. Two values are the same only if they are the same object.
+    """The known properties of a value of a jaxpr. Two values are equal only if they are the same object.
 
     Attributes:
-      narrow: the float8 dtype that the value was quantised to.
+      narrow: the float8 dtype that the value was quantised to, even if it was widened again; empty for none.
       constant: whether the value depends on no input.
       gradient: whether a backward pass computed the value.
-      rounded: the narrowest dtype that the value, or a part of it, was rounded to since it was computed.
-      cast: the narrowest dtype that the value itself was cast to since it was computed.
+      rounded: the narrowest dtype that the value, or a part of it, was rounded to since it was computed, or empty.
+      cast: the narrowest dtype that the value itself was cast to since it was computed, or empty.
     """
 
     narrow: str = ""
@@ -114,14 +115,14 @@ class _Value:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """The surroundings of an equation.
+    """The calls, loops and scopes around an equation.
 
     Attributes:
       stack: the name stack around it.
       in_loop: whether it is in the body of a loop.
       kept: whether it is inside `mpjax.full_precision`.
       blocks: whether it belongs to a computation that replaces a product of blocks that share a scale.
-      sizes: the sizes of the mesh axes of the `shard_map` around it.
+      sizes: the names and sizes of the mesh axes of the `shard_map` around it; empty without one.
     """
 
     stack: str = ""
@@ -132,7 +133,7 @@ class _Place:
 
 
 def asked_of(jaxpr: Any) -> AskedProgram:
-    """Reads a traced program: its products, its sums over devices, and which outputs are gradients or are rounded."""
+    """Reads a jaxpr, open or closed: its products and sums over devices, and which outputs are gradients or rounded."""
     body = opened(jaxpr)[0]
     needed: set[int] = set()
     _mark_needed(body, [True] * len(body.outvars), needed)
@@ -160,6 +161,11 @@ def _apply(
     found: list[Asked],
     sums: list[tuple[str, str]],
 ) -> Sequence[_Value]:
+    """Computes the known properties of the results of an equation, as `evaluated` calls it.
+
+    If an output depends on the equation (`needed`), its product is added to `found`, and the dtype and `cast` of each
+    array that it adds over devices to `sums`. Equations inside calls, loops and branches are visited too.
+    """
     name = eqn.primitive.name
     if holds_bodies(eqn):
         inside = _inside(eqn, place)
@@ -208,7 +214,7 @@ def _asked(eqn: Any, operands: list[_Value], place: _Place) -> Asked:
 
 
 def _summed(eqn: Any, operands: list[_Value]) -> tuple:
-    """For each operand of a matrix product: the operand, the axes that are summed, and the axes of the batch."""
+    """For each operand of a matrix product: its `_Value`, the axes that are summed, and the axes of the batch."""
     summed, batch = eqn.params["dimension_numbers"]
     return tuple(zip(operands, map(tuple, summed), map(tuple, batch), strict=True))
 
@@ -247,7 +253,7 @@ def _result(eqn: Any, operands: list[_Value], place: _Place) -> _Value:
 
 
 def _devices(eqn: Any, place: _Place) -> int:
-    """The number of devices that a sum runs over, with 2 for each axis of unknown size."""
+    """The number of devices that a sum adds over: the product of its axes' sizes, with 2 for an unknown size."""
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     sizes = dict(place.sizes)
     return math.prod(sizes.get(axis, 2) for axis in ((axes,) if isinstance(axes, str) else axes))
@@ -356,9 +362,10 @@ def _rounded_by(eqn: Any, given: Sequence[str]) -> str:
 
 
 def _scaled(eqn: Any) -> int | None:
-    """The position of the operand that a `mul` or `div` scales: the larger one, if the other has fewer values.
+    """The index of the operand that a `mul` or `div` scales by an operand of fewer elements; None if it does not scale.
 
-    It is None if the equation does not scale: a product of two arrays of equal size and 1 / x are arithmetic.
+    A product of two arrays of equal size does not scale, nor does the division of a smaller array by a larger one: both
+    are arithmetic.
     """
     if eqn.primitive.name not in SCALES:
         return None

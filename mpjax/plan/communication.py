@@ -30,7 +30,9 @@ _AXIS = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
 
 
 def groups_of(each: Instruction, devices: int) -> Groups:
-    """Parses the groups of devices that exchange with each other; for a collective-permute, its pairs.
+    """Parses the groups of devices that exchange with each other in a collective, as tuples of device numbers from 0.
+
+    The groups of a collective-permute are its pairs of source and target. `devices` is the number of all devices.
 
     XLA writes three forms: lists, `[4,2]<=[2,4]T(1,0)` (rows of the numbers 0 to 7 in that shape, transposed) and
     `mesh['x'=2,'y'=4] {'x'}` (groups along some axes of a mesh). Without groups, all devices form one group. A program
@@ -55,7 +57,9 @@ def groups_of(each: Instruction, devices: int) -> Groups:
 
 
 def along(axes: Iterable[str], sizes: Mapping[str, int]) -> Groups:
-    """The groups of devices that differ only in their positions along some axes of a mesh.
+    """The groups of devices that differ only in their positions along some axes of a mesh, as device numbers from 0.
+
+    Without axes, each device is a group.
 
     >>> along(["fsdp"], {"data": 2, "fsdp": 2})
     ((0, 1), (2, 3))
@@ -78,7 +82,8 @@ def axes_of(each: Instruction, sizes: Mapping[str, int]) -> tuple[str, ...] | No
       sizes: the size of each axis of the mesh, in order.
 
     Returns:
-      The axes in the order of the mesh, without axes of size 1; None if the groups lie along no product of axes.
+      The axes in the order of the mesh, without axes of size 1; None if the groups are not the groups along any choice
+      of axes.
     """
     groups = groups_of(each, math.prod(sizes.values()))
     long = [name for name, size in sizes.items() if size > 1]
@@ -103,15 +108,15 @@ def _rows(table: np.ndarray) -> Groups:
 
 
 def _lines(table: np.ndarray, axes: Sequence[int]) -> Groups:
-    """Groups the entries of an array that differ only in their positions along some axes."""
+    """Groups the entries of an array that differ only in their positions along the axes with these indices."""
     others = [axis for axis in range(table.ndim) if axis not in axes]
     return _rows(table.transpose(*others, *axes).reshape(-1, math.prod(table.shape[axis] for axis in axes)))
 
 
 def _ordered(shape: str, order: str | None) -> np.ndarray:
-    """The numbers from 0 on in an array, with its axes transposed: shape "2,4" and order "1,0" yield shape (4, 2).
+    """Numbers the elements of an array from 0 in row-major order, and then transposes its axes.
 
-    Without an order, the axes stay as they are.
+    The shape "2,4" and the order "1,0" yield an array of shape (4, 2). With the order None, the axes stay as they are.
     """
     numbers = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
     return numbers.transpose(_numbers(order)) if order else numbers
@@ -123,7 +128,8 @@ def _along_mesh(mesh: str, devices: str, axes: str) -> Groups:
     Args:
       mesh: the sizes of the axes: `'x'=2,'y'=4`.
       devices: the order of the devices: their numbers, or `[2,4]T(1,0)` as in `_ordered`; empty for 0, 1, 2 and so on.
-      axes: the axes along which devices exchange: `'x'`, or `'y':(1)2` for the first of the parts 2 x 2 of y.
+      axes: the axes along which devices exchange: `'x'`, or `'y':(1)2` for the first factor of an axis y of size 4 that
+        is split into 2 x 2.
     """
     sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh)}
     split: dict[str, list[tuple[int, int]]] = {}
@@ -146,10 +152,10 @@ def _along_mesh(mesh: str, devices: str, axes: str) -> Groups:
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-    """How far apart the devices of a group are.
+    """How the devices of a group are distributed over hosts.
 
     Attributes:
-      size: number of devices.
+      size: number of devices of the group.
       near: the fewest devices of the group on one of its hosts; equal to `size` on a single host.
     """
 
@@ -158,7 +164,7 @@ class Reach:
 
 
 def reach_of(groups: Groups) -> Reach:
-    """The reach of the group with the smallest share `near / size`; of equal shares, the reach of the largest group.
+    """The reach of the group that is taken as the slowest: with the smallest `near / size`, and of equals the largest.
 
     Devices are placed in order: the first `HOST` devices are on the first host.
     """
@@ -197,7 +203,7 @@ def duration_of(kind: str, size: int, reach: Reach, gpu: Gpu) -> float | None:
 
 
 def _passes(kind: str, count: int) -> float:
-    """The bytes that each device sends in a collective, as a multiple of the bytes of the whole array."""
+    """The bytes that each of `count` devices sends in a collective, as a multiple of the bytes of the whole array."""
     if kind == "collective-broadcast":
         return 1.0
     # An all-reduce is a reduce-scatter and an all-gather.
@@ -208,7 +214,7 @@ COUNTS = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Numbers of GPUs with a predicted step time."""
 
 OTHER = "other groups"
-"""The label of a collective whose groups lie along no product of axes."""
+"""The label of a collective whose groups are not the groups along any choice of mesh axes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +224,7 @@ class Scale:
     Attributes:
       devices: number of GPUs.
       timing: the predicted time.
-      efficiency: the time of the kernels alone, as a share of the predicted time.
+      efficiency: the time of the kernels without communication, as a fraction of the predicted time.
     """
 
     devices: int
@@ -231,12 +237,13 @@ class Communication:
     """The communication of a step.
 
     Attributes:
-      bytes: bytes of whole arrays by collective, dtype and axes: {"all-reduce": {"f32": {"data+fsdp": 1024}}}.
+      bytes: bytes of whole arrays in one step, by collective, dtype (XLA's name) and axes:
+        {"all-reduce": {"f32": {"data+fsdp": 1024}}}.
       timing: the predicted time on the planned devices; None if the network between hosts is unknown.
       grows: the axis of the mesh that grows with the number of GPUs.
-      scaling: the predicted time by number of GPUs, for `COUNTS` and the planned number. Numbers that do not divide
-        evenly are left out, and those whose network is unknown. Empty if the axis has one device, because the program
-        then has no collectives along it.
+      scaling: the predicted times for the numbers of GPUs in `COUNTS` and the planned number, in ascending order.
+        Numbers that the other axes of the mesh do not divide are left out, and numbers for which the network is
+        unknown. Empty if the axis `grows` has one device, because the program then has no collectives along it.
     """
 
     bytes: Mapping[str, Mapping[str, Mapping[str, int]]]
@@ -296,15 +303,17 @@ def label(axes: Iterable[str] | None) -> str:
 
 
 def _as_compiled(start: Start, devices: int, count: int) -> Reach:
-    """The reach of groups that lie along no mesh axes, so that they do not grow with the number of GPUs, `count`.
+    """The reach of the groups of a collective as compiled for `devices` devices, for a prediction on `count` devices.
 
-    The groups are of `devices` devices, as compiled. Devices numbered `count` or higher are left out.
+    It is for groups that are not along mesh axes, so that they do not grow. Devices numbered `count` or higher are left
+    out.
     """
     groups = (tuple(id for id in group if id < count) for group in groups_of(start.instruction, devices))
     return reach_of(tuple(group for group in groups if group))
 
 
 def _bytes(events: Iterable[Event], axes: Mapping[str, tuple[str, ...] | None]) -> dict[str, dict[str, dict[str, int]]]:
+    """Adds up the bytes of collectives for `Communication.bytes`; `axes` has the axes of each `Start`, by name."""
     totals: dict[str, dict[str, dict[str, int]]] = {}
     for event in events:
         if isinstance(event, Start):

@@ -1,4 +1,4 @@
-"""The training step of a run, with shapes instead of arrays, compiled for a GPU, which need not be present."""
+"""Compiles the training step of a run, with shapes instead of arrays, for a GPU that need not be present."""
 
 import concurrent.futures
 import contextlib
@@ -36,7 +36,7 @@ class PlannedStep:
       plan: the precision plan.
       task: model, precision and objective.
       tx: the optimizer.
-      place: builds the training step for a mesh.
+      place: builds the layout, the packing of the state and the jitted training step for a mesh.
       state: the abstract state, by path.
       batch: the abstract batch, by field.
       accumulate: number of micro-batches per batch.
@@ -61,7 +61,7 @@ class PlannedStep:
 
     @property
     def batch_size(self) -> int:
-        """The examples per step, over all devices."""
+        """The number of examples per step, over all devices."""
         return next(iter(self.batch.values())).shape[0]
 
     @property
@@ -81,12 +81,12 @@ class PlannedStep:
         return compiler_options(mesh, overlap=self.overlap) | xla_options(self.xla)
 
     def of(self, batch_size: int) -> "PlannedStep":
-        """The same step for batches of another size."""
+        """Returns a copy of the step for batches of `batch_size` examples over all devices."""
         batch = {name: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype) for name, x in self.batch.items()}
         return dataclasses.replace(self, batch=batch)
 
     def on(self, mesh: Mesh) -> tuple[jax.stages.Wrapped, tuple[TrainState, Any]]:
-        """Builds the training step on a mesh, and its abstract arguments with the layout's shardings."""
+        """Builds the jitted training step on a mesh, and its abstract arguments (state, batch) with their shardings."""
         layout, packing, train_step = self.place(mesh)
         split = layout.batch(size=self.batch_size, accumulate=self.accumulate)
         batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split) for name, x in self.batch.items()}
@@ -97,12 +97,12 @@ class PlannedStep:
         return train_step, (state, batch)
 
     def wide(self) -> contextlib.AbstractContextManager:
-        """The context to trace the step in. It enables x64 if the precision plan uses float64."""
+        """Makes the context to trace the step in: `wide` for its precision plan."""
         return wide(self.plan)
 
 
 def wide(plan: PrecisionPlan) -> contextlib.AbstractContextManager:
-    """A context that enables x64 if a precision plan uses float64."""
+    """Makes a context that enables x64 if a precision plan uses float64; otherwise JAX's own setting stays."""
     return jax.enable_x64(jax.config.read("jax_enable_x64") or plan.float64)
 
 
@@ -114,7 +114,8 @@ class Compiled:
       executable: a `jax.stages.Compiled`, which cannot be run.
       jaxpr: the traced program.
       memory: the memory of the program on the device.
-      flops: operations of matrix products and convolutions on the device, by dtype.
+      flops: floating-point operations of matrix products and convolutions on the device in one step, by dtype of the
+        operands.
     """
 
     executable: Any
@@ -126,9 +127,10 @@ class Compiled:
 def start(
     pool: concurrent.futures.Executor, step: PlannedStep, name: GpuName, *, devices: int = 1, attention: str = "auto"
 ) -> "concurrent.futures.Future[Compiled]":
-    """Traces and lowers a step now, and compiles it in a thread pool.
+    """Traces and lowers a step now, and compiles it in a thread pool; the future has the compiled program.
 
-    Tracing runs in Python, so threads do not speed it up. Compilation runs outside Python.
+    Tracing runs in Python, so threads do not speed it up. Compilation runs outside Python. XLA's compiler for CUDA is
+    downloaded if it is missing.
 
     Args:
       pool: the thread pool.
@@ -161,7 +163,7 @@ def start(
 
 @contextlib.contextmanager
 def with_sources() -> Iterator[None]:
-    """Context in which JAX compiles programs with the source lines of all operations.
+    """Context that changes JAX's settings so that compiled programs have the source lines of all operations.
 
     `mpjax.plan.traffic.costliest` reads these lines. JAX keeps ten frames of a traceback by default, so a layer's
     operations often have no line of the model. A program from JAX's compilation cache would have the lines of the code

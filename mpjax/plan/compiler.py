@@ -33,7 +33,7 @@ NOISE = ("cudart_stub.cc", "before absl::InitializeLog()")
 
 
 def compiler_folder() -> pathlib.Path:
-    """The folder of the compiler for this version of jaxlib. It need not exist."""
+    """The folder in mpjax's cache for the CUDA compiler of this version of jaxlib. It need not exist."""
     return default_cache_folder() / "cuda_compiler" / jaxlib_version()
 
 
@@ -48,10 +48,10 @@ def has_compiler() -> bool:
 
 
 def require_compiler() -> None:
-    """Raises UsageError unless XLA's compiler for CUDA is there in jaxlib's version.
+    """Raises UsageError unless XLA's compiler for CUDA is installed in jaxlib's version. Downloads nothing.
 
-    It is in JAX's packages for GPUs, or else in `compiler_folder()`. Packages of another version are an error even if
-    the folder has the right one, because JAX would load them.
+    It is in JAX's packages for GPUs, or else in `compiler_folder()`. Packages of another version, or one of a pair
+    alone, are an error even if the folder has the right compiler, because JAX would load them.
     """
     expected, install = jaxlib_version(), command_line("plan", "--install")
     versions = [{package: _version(package) for package in pair} for pair in PACKAGES]
@@ -84,6 +84,8 @@ def _version(package: str) -> str | None:
 
 def install_compiler() -> pathlib.Path:
     """Downloads the compiler of jaxlib's version by pip to `compiler_folder()` if it is not there; returns that folder.
+
+    Packages of JAX for GPUs that are installed already make no difference.
 
     Raises:
       UsageError: pip is missing, or cannot install the package, or the folder holds something else.
@@ -119,9 +121,10 @@ def install_compiler() -> pathlib.Path:
 
 @functools.cache
 def load_compiler() -> None:
-    """Makes the CUDA compiler known to JAX in this process, and downloads it if it is missing.
+    """Registers the CUDA compiler with JAX, once in a process, and downloads it first if it is missing.
 
-    JAX can then describe CUDA devices that are absent. The devices that it computes on do not change.
+    JAX can then describe CUDA devices that are absent. The devices that it computes on do not change. If JAX's packages
+    for GPUs are installed, there is nothing to register.
 
     Raises:
       UsageError: as `require_compiler`, or the compiler is missing and cannot be downloaded, or another user can
@@ -161,7 +164,10 @@ def absent_devices(topology: str, target: str) -> list[Any]:
 
 @contextlib.contextmanager
 def _without_cuda() -> Iterator[None]:
-    """Context without the start-up check for CUDA libraries in JAX's own packages. Compilation does not need them."""
+    """Context in which JAX's GPU packages do not check for CUDA libraries, by an environment variable.
+
+    Compilation does not need the libraries. A variable that is set already is kept.
+    """
     variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
     setting = os.environ.get(variable)
     os.environ.setdefault(variable, "1")

@@ -29,12 +29,12 @@ class Gpu:
       l2: bytes of L2 cache.
       shared: bytes of shared memory per multiprocessor.
       shared_per_block: maximum bytes of shared memory per block.
-      flops: peak operations/s of matrix products and convolutions, by dtype of the operands. "tensorfloat32" is float32
-        with inputs rounded to 10 bits of mantissa, XLA's default for float32 on GPUs that support it. "float8" is all
-        float8 formats.
+      flops: peak operations per second of matrix products and convolutions, by dtype of the operands. A multiplication
+        and an addition are two operations. "tensorfloat32" is float32 with inputs rounded to 10 bits of mantissa, XLA's
+        default for float32 on GPUs that support it. "float8" is all float8 formats.
       link: bandwidth from one GPU to the others of its host, bytes/s in one direction.
-      network: a GPU's part of the bandwidth from its host to others, bytes/s in one direction. None if no host of
-        NVIDIA has this GPU.
+      network: the bandwidth from a host to other hosts, divided by the GPUs of the host, bytes/s in one direction. None
+        if NVIDIA has no host with this GPU.
       source: the data sheet of the rates.
       links: the data sheet of the links.
     """
@@ -57,12 +57,15 @@ class Gpu:
     links: str
 
     def rate(self, dtype: str) -> float:
-        """The peak operations/s of products with operands of a dtype; float32's rate if the GPU has no units for it."""
+        """The peak operations per second of products with operands of a dtype; any float8 dtype has one rate.
+
+        It is float32's rate if the GPU has no units for the dtype.
+        """
         return self.flops.get("float8" if dtype.startswith("float8") else dtype, self.flops["float32"])
 
 
 HOST = 8
-"""GPUs in a host."""
+"""The number of GPUs in a host."""
 
 _KIB = 1024
 _TERA = 1e12
