@@ -184,11 +184,11 @@ def _attends_in_float32() -> AttendsInFloat32:
 
 def _looking_for_wrapper(attend: Callable) -> Callable:
     @functools.wraps(attend)
-    def attend_or_logits(self, query, *args, **kwargs):
+    def attend_or_logits(self, query, out_sharding=None):
         if wrapper_of(self, AttendsInFloat32) is None:
-            return attend(self, query, *args, **kwargs)
+            return attend(self, query, out_sharding)
         query, table = self.promote_dtype((query, self.embedding[...]), dtype=self.dtype)
-        return DOT_GENERAL(query, table, (((query.ndim - 1,), (1,)), ((), ())), *args, **kwargs)
+        return DOT_GENERAL(query, table, (((query.ndim - 1,), (1,)), ((), ())), out_sharding=out_sharding)
 
     setattr(attend_or_logits, _NAME, True)
     return attend_or_logits

@@ -103,6 +103,11 @@ def is_default(pattern: str) -> bool:
     return pattern in DEFAULTS or pattern.lower() == NORM
 
 
+def is_typed(pattern: str) -> bool:
+    """True for a pattern on the types of modules, not on paths; `type:norm` in upper or lower case is one."""
+    return pattern.startswith("type:") or pattern.lower() == NORM
+
+
 def covers(pattern: str, lineage: Lineage) -> bool:
     """True if `pattern` matches the last module of `lineage`, or one of the modules that contain it.
 
@@ -177,7 +182,7 @@ def by_path(rules: Rules, lineages: Iterable[Lineage]) -> Rules:
     decided = {lineage: winner(rules, lineage) for lineage in lineages}
     paths: dict[str, Any] = {}
     for pattern, value in rules.items():
-        if pattern.startswith("type:"):
+        if is_typed(pattern):
             for lineage, decisive in decided.items():
                 # A path covers all submodules, so only the outermost path is needed.
                 if decisive == pattern != decided.get(lineage[:-1]):

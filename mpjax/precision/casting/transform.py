@@ -23,7 +23,7 @@ from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF
 from mpjax.precision.float8.operations import IN_FLOAT8, TAKEN_OUT, noted, nothing_in_float8
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
-from mpjax.precision.rules import DEFAULTS, NORM, Rules, decide, scope_lineage, winner
+from mpjax.precision.rules import DEFAULTS, NORM, Rules, decide, is_typed, scope_lineage, winner
 
 
 def autocast(
@@ -151,7 +151,7 @@ def _rules_for_scopes(policy: Policy) -> Rules:
         dtype = policy.computes(value)
         if pattern in DEFAULTS - {NORM} or (pattern.lower() == NORM and dtype == FLOAT32):
             continue  # autocast decides these at each operation
-        if pattern.startswith("type:"):
+        if is_typed(pattern):
             raise UsageError(
                 f"rule '{pattern}': autocast sees named scopes, which have no type; write a path, or use "
                 "apply_policy on the model. Norms already compute in float32, by the lists of operations"

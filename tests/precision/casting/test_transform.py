@@ -653,6 +653,7 @@ def test_a_rule_for_no_scope_is_an_error_at_the_call_that_lists_the_nearest():
         ("type:Head=float32", "rule 'type:Head': autocast sees named scopes, which have no type; write a path"),
         ("type:Conv=float32", "rule 'type:Conv': autocast sees named scopes, which have no type; write a path"),
         ("type:norm=float64", "rule 'type:norm': autocast sees named scopes"),
+        ("Type:norm=bfloat16", "rule 'Type:norm': autocast sees named scopes"),
         ("type:softmax=float32", "rule 'type:softmax': autocast sees named scopes"),
         ("type:norm=float32;type:Conv=float16", "rule 'type:Conv': autocast sees named scopes"),
         ("type:norm=float16", "rule 'type:norm': .* Norms already compute in float32, by the lists of operations"),
