@@ -1,4 +1,4 @@
-"""The receipt of a compiled program, as a table or as JSON: the dtypes that it runs in, and the dtypes asked for."""
+"""Compares the dtypes that a compiled program runs in with the dtypes asked for, and prints the result (a receipt)."""
 
 import collections
 import dataclasses
@@ -60,14 +60,16 @@ _MEANING = {WIDER: " (lost speed)", NARROWER: " (lost accuracy)", MISSING: "", U
 
 @dataclasses.dataclass(frozen=True)
 class Receipt:
-    """The result of `receipt`. Prints as a table, iterates over `rows`, and is true if everything runs as asked.
+    """The result of `receipt`. Prints as a table, iterates over `rows`, and is true if all rows are as asked.
+
+    A row with the verdict "unknown" makes it false; a receipt without rows is true.
 
     Attributes:
       device: the device that the program was compiled for.
       policy: the policy that the program was compared with, as text; None without a policy.
       rows: the dtypes that run, by module, pass and kind.
-      update_bytes: the bytes that kernels move from the gradients to the new parameters and optimizer state; 0 if no
-        parameter is updated, or its arithmetic could not be read.
+      update_bytes: the bytes that kernels read and write to compute the new parameters and optimizer state from the
+        gradients; 0 if no parameter is updated, or if its arithmetic could not be read.
       notes: the parts that could not be checked, as text; these are no faults.
     """
 
@@ -190,7 +192,7 @@ class Receipt:
 
 
 def _phrase(asked: str, rows: list[ReceiptRow], device: str) -> str:
-    """Summarizes the products for which one dtype was asked: all as asked, or counts by other dtype and verdict."""
+    """Summarizes the products for which one dtype was asked: "float16 as asked in 62 of 62 products", or the faults."""
     total = sum(row.count for row in rows)
     good = sum(row.count for row in rows if row.verdict == AS_ASKED)
     if good == total:
@@ -210,16 +212,16 @@ def _became(operands: str, verdict: str, count: int, total: int, device: str) ->
 
 
 def _is_early(row: ReceiptRow) -> bool:
-    """True if a product is "narrower" although its operands, as they run, are not: it loses bits elsewhere."""
+    """True if a row is "narrower" although its operands are not: the product loses bits before or after."""
     if row.verdict != NARROWER or not row.operands or not row.asked:
         return False
     return compared(*([narrowest(text.split(" x "))] for text in (row.asked, row.operands))) != NARROWER
 
 
 def _merged(rows: tuple[ReceiptRow, ...]) -> list[ReceiptRow]:
-    """Merges rows that differ only in an index of their path, with `*` for the index.
+    """Merges rows that differ only in an index of their path: the index becomes `*`, and counts are added.
 
-    All updates that are as asked become one row.
+    A row that no other row equals keeps its path. All updates that are as asked and of the same dtypes become one row.
     """
 
     def star(row: ReceiptRow) -> ReceiptRow:
@@ -337,6 +339,7 @@ def receipt_of(
 
 
 def _target_of(executable: Any) -> Target:
+    """Describes the device of an executable; JAX's first device if its inputs and outputs have no shardings."""
     shardings = jax.tree.leaves((executable.output_shardings, executable.input_shardings))
     device = next(iter(shardings[0].device_set)) if shardings else jax.devices()[0]
     if device.platform == "cpu":
