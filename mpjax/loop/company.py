@@ -38,7 +38,7 @@ class Alone:
         self.stop = StopRequest()
 
     def gather(self, value: Any) -> list:
-        """Returns a list of `value` alone, as the values of all processes."""
+        """Puts `value` in a list: the values of all processes, of which there is one."""
         return [value]
 
 

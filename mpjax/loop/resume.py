@@ -22,7 +22,7 @@ SCALER = ("opt_state/scale", "opt_state/good_steps", "opt_state/consecutive_skip
 
 
 def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
-    """Returns a copy of `state` with the values of a checkpoint, in the dtypes and on the devices of `state`.
+    """Restores the values of a checkpoint in a copy of `state`, in the dtypes and on the devices of `state`.
 
     Blocks are stacked, or stacks are split, as the model of `state` has them. Parameters of a wider dtype, or of the
     other half precision, are restored from the saved float32 master weights. Without master weights they are restored

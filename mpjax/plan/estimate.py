@@ -91,7 +91,7 @@ class Estimate:
 
     @property
     def items_per_second(self) -> float:
-        """The best-case examples per second, over all devices."""
+        """The examples per second over all devices, at the lower bound of the step's time (`roofline.seconds`)."""
         return self.batch / self.roofline.seconds
 
     @property
@@ -222,7 +222,7 @@ def estimates(
 
 
 def require_attention(asked: str, used: str, *, gpu: str, policy: str) -> None:
-    """Raises UsageError if the user chose cuDNN's attention and the compiled step uses XLA's.
+    """Raises UsageError if the user chose cuDNN's attention and the compiled step uses XLA's; accepts all other cases.
 
     Args:
       asked: "auto", "xla" or "cudnn".

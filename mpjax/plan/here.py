@@ -51,7 +51,7 @@ def memory_here(step: PlannedStep, mesh: Mesh) -> Memory:
 
 
 def needed(memory: Memory) -> int:
-    """The bytes of a step and of the `AHEAD` batches that wait for it on the device."""
+    """The bytes that a run takes on a device: of a step, and of the `AHEAD` batches that wait for later steps."""
     return memory.total + AHEAD * memory.batch
 
 

@@ -63,9 +63,9 @@ class Instruction:
         return bytes_of(self.type)
 
     def called(self, *kinds: str) -> list[str]:
-        """Lists the names of the computations that the instruction calls as one of `kinds`.
+        """Lists the names of the computations that the instruction calls by an attribute in `kinds`; empty for none.
 
-        The kinds are `calls`, `to_apply`, `body`, `condition` and `branch_computations`.
+        These attributes are `calls`, `to_apply`, `body`, `condition` and `branch_computations`.
         """
         return [
             name.strip().lstrip("%")
@@ -89,7 +89,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """A sequence of instructions, parsed on first use.
+    """A computation: a function of HLO, whose instructions are parsed on first use.
 
     Attributes:
       name: the name without its percent sign.
@@ -101,7 +101,7 @@ class Computation:
 
     @functools.cached_property
     def instructions(self) -> Mapping[str, Instruction]:
-        """The instructions by name, in order."""
+        """The instructions by name, in the order of the text."""
         instructions = (_instruction(line.strip()) for line in self.text.splitlines())
         return {instruction.name: instruction for instruction in instructions if instruction}
 
@@ -202,7 +202,9 @@ def _closing(text: str, start: int) -> int:
 
 
 def shapes_of(type: str) -> list[tuple[str, tuple[int, ...]]]:
-    """The dtype, by XLA's name, and the dimensions of each array in an HLO type; unknown dtypes are left out.
+    """Lists the dtype (XLA's name) and the dimensions of each array in an HLO type; unknown dtypes are left out.
+
+    A dynamic dimension `<=8` counts as 8.
 
     >>> shapes_of("(bf16[8,3]{1,0}, u8[0]{0})")
     [('bf16', (8, 3)), ('u8', (0,))]

@@ -96,7 +96,10 @@ def _written(fused: Computation, root: Instruction) -> int:
 
 
 def _scratch(each: Instruction) -> int:
-    """The bytes of the workspace of a library call: the last of several outputs, if it is u8 or s8; else 0."""
+    """The bytes of the workspace of a call of cuBLAS or cuDNN: its last output, if it is u8 or s8 and not the only one.
+
+    For any other instruction it is 0.
+    """
     if not each.target.startswith("__cu"):
         return 0
     shapes = shapes_of(each.type)
@@ -178,7 +181,7 @@ def _source(
 
 
 def _before(computation: Computation, each: Instruction, known: dict) -> Iterator[Instruction]:
-    """Yields the kernels that the value of `each` depends on.
+    """Yields `each`, if it is a kernel, and the kernels in its computation that its value depends on.
 
     The search ends at arguments, loops, collectives, the differentiated function, and kernels in `known`, which are
     named by computation and instruction.

@@ -77,7 +77,7 @@ def measure_step(step: PlannedStep, fields: Fields, *, seed: int = 0, ema: bool 
 
 
 def peak_of(device: Any) -> int | None:
-    """The most bytes in use at once on a device since the process started; None if the device does not report them."""
+    """The most bytes that were in use at once on a device since the process started; None if it reports none."""
     return (device.memory_stats() or {}).get("peak_bytes_in_use")
 
 

@@ -133,8 +133,9 @@ def verified_batch(
     """Finds the largest batch that fits by compiling each estimate of `largest_batch` and refining the line with it.
 
     The search stops when a compiled batch fits and uses at least `NEAR` of the limit, when memory no longer grows with
-    the batch, or after `ROUNDS` compilations. The result is the last compiled batch that fits; if none, an estimate,
-    which is 0 if the smallest batch does not fit and the next takes no more.
+    the batch, or after `ROUNDS` compilations; also when the estimate is 0 or a batch that is compiled already. The
+    result is the last compiled batch that fits; if none, an estimate, which is 0 if the smallest batch does not fit and
+    the next takes no more.
 
     Args:
       points: as in `largest_batch`.

@@ -80,7 +80,7 @@ def parameters_of(given: Any, result: Any, least: str = "", *, narrower: bool = 
 def updated_of(
     parameters: Mapping[str, Parameter], asked: AskedProgram, *, differentiated: bool
 ) -> dict[str, Parameter]:
-    """Returns the parameters without those whose output is a gradient, so that the updated parameters remain.
+    """Leaves out the parameters whose output is a gradient, in a new dict, so that the updated ones remain.
 
     Args:
       parameters: the parameters that a program takes and returns, by path.

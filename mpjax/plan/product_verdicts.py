@@ -96,6 +96,7 @@ def _is_apart(pair: PairedProduct, gradients: bool) -> bool:
 def _row_of_pair(
     pair: PairedProduct, wanted: Wanted, target: Target, gradients: bool, traced: bool, rounds: Collection[str]
 ) -> ReceiptRow:
+    """Builds the row of one product for `rows_of_products`; `gradients` is true if the program differentiates."""
     product, run = pair.asked, pair.run
     about = product or run
     assert about is not None

@@ -112,7 +112,9 @@ class Receipt:
         return "; ".join([*self._products(), *self._others()]) or "no products"
 
     def require(self, *, device_limits: bool = True) -> None:
-        """Raises DtypeError with the lines of `faults`, if there are any.
+        """Raises DtypeError with `line` and the lines of `faults`, if there are any.
+
+        A row with the verdict "unknown" is a fault too.
 
         Args:
           device_limits: False to ignore rows that no program for the device could run as asked, such as half precision
@@ -125,12 +127,12 @@ class Receipt:
             raise DtypeError("\n  ".join([f"{self.device} does not run what was asked for: {self.line}", *faults]))
 
     def as_json(self) -> dict[str, Any]:
-        """Converts the receipt to a dict for JSON: its fields, `line` and `faults`."""
+        """Converts the receipt to a dict for JSON: its fields, `line` and `faults`. Each row is a dict too."""
         rows = [dataclasses.asdict(row) for row in self.rows]
         return {**dataclasses.asdict(self), "line": self.line, "rows": rows, "faults": self.faults}
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
-        """Formats the receipt as JSON text (`as_json`), and writes it to `file` if given."""
+        """Formats the receipt as indented JSON text (`as_json`), and writes it to `file` if given, replacing it."""
         return strict_json.export(self.as_json(), file)
 
     def _products(self) -> list[str]:
@@ -143,7 +145,10 @@ class Receipt:
         return [*phrases, *([f"{more} more products that the function does not ask for"] if more else [])]
 
     def _others(self) -> list[str]:
-        """Phrases such as "2 of 5 updates wider" by kind and verdict, "as asked" left out; then one for each recipe."""
+        """Lists phrases such as "2 of 5 updates wider", for each kind of work but products, and each verdict.
+
+        The verdict "as asked" has none. A phrase for the row of a recipe comes last.
+        """
         phrases = []
         for kind, plural in _OTHERS.items():
             rows = [row for row in self.rows if row.kind == kind]
@@ -280,12 +285,13 @@ def receipt_of(
       target: the device that the program was compiled for; None to ask the executable.
       text: the text of the program; empty to ask the executable.
       modules: NNX modules whose classes the policy's rules may name, by any key.
-      params: the index among the arguments of the parameters, or of a training state that has `params`.
+      params: the index among the arguments of the parameters, or of a training state that has `params`. If there is no
+        such argument, no update is compared.
       updates: the narrowest dtype allowed for updates of parameters: float32 with master weights. Empty for the
         policy's dtype of parameters or, without a policy, each parameter's own dtype.
 
     Raises:
-      UsageError: a rule of the policy decides nothing.
+      UsageError: a rule of the policy decides nothing: no module and no named scope has its name.
     """
     text, target = text or executable.as_text(), target or _target_of(executable)
     program, divided = parse(text), _PARTITIONS.search(text[: text.find("\n")])

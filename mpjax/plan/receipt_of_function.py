@@ -92,7 +92,7 @@ def _of_stage(stage: Any, policy: Policy | None, params: int) -> Receipt:
 
 
 def _require_index(params: Any, count: int) -> None:
-    """Raises UsageError if `params` is not the index of one of `count` arguments. 0 is always valid."""
+    """Raises UsageError if `params` is not the index of one of `count` arguments. 0 is valid without arguments too."""
     if isinstance(params, bool) or not isinstance(params, int):
         raise UsageError(f"params={params!r}: wanted the index of an argument, such as 0")
     if params and not 0 <= params < count:
@@ -128,7 +128,7 @@ def _traced(fn: Callable, args: tuple, place: Any, params: int) -> tuple[Any, Ma
         )
 
     def parted(variables: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Separates the variables of modules from the other arguments, such as the state of an optimizer."""
+        """Separates the variables of modules, `params`, from those of other arguments, such as an optimizer's state."""
         inside = {name: leaf for name, leaf in variables.items() if name.startswith(roots)}
         return {"params": inside, "rest": {name: leaf for name, leaf in variables.items() if name not in inside}}
 

@@ -69,7 +69,7 @@ class CompiledProduct:
 
     @property
     def dtypes(self) -> tuple:
-        """The dtypes of the operands, of the sums and of the result."""
+        """The tuple (dtypes of the operands, dtype of the sums, dtype of the result)."""
         return self.operands, self.accumulation, self.result
 
 

@@ -53,7 +53,7 @@ def columns(header: str, plans: Sequence[Estimate], lines: Sequence[tuple[str, l
 
 
 def costliest_table(plan: Estimate):
-    """Builds a rich table of a plan's costliest kernels, with one kind per row."""
+    """Builds a rich table of a plan's costliest kernels, with one kind per row and the fraction of all traffic."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
@@ -245,6 +245,7 @@ def _is_without(other: Estimate, plan: Estimate) -> bool:
 
 
 def _compared(plan: Estimate, other: Estimate) -> str:
+    """Compares the expected times of a plan with float8 and a plan without, in a line with the reasons."""
     ratio = plan.expected_seconds / other.expected_seconds
     differences = {
         "products": (plan.roofline.compute - other.roofline.compute) / PRODUCTS,
@@ -268,6 +269,10 @@ def _signed(seconds: float) -> str:
 
 
 def _losing(plan: Estimate) -> list[str]:
+    """Formats a line for each kind of layer in which float8 costs more than it saves; an empty list if there is none.
+
+    The first line has the setting that leaves float8 out in these layers.
+    """
     losing = [layer for layer in plan.float8 if layer.spent > layer.saved]
     if not losing:
         return []

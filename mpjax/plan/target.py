@@ -61,7 +61,7 @@ def _devices(name: GpuName, count: int) -> list:
 
 
 def target_text(gpu: Gpu) -> str:
-    """Formats the GPU as a `stream_executor.GpuTargetConfigProto` in protobuf text format (xla/stream_executor)."""
+    """Formats a GPU in protobuf text format, as XLA's `stream_executor.GpuTargetConfigProto` (xla/stream_executor)."""
     major, minor = gpu.capability
     # 9.0a and 10.0a add instructions of one generation alone. XLA uses them when it compiles on a real GPU.
     feature = "ACCELERATED_FEATURES" if major >= 9 else "NONE"
@@ -120,9 +120,9 @@ done
 
 @functools.cache
 def toolkit_folder() -> str:
-    """Creates a folder for XLA's `xla_gpu_cuda_data_dir`, once in a process. It is removed when Python exits.
+    """Creates a temporary folder for XLA's option `xla_gpu_cuda_data_dir`, once in a process, and returns its path.
 
-    Its `bin/ptxas` and `bin/nvlink` are scripts that compile nothing.
+    The folder is removed when Python exits. Its `bin/ptxas` and `bin/nvlink` are scripts that compile nothing.
     """
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mpjax_plan_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -118,7 +118,7 @@ def costliest(text: str, program: HloProgram, most: int = 10) -> list[Cost]:
 
 
 def _kind(each: Instruction) -> str:
-    """The library function of an instruction, or its name without numbers."""
+    """The library function of a custom call; the name of any other instruction without its numbers."""
     return each.target or re.sub(r"[._]\d+(?=[._]|$)", "", each.name)
 
 

@@ -130,7 +130,7 @@ def bits_of(dtype: str) -> tuple[int, int]:
 
 
 def dtype_of_bits(exponent: int, mantissa: int) -> str:
-    """The name of a dtype with these bits, which several dtypes may have; for unknown bits a name made of them.
+    """Names a dtype with these bits of exponent and mantissa; unknown bits get a name made of them.
 
     >>> dtype_of_bits(8, 7), dtype_of_bits(4, 3)
     ('bfloat16', 'float8_e4m3')
@@ -140,12 +140,12 @@ def dtype_of_bits(exponent: int, mantissa: int) -> str:
 
 
 def narrowest(dtypes: Sequence[str]) -> str:
-    """The dtype with the fewest bits of mantissa; among equals, with the fewest bits of exponent."""
+    """The dtype with the fewest bits of mantissa and, of equals, the fewest of exponent; `dtypes` is not empty."""
     return min(dtypes, key=lambda dtype: bits_of(dtype)[::-1])
 
 
 def together(found: Iterable[str]) -> str:
-    """The narrowest of several dtypes; empty if all are empty.
+    """The narrowest of several dtypes, as `narrowest`, without empty names; empty if all are empty.
 
     >>> together(["", "bfloat16", "float8_e4m3fn"])
     'float8_e4m3fn'
