@@ -31,8 +31,8 @@ def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
     has them.
 
     Args:
-      state: a `TrainState` of the run to resume, with initial values, or with shapes and shardings. Leaves that the
-        checkpoint lacks, or has in another shape, stay as they are, except for parameters and statistics; but new
+      state: a `TrainState` of the run to resume, with initial values, or with shapes and shardings. Leaves of the
+        optimizer state and averages that the checkpoint lacks, or has in another shape, stay as they are. But new
         counters of schedules and of stochastic rounding start at the checkpoint's step.
       saved: arrays by path, from `read_checkpoint`, on the host or on the devices of `places_in`.
       same_scaling: True if the checkpoint's run scaled the loss as this run does. Otherwise the loss scale and its

@@ -335,8 +335,8 @@ def _mark_needed(body: Any, wanted: Iterable[bool], needed: set[int]) -> list[bo
 def _rounded_by(eqn: Any, given: Sequence[str]) -> str:
     """Finds the narrowest dtype that the results of an equation were rounded to since they were computed.
 
-    Casts, rearrangements and scaling keep the rounding of their operands. The result of other arithmetic with rounded
-    operands counts as rounded only if its dtype is as narrow, because it is then rounded again.
+    Casts, rearrangements and scaling keep the rounding of the operand that they cast, rearrange or scale. The result of
+    other arithmetic with rounded operands counts as rounded only if its dtype is as narrow: it is then rounded again.
 
     Args:
       eqn: the equation; neither control flow nor a call.

@@ -57,7 +57,7 @@ def counted(order: tuple[Launch | WhileLoop, ...], times: int = 1) -> Iterator[t
 
 
 def _launches(program: HloProgram, computation: Computation) -> Iterator[Launch | WhileLoop]:
-    """Yields the launches of a computation, as `order_of`; instructions in `FREE` and `-update`s are left out."""
+    """Yields the launches of a computation, as `order_of`; opcodes in `FREE` or that end with `-update` have none."""
     for instruction in computation:
         kind = instruction.opcode
         if kind in FREE or kind.endswith("-update"):

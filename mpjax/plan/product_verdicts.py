@@ -210,7 +210,7 @@ def _other_recipe(
 def _verdict(asked: Asked | None, run: CompiledProduct, ours: Sequence[str], target: Target) -> tuple[str, str, bool]:
     """Compares a compiled product with the dtypes asked for, `ours`.
 
-    It returns the verdict, the reason (empty if as asked), and whether no program for the device could do otherwise.
+    It returns the verdict, the reason (empty if as asked), and whether no program for the device could run as asked.
     `asked`, the product of the traced program, is None without one. Then the dtype of the result is not compared.
     """
     verdict = compared(ours, run.operands)
@@ -232,8 +232,9 @@ def _only_made_equal(ours: Sequence[str], run: CompiledProduct) -> bool:
 
 
 def _why(asked: Asked | None, run: CompiledProduct, ours: Sequence[str], target: Target) -> tuple[str, bool]:
-    """Explains why operands are not in the dtypes asked for, `ours`; True if no program for the device could do it.
+    """Explains why operands are not in the dtypes asked for, `ours`.
 
+    It returns the reason, and whether no program for the device could compute in these dtypes.
     `asked`, the product of the traced program, is None without one.
     """
     runs = written(run.operands)
