@@ -1,1 +1,1 @@
-"""The training loop: steps, checkpoints and interruption."""
+"""Runs training: the loop of steps, callbacks, checkpoints, interruption, and runs of several processes."""

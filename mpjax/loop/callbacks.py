@@ -111,10 +111,12 @@ def load_callbacks(specs: Sequence[Code]) -> list[Any]:
 
 
 def _events(callback: Any) -> list[str]:
+    """Lists the events of `mpjax.extend.Callback` for which an object has a method."""
     return [event for event in EVENTS if callable(getattr(callback, event, None))]
 
 
 def _require_events(callback: Any) -> None:
+    """Raises UsageError for an object that `Callbacks` refuses."""
     kind = type(callback).__name__
     methods = [name for name in dir(callback) if not name.startswith("_") and callable(getattr(callback, name))]
     for name in methods:
@@ -134,6 +136,11 @@ def _require_events(callback: Any) -> None:
 
 
 def _asked(callback: Any, event: str, method: Callable, arguments: Sequence[Any]) -> set[str]:
+    """Calls the method of a callback for an event; returns its request in a set, which is empty if it returns None.
+
+    Raises:
+      CallbackError: the method raises an exception, calls `sys.exit`, or returns another value.
+    """
     source = f"callback {type(callback).__name__}.{event}"
     try:
         ask: Ask = method(*arguments)

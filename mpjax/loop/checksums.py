@@ -26,8 +26,8 @@ _PLACES = np.arange(1, _PERIOD + 1, dtype=np.uint32)
 def checksums_of(arrays: Mapping[str, Any]) -> dict[str, str]:
     """Computes a text for each array, by name, with its dtype, its shape and both sums in hexadecimal.
 
-    Such a text is `float32[2, 3] 0c80000051400000`. Waits for the arrays, but does not copy them to the host. All
-    processes that hold shards of the arrays have to call this together.
+    The text of six ones is `float32[2, 3] 7d00000035800000`. It waits for the arrays, but does not copy them to the
+    host. All processes that hold shards of the arrays have to call this together.
     """
     # One at a time: concurrent programs over several devices can deadlock if the host has fewer threads than devices.
     sums = {name: jax.block_until_ready(_sums(array)) for name, array in arrays.items()}
@@ -52,6 +52,7 @@ def digest_of(about: Mapping[str, Any]) -> str:
 
 
 def _sums(array) -> jax.Array:
+    """Computes both sums of an array on its devices; for an array of several processes, replicated to all of them."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         mesh = cast(NamedSharding, array.sharding).mesh
         whole = NamedSharding(mesh, PartitionSpec())  # replicated, so that every process can read it

@@ -14,7 +14,7 @@ from mpjax.jax_internals import cluster_environment
 
 @dataclasses.dataclass(frozen=True)
 class Seat:
-    """Which process of a run a process is.
+    """Identifies a process among the processes of a run.
 
     Attributes:
       coordinator: the address of process 0, HOST:PORT.

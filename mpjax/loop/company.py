@@ -38,7 +38,7 @@ class Alone:
         self.stop = StopRequest()
 
     def gather(self, value: Any) -> list:
-        """Returns a list of `value` alone, as the values of all processes."""
+        """Puts `value` in a list: the values of all processes, of which there is one."""
         return [value]
 
 
@@ -95,9 +95,9 @@ class Company:
         return self.process == 0
 
     def gather(self, value: Any) -> list:
-        """Waits until all processes have called it as often; returns their values of this call, by number of process.
+        """Waits until all processes have called it, and returns their values, in the order of processes.
 
-        The value has to be JSON.
+        Every process has to make the same calls in the same order. The value has to be JSON.
         """
         return self._gather(value, last=False)
 

@@ -1,4 +1,4 @@
-"""Joins the processes of one run: connects them, starts JAX over all, and ends all together."""
+"""Joins the processes of a run: connects them, starts JAX over all of them, and ends all if one fails."""
 
 import atexit
 import contextlib

@@ -1,4 +1,4 @@
-"""Messages between the processes of a run: JSON objects, a line each, over TCP."""
+"""Sends and receives messages between the processes of a run: JSON objects over TCP, one on each line."""
 
 import contextlib
 import socket

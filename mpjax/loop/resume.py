@@ -22,7 +22,7 @@ SCALER = ("opt_state/scale", "opt_state/good_steps", "opt_state/consecutive_skip
 
 
 def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
-    """Returns a copy of `state` with the values of a checkpoint, in the dtypes and on the devices of `state`.
+    """Restores the values of a checkpoint in a copy of `state`, in the dtypes and on the devices of `state`.
 
     Blocks are stacked, or stacks are split, as the model of `state` has them. Parameters of a wider dtype, or of the
     other half precision, are restored from the saved float32 master weights. Without master weights they are restored
@@ -31,8 +31,8 @@ def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
     has them.
 
     Args:
-      state: a `TrainState` of the run to resume, with initial values, or with shapes and shardings. Leaves that the
-        checkpoint lacks, or has in another shape, stay as they are, except for parameters and statistics; but new
+      state: a `TrainState` of the run to resume, with initial values, or with shapes and shardings. Leaves of the
+        optimizer state and averages that the checkpoint lacks, or has in another shape, stay as they are. But new
         counters of schedules and of stochastic rounding start at the checkpoint's step.
       saved: arrays by path, from `read_checkpoint`, on the host or on the devices of `places_in`.
       same_scaling: True if the checkpoint's run scaled the loss as this run does. Otherwise the loss scale and its

@@ -77,7 +77,7 @@ def _wait_for_others(seat: Seat, about: Mapping[str, str], timeout: float) -> di
 
 
 def _is_hello(message: Mapping) -> bool:
-    """True if a message is one that `_answer` sends first, in form; any program may connect to an open port."""
+    """True if a message has the form of the first message of `_answer`; any program may connect to an open port."""
     process, processes, about = (message.get(name) for name in ("process", "processes", "about"))
     if message.get("kind") != _HELLO or type(process) is not int or type(processes) is not int:
         return False
@@ -168,7 +168,9 @@ def numbers(which: list[int]) -> str:
 
 
 def _answer(seat: Seat, about: Mapping[str, str], timeout: float) -> Connection:
-    """Connects this process to process 0, again and again until that accepts it, and waits for all others there.
+    """Connects this process to process 0, and returns once process 0 has accepted all processes.
+
+    It tries again if process 0 cannot be reached yet.
 
     Raises:
       UsageError: process 0 cannot be reached within `timeout` seconds, or refuses this process; the message has its

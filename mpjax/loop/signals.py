@@ -10,7 +10,7 @@ from mpjax.ctrl_c import answered, interrupt
 
 
 class Stop(Protocol):
-    """A request to stop the run, from any of its processes."""
+    """A request to stop a run after a step: `StopRequest` in a run of one process, and else `Company`."""
 
     @property
     def signal_number(self) -> int | None:

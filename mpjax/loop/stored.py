@@ -119,9 +119,9 @@ def read_checkpoint(
 
 
 def set_aside(directory: pathlib.Path, after: int) -> None:
-    """Renames checkpoints later than `after` to `POSITION.damaged`, so that their positions can be written again.
+    """Renames the folders of complete checkpoints later than position `after` to `POSITION.damaged`.
 
-    An earlier folder of that name is removed.
+    Their positions can then be written again. An earlier folder of that name is removed.
     """
     for position in complete_checkpoints(directory):
         if position > after:
@@ -240,6 +240,7 @@ def _mistyped(about: Mapping[str, Any]) -> list[str]:
 
 
 def _choose(directory: pathlib.Path, steps: list[int], which: str) -> int:
+    """The position, among `steps`, of the "best" checkpoint, or the position that `which` is; else a UsageError."""
     if which == "best":
         return max(steps, key=lambda step: (stored_score(directory, step), step))
     if not which.isdecimal() or int(which) not in steps:

@@ -220,7 +220,7 @@ def _summed(eqn: Any, operands: list[_Value]) -> tuple:
 
 
 def _kernel(eqn: Any, inside: list[Any], place: _Place) -> Asked:
-    """Describes a Pallas kernel as one product, with the operand dtypes of the first product inside it."""
+    """Describes a Pallas kernel as one product, with the operand dtypes of the first of the products `inside` it."""
     stack = _joined(place.stack, str(eqn.source_info.name_stack))
     operands = in_order(str(aval.dtype) for aval in _avals(inside[0]))
     module = module_named(_joined(stack, "pallas_call"))
@@ -333,9 +333,10 @@ def _mark_needed(body: Any, wanted: Iterable[bool], needed: set[int]) -> list[bo
 
 
 def _rounded_by(eqn: Any, given: Sequence[str]) -> str:
-    """The narrowest dtype that the results of an equation were rounded to since they were computed.
+    """Finds the narrowest dtype that the results of an equation were rounded to since they were computed.
 
-    A sum or a function of rounded numbers is not rounded, unless its dtype is as narrow: then it is rounded again.
+    Casts, rearrangements and scaling keep the rounding of the operand that they cast, rearrange or scale. The result of
+    other arithmetic with rounded operands counts as rounded only if its dtype is as narrow: it is then rounded again.
 
     Args:
       eqn: the equation; neither control flow nor a call.
@@ -376,9 +377,9 @@ def _scaled(eqn: Any) -> int | None:
 
 
 def _cast_by(eqn: Any, given: Sequence[str]) -> str:
-    """The narrowest dtype that the results of an equation themselves were cast to since they were computed.
+    """Finds the narrowest dtype that the results of an equation were cast to since they were computed; empty for none.
 
-    Unlike for `_rounded_by`, the results of arithmetic other than scaling are not cast, however narrow: they are
-    computed in their dtype. `given` has the narrowest dtype that each operand was cast to.
+    It is `_rounded_by` for casts, rearrangements and scaling. The results of other arithmetic are not cast, however
+    narrow they are. `given` has the narrowest dtype that each operand was cast to, or an empty text.
     """
     return _rounded_by(eqn, given) if eqn.primitive.name in _MOVES or _scaled(eqn) is not None else ""

@@ -1,6 +1,6 @@
 """Predicts the communication of a step: bytes by mesh axis, seconds per link, and scaling to more GPUs.
 
-Devices are numbered as in the mesh: row by row, neighbours along the last axis.
+Devices are numbered from 0 as in the mesh: row by row, neighbours along the last axis.
 """
 
 import collections
@@ -176,13 +176,12 @@ def duration_of(kind: str, size: int, reach: Reach, gpu: Gpu) -> float | None:
     """Predicts the seconds of a collective.
 
     A ring through several hosts enters and leaves each host by the network adapters of all its members there. NCCL adds
-    up their bandwidth (NVIDIA/nccl, issue 412). All groups exchange at once, so each GPU has only its own part of the
-    network.
+    up their bandwidth (NVIDIA/nccl, issue 412). All groups exchange at once, so each GPU has only `gpu.network`.
 
     Args:
       kind: "all-reduce", "all-gather", ...
-      size: bytes of the whole arrays.
-      reach: the reach of the groups.
+      size: bytes of the whole arrays, before a reduce-scatter or after an all-gather.
+      reach: how the devices of a group are distributed over hosts.
       gpu: the GPU.
 
     Returns:
@@ -258,13 +257,13 @@ def communication_of(
     """Predicts the communication of a program that was compiled for several devices.
 
     To predict other numbers of GPUs, the groups of the collectives grow along one axis. Kernels and array sizes stay
-    the same.
+    the same, as does the batch on each GPU.
 
     Args:
       events: the events of the program.
       gpu: the GPU.
       pace: seconds per byte that kernels read or write.
-      mesh: the sizes of the mesh as the user gave them. The axis of size -1 grows, or `data`.
+      mesh: the sizes of the mesh by axis, as the user gave them. The axis of size -1 grows or, without one, `data`.
       devices: the number of devices that the program was compiled for.
     """
     sizes = settle(mesh, devices)

@@ -66,7 +66,10 @@ class PlannedStep:
 
     @property
     def tokens(self) -> int:
-        """The tokens of an example that are predicted or classified; 0 for images."""
+        """The number of tokens of an example that are predicted or classified; 0 for images.
+
+        In language modeling it is one less than the length of the example, whose first token is not predicted.
+        """
         if "tokens" not in self.batch:
             return 0
         return self.batch["tokens"].shape[1] - ("label" not in self.batch)  # the first is predicted from none
@@ -188,7 +191,8 @@ def compiled_for(lowered: Any, name: GpuName, own: Mapping[str, Any] = MappingPr
     Args:
       lowered: a `jax.stages.Lowered`.
       name: the GPU; the program was lowered for a device of it.
-      own: further options of XLA, by name. Four options that a plan needs replace them.
+      own: further options of XLA, by name. Three options that a plan needs replace these; the option of the second
+        attempt does not.
 
     Raises:
       UsageError: XLA cannot compile it for the GPU.

@@ -1,4 +1,4 @@
-"""Estimates the memory and the time of a step on a GPU."""
+"""Estimates the memory and the time of training steps on GPUs that need not be present."""
 
 import concurrent.futures
 import dataclasses
@@ -23,7 +23,11 @@ from mpjax.plan.traffic import Cost, Traffic, costliest, traffic_of
 
 
 ALIKE = 0.1
-"""GPUs whose temporary memory for one batch differs by less than this fraction are assumed to scale in proportion."""
+"""GPUs whose temporary memory for one batch differs by less than this fraction are taken to be alike.
+
+For a GPU like the first one, the memory of the second batch size is computed from the first GPU's, in proportion to
+temporary memory, instead of compiled.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,16 +42,17 @@ class Estimate:
       devices: number of devices that share the batch.
       attention: "cudnn" or "xla"; empty if the model has no attention.
       memory: memory at the peak.
-      limit: bytes that a run may use.
+      limit: bytes of the GPU that a run may use.
       traffic: bytes between memory and kernels, and between devices.
-      overlap: the share of the bytes between devices whose collective has a kernel between its start and its end.
-      flops: operations by dtype.
-      roofline: lower bounds of the time.
+      overlap: the fraction of the bytes between devices whose collective has a kernel between its start and its end; 1
+        if nothing is exchanged.
+      flops: operations of matrix products and convolutions in one step, by dtype of the operands.
+      roofline: lower bounds of the time of a step.
       communication: the bytes that devices exchange, and the step time with communication.
-      costliest: the kinds of kernels that move the most bytes.
+      costliest: the kinds of kernels that move the most bytes, the costliest first.
       receipt: the dtypes that the step runs in; None if not requested.
       float8: the savings and costs of float8 in each kind of layer; empty without float8 products.
-      fit: the largest batch; None if not requested, or if memory does not grow with the batch.
+      fit: the largest batch over all devices; None if not requested, or if memory does not grow with the batch.
       measured: the step timed on the GPU itself; None if the step was not timed.
       tokens: tokens of an example that are predicted or classified; 0 for images.
       recomputes: True if the backward pass computes products again, which `flops` has too.
@@ -76,7 +81,7 @@ class Estimate:
 
     @property
     def title(self) -> str:
-        """The policy and XLA's options, if any, which name the plan in comparisons."""
+        """The name of the plan in comparisons: the policy and XLA's options, if any."""
         return f"{self.policy} {self.xla}".strip()
 
     @property
@@ -86,17 +91,20 @@ class Estimate:
 
     @property
     def items_per_second(self) -> float:
-        """The best-case examples per second, over all devices."""
+        """The examples per second over all devices, at the lower bound of the step's time (`roofline.seconds`)."""
         return self.batch / self.roofline.seconds
 
     @property
     def utilisation(self) -> float:
-        """The share of the arithmetic that the GPU could do, at the rates of its data sheet, in the expected time."""
+        """The fraction of the data sheet's peak rate that the expected step reaches: MFU, or HFU with recomputation."""
         return self.roofline.compute / self.expected_seconds
 
     @property
     def expected_seconds(self) -> float:
-        """The expected time of a step, with the time in which a GPU only waits for communication, if that is known."""
+        """The expected seconds of a step, with the time in which a GPU only waits for communication.
+
+        Without a known network, that time counts as 0.
+        """
         timing = self.communication.timing
         return expected_seconds(self.roofline, self.traffic.kernels) + (timing.exposed if timing else 0)
 
@@ -115,10 +123,13 @@ def estimates(
 ) -> list[Estimate]:
     """Estimates each step on each GPU. The result is grouped by GPU, and in the order of `steps` within a GPU.
 
+    Each step is compiled for each GPU and, if `fit`, with a second batch size, at least for the first GPU. XLA's
+    compiler for CUDA is downloaded if it is missing. Nothing is measured.
+
     Args:
       gpus: the GPUs to plan for.
       steps: training steps that differ only in precision and in XLA's options.
-      devices: number of devices that share a batch.
+      devices: number of GPUs of a kind that share a batch.
       attention: as in `mpjax.plan.compiled.start`.
       most: the number of kinds of kernels to list.
       receipts: whether to compare the dtypes that run with the dtypes asked for.
@@ -211,7 +222,7 @@ def estimates(
 
 
 def require_attention(asked: str, used: str, *, gpu: str, policy: str) -> None:
-    """Raises UsageError if the user chose cuDNN's attention and the compiled step uses XLA's.
+    """Raises UsageError if the user chose cuDNN's attention and the compiled step uses XLA's; accepts all other cases.
 
     Args:
       asked: "auto", "xla" or "cudnn".
@@ -240,7 +251,7 @@ def _receipt(program: Compiled, text: str, step: PlannedStep, gpu: GpuName) -> R
 
 
 def _attention(step: PlannedStep, traffic: Traffic) -> str:
-    """The attention of the compiled step: "cudnn" if it calls cuDNN's, else "xla"; "" for a model without attention."""
+    """The attention of a compiled step: "cudnn" if it calls cuDNN's, else "xla"; empty if the model has none."""
     if any("fmha" in target for target in traffic.calls):
         return "cudnn"
     return "xla" if step.attention else ""

@@ -1,7 +1,7 @@
 """Counts the savings and costs of float8 in a compiled step, layer by layer: product time and conversion time.
 
-A product in float8 takes half the time at the data sheets' rates. Separate kernels find the largest value of an operand
-and cast it. They move bytes and have to be launched.
+A product in float8 takes half the time of one in half precision, at the data sheets' rates. But separate kernels have
+to find the largest value of an operand and cast it. They move bytes and have to be launched.
 """
 
 import collections
@@ -26,10 +26,10 @@ from mpjax.precision.dtypes import FLOAT32, is_floating
 
 @dataclasses.dataclass(frozen=True)
 class LayerSavings:
-    """The savings and costs of float8 in the layers of one path, in one step.
+    """The savings and costs of float8 in all layers whose paths differ only in indices, in one step on one device.
 
     Attributes:
-      module: the path with `*` for indices.
+      module: the path of the layers with `*` for indices: `blocks/*/mlp/up`.
       saved: seconds that the products save compared with the compute dtype.
       spent: upper bound of the seconds of the kernels that find scales and cast, including the work that XLA fused with
         them.
@@ -43,7 +43,9 @@ class LayerSavings:
 
 
 def layers_of(jaxpr: Any, program: HloProgram, gpu: Gpu, compute_dtype: np.dtype) -> list[LayerSavings]:
-    """Estimates what float8 saves and costs in each layer that multiplies in float8, in alphabetical order of paths.
+    """Estimates the seconds that float8 saves and costs in each kind of layer that multiplies in float8.
+
+    Layers whose paths differ only in indices are one kind. The list is in alphabetical order of paths.
 
     Args:
       jaxpr: the traced step.
@@ -73,11 +75,12 @@ def layers_of(jaxpr: Any, program: HloProgram, gpu: Gpu, compute_dtype: np.dtype
 
 
 def _pattern(path: str) -> str:
+    """Replaces each index in a path by `*`: `blocks/3/mlp` becomes `blocks/*/mlp`."""
     return re.sub(r"(?<![^/])\d+(?![^/])", "*", path)
 
 
 def _converts(program: HloProgram, each: Instruction) -> bool:
-    """True for a kernel whose result has a float8 array, or whose reductions all find a maximum."""
+    """True for a kernel whose result has a float8 array, or that has reductions, all of which find a maximum."""
     if each.opcode not in ("fusion", "convert", "reduce"):
         return False
     if any(dtype.startswith("f8") for dtype, _ in shapes_of(each.type)):

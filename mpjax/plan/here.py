@@ -13,7 +13,7 @@ from mpjax.training.escaped import trace
 
 
 SHARE = {"cpu": 0.5}
-"""The share of a device's free memory that a step may take, by platform; `_SHARE` for others.
+"""The fraction of a device's free memory that a step may take, by platform; `_SHARE` for others.
 
 The rest is for evaluation, fragmentation and, on a CPU, other programs.
 """
@@ -21,17 +21,18 @@ The rest is for evaluation, fragmentation and, on a CPU, other programs.
 _SHARE = 0.85
 
 AHEAD = 8
-"""Batches on the device in addition to the batch of the step, because the host runs ahead."""
+"""The number of batches that wait on the device, besides the batch of the step, because the host runs ahead."""
 
 
 def memory_limit(devices: Sequence[Any], *, processes: int = 1) -> int:
-    """The bytes that a step may take on one of this process's devices: a share (`SHARE`) of the memory that is free.
+    """The bytes that a step may take on one of this process's devices: a fraction (`SHARE`) of its free memory now.
 
     Devices that report no limit of their own, such as CPUs, divide the free memory of the machine equally.
 
     Args:
-      devices: the devices of this process, all of the same kind.
-      processes: the number of processes on this machine, which share its memory; a GPU has its own.
+      devices: the devices of this process, all of the same kind; only the first is asked.
+      processes: the number of processes on this machine, which divide its memory. It does not matter for devices with
+        memory of their own, such as GPUs.
     """
     device = devices[0]
     share = SHARE.get(device.platform, _SHARE)
@@ -42,7 +43,7 @@ def memory_limit(devices: Sequence[Any], *, processes: int = 1) -> int:
 
 
 def memory_here(step: PlannedStep, mesh: Mesh) -> Memory:
-    """Compiles a step for a mesh of present devices, and returns the memory that it takes on each."""
+    """Compiles a step for a mesh of present devices, without running it; returns the memory that it takes on each."""
     with step.wide():
         train_step, arguments = step.on(mesh)
         compiled = trace(train_step, *arguments).lower().compile(step.compiler_options(mesh))
@@ -50,14 +51,14 @@ def memory_here(step: PlannedStep, mesh: Mesh) -> Memory:
 
 
 def needed(memory: Memory) -> int:
-    """The bytes of a step and of the `AHEAD` batches that wait for it on the device."""
+    """The bytes that a run takes on a device: of a step, and of the `AHEAD` batches that wait for later steps."""
     return memory.total + AHEAD * memory.batch
 
 
 def batch_that_fits(most: int, limit: int, bytes_of: Callable[[int], int], *, step: int) -> int:
     """Finds the largest batch of `step` times a power of two, up to `most`, that takes at most `limit` bytes.
 
-    It compiles about four batches.
+    It compiles about four batch sizes, each once.
 
     Args:
       most: the largest batch to try, such as the number of examples.
@@ -86,21 +87,21 @@ _FIRST = 8
 
 
 def _power_of_two(most: int, step: int) -> int:
-    """The largest product of `step` and a power of two up to `most`; 0 if `most` is less than `step`."""
+    """The largest number up to `most` that is `step` times a power of two; 0 if `most` is less than `step`."""
     return step * 2 ** ((most // step).bit_length() - 1) if most >= step else 0
 
 
 def micro_batches_that_fit(batch: int, limit: int, bytes_of: Callable[[int], int], *, devices: int) -> int:
-    """Finds the smallest power of two of micro-batches with which a batch takes at most `limit` bytes.
+    """Finds how many micro-batches a batch needs to take at most `limit` bytes: tries 1, 2, 4 and so on.
 
     Args:
-      batch: examples of the whole batch.
+      batch: examples of the whole batch, over all devices.
       limit: bytes available.
       bytes_of: a function from the number of micro-batches to the bytes of the step, which compiles it.
       devices: the number of devices that share a batch.
 
     Returns:
-      The number of micro-batches; 0 if no number that divides the batch fits.
+      The number of micro-batches; 0 if none fits before the batch can no longer be divided over all devices.
     """
     count = 1
     while batch % (count * devices) == 0:

@@ -39,14 +39,14 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """A line of a computation.
+    """An instruction: a line of a computation.
 
     Attributes:
       name: the name without its percent sign.
       type: the type of the result as written: `f32[8,3]{1,0}`, or several in parentheses.
-      opcode: `fusion`, `custom-call`, `copy`, ...
+      opcode: `fusion`, `custom-call`, `copy`, ... A `fusion-start` is read as a `fusion`.
       operands: names of the operands. For a parameter, its number.
-      attributes: the rest of the line.
+      attributes: the rest of the line, after the operands.
       is_root: whether the instruction is the computation's result.
     """
 
@@ -59,13 +59,13 @@ class Instruction:
 
     @functools.cached_property
     def bytes(self) -> int:
-        """The size of the result in bytes."""
+        """The size in bytes of the result, with all its arrays."""
         return bytes_of(self.type)
 
     def called(self, *kinds: str) -> list[str]:
-        """Lists the names of the computations that the instruction calls as one of `kinds`.
+        """Lists the names of the computations that the instruction calls by an attribute in `kinds`; empty for none.
 
-        The kinds are `calls`, `to_apply`, `body`, `condition` and `branch_computations`.
+        These attributes are `calls`, `to_apply`, `body`, `condition` and `branch_computations`.
         """
         return [
             name.strip().lstrip("%")
@@ -82,14 +82,14 @@ class Instruction:
 
     @property
     def target(self) -> str:
-        """The library function of a custom call; empty for other instructions."""
+        """The name of the library function that a custom call calls; empty for other instructions."""
         match = re.search(r'custom_call_target="([^"]*)"', self.attributes)
         return match[1] if match else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """A sequence of instructions, parsed on first use.
+    """A computation: a function of HLO, whose instructions are parsed on first use.
 
     Attributes:
       name: the name without its percent sign.
@@ -101,7 +101,7 @@ class Computation:
 
     @functools.cached_property
     def instructions(self) -> Mapping[str, Instruction]:
-        """The instructions by name, in order."""
+        """The instructions by name, in the order of the text."""
         instructions = (_instruction(line.strip()) for line in self.text.splitlines())
         return {instruction.name: instruction for instruction in instructions if instruction}
 
@@ -119,7 +119,7 @@ class Computation:
 
     @functools.cached_property
     def parameters(self) -> dict[int, Instruction]:
-        """The parameters by number."""
+        """The parameter instructions by parameter number, from 0."""
         # HLO writes the number of a parameter in place of operands.
         return {int(instruction.operands[0]): instruction for instruction in self if instruction.opcode == "parameter"}
 
@@ -133,7 +133,7 @@ class Computation:
         return users
 
     def operand_bytes(self, instruction: Instruction) -> list[int]:
-        """The size in bytes of each operand of an instruction of this computation; 0 for an unknown operand."""
+        """The size in bytes of each operand of an instruction of this computation; 0 for an operand from elsewhere."""
         return [self.instructions[name].bytes if name in self.instructions else 0 for name in instruction.operands]
 
 
@@ -173,6 +173,7 @@ def parse(text: str) -> HloProgram:
 
 
 def _instruction(line: str) -> Instruction | None:
+    """Parses a line of a computation; None if it has no instruction."""
     is_root = line.startswith("ROOT ")
     name, equals, rest = line.removeprefix("ROOT ").partition(" = ")
     if not equals:
@@ -201,7 +202,9 @@ def _closing(text: str, start: int) -> int:
 
 
 def shapes_of(type: str) -> list[tuple[str, tuple[int, ...]]]:
-    """The dtype, by XLA's name, and the dimensions of each array in an HLO type; unknown dtypes are left out.
+    """Lists the dtype (XLA's name) and the dimensions of each array in an HLO type; unknown dtypes are left out.
+
+    A dynamic dimension `<=8` counts as 8.
 
     >>> shapes_of("(bf16[8,3]{1,0}, u8[0]{0})")
     [('bf16', (8, 3)), ('u8', (0,))]
@@ -214,7 +217,10 @@ def shapes_of(type: str) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def bytes_of(type: str) -> int:
-    """The size in bytes of all arrays in an HLO type together; an array of an unknown dtype has none."""
+    """The size in bytes of all arrays in an HLO type together; an array of an unknown dtype counts as 0 bytes.
+
+    Dtypes of less than a byte are packed, and each array is rounded up to whole bytes.
+    """
     total = 0
     for dtype, sizes in shapes_of(type):
         bits = _BITS.get(dtype, 8)
@@ -260,20 +266,21 @@ class Module(NamedTuple):
 
 
 def name_of(each: Instruction) -> str:
-    """The name that JAX gave an instruction: its name stack and its operation; empty if XLA kept none."""
+    """The name that JAX gave an instruction: its name stack, `/` and its primitive; empty if XLA kept no name."""
     match = _OP_NAME.search(each.attributes)
     return match[1] if match else ""
 
 
 def module_of(each: Instruction) -> Module:
-    """The module that an instruction belongs to, and whether it is in the backward pass, from its name."""
+    """The module that an instruction belongs to, and whether it is in the backward pass, read from its name."""
     return module_named(name_of(each))
 
 
 def stacks_of(name: str) -> list[str]:
-    """Splits a name into its name stacks: itself, or the stacks of all instructions that XLA joined into one.
+    """Splits the name of an instruction into the name stacks of the operations that XLA joined in it.
 
-    jaxlib 0.12 names a joined instruction after all its parts: `jit(f)/(jvp(up)/add:jvp(down)/add)`.
+    jaxlib 0.12 names such an instruction after all operations: `jit(f)/(jvp(up)/add:jvp(down)/add)` yields
+    `jit(f)/jvp(up)/add` and `jit(f)/jvp(down)/add`. Any other name is returned alone.
     """
     match = _JOINED.fullmatch(name)
     if not match:
@@ -290,9 +297,10 @@ def stacks_of(name: str) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def module_named(name: str) -> Module:
-    """The module and the pass in the name of an operation, a name stack such as `jit(f)/jvp(stem)/conv/add`.
+    """The module and the pass in the name of an operation: `jit(f)/jvp(stem)/conv/add` is in module `stem/conv`.
 
-    For several instructions that XLA joined into one, it is the innermost module around all of them.
+    If XLA joined several operations in the name, the path is that of the innermost module around all of them, and
+    `backward` is true if any of them is in the backward pass. An empty name yields an empty path.
     """
     modules = [_module_of(stack) for stack in stacks_of(name)]
     levels = zip(*(module.path.split("/") for module in modules), strict=False)

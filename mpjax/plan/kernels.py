@@ -21,6 +21,8 @@ FREE = {
     "replica-id",
     "tuple",
 }
+"""Opcodes of instructions that launch no kernel and move no bytes."""
+
 COLLECTIVES = (
     "all-reduce",
     "all-gather",
@@ -36,10 +38,10 @@ _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
 
 
 def moved(program: HloProgram, computation: Computation, each: Instruction) -> int:
-    """Counts the bytes that a kernel reads and writes.
+    """Counts the bytes that a kernel, instruction `each` of `computation`, reads and writes in one execution.
 
-    A slice or a gather reads only what it takes. An in-place update counts as the update, read and written. A library's
-    workspace does not count.
+    A slice or a gather reads only as many bytes as it returns. An in-place update counts as the update, read and
+    written. The workspace of a library call does not count.
     """
     sizes = computation.operand_bytes(each)
     if each.opcode == "fusion":
@@ -56,7 +58,10 @@ def moved(program: HloProgram, computation: Computation, each: Instruction) -> i
 
 
 def _read(fused: Computation, number: int, size: int) -> int:
-    """Counts the bytes that a fusion reads of operand `number`: all (`size`), unless every use takes or sets a part."""
+    """Counts the bytes that a fusion reads of operand `number`, at most `size`, the bytes of the whole operand.
+
+    It is less than `size` only if every use slices the operand or updates a slice of it.
+    """
     if number not in fused.parameters:
         return size
     total = 0
@@ -72,6 +77,7 @@ def _read(fused: Computation, number: int, size: int) -> int:
 
 
 def _uses(fused: Computation, value: Instruction) -> list[tuple[Instruction, int]]:
+    """Lists the instructions that use a value, directly or by bitcasts, each with the index of that operand."""
     uses = []
     for user, index in fused.users.get(value.name, []):
         uses += _uses(fused, user) if user.opcode == "bitcast" else [(user, index)]
@@ -79,7 +85,7 @@ def _uses(fused: Computation, value: Instruction) -> list[tuple[Instruction, int
 
 
 def _written(fused: Computation, root: Instruction) -> int:
-    """Counts the bytes that a fusion writes. An in-place update counts only the update."""
+    """Counts the bytes that a fusion with this root instruction writes. An in-place update counts only the update."""
     if root.opcode == "tuple":
         return sum(_written(fused, fused.instructions[name]) for name in root.operands)
     if root.opcode == "bitcast" and root.operands[0] in fused.instructions:
@@ -90,7 +96,10 @@ def _written(fused: Computation, root: Instruction) -> int:
 
 
 def _scratch(each: Instruction) -> int:
-    """The bytes of the workspace of a library call: the last of several outputs, if it is u8 or s8; else 0."""
+    """The bytes of the workspace of a call of cuBLAS or cuDNN: its last output, if it is u8 or s8 and not the only one.
+
+    For any other instruction it is 0.
+    """
     if not each.target.startswith("__cu"):
         return 0
     shapes = shapes_of(each.type)
@@ -99,7 +108,7 @@ def _scratch(each: Instruction) -> int:
 
 
 def only_copies(program: HloProgram, each: Instruction) -> bool:
-    """True if a kernel, or every operation in a fusion that is not `FREE`, only copies or transposes."""
+    """True for a copy or a transpose, and for a fusion whose operations, without those in `FREE`, are all of these."""
     if each.opcode != "fusion":
         return each.opcode in ("copy", "copy-start", "transpose")
     (called,) = each.called("calls")
@@ -108,9 +117,9 @@ def only_copies(program: HloProgram, each: Instruction) -> bool:
 
 
 def payload(computation: Computation, each: Instruction) -> list[tuple[str, int]]:
-    """The dtype, by XLA's name, and bytes of each whole array that a collective exchanges.
+    """Lists the dtype (XLA's name) and the bytes of each whole array that a collective exchanges.
 
-    An array is whole in the operands or in the results, whichever are larger together.
+    The whole array is the result of an all-gather, and the operand of a reduce-scatter: the larger of the two.
     """
     sizes = computation.operand_bytes(each)
     operand_bytes = sum(sizes)
@@ -134,7 +143,8 @@ _ENDS = ("parameter", "constant", "while", "conditional")
 def update_bytes(program: HloProgram, outputs: Sequence[int]) -> int:
     """Counts the bytes that kernels read and write to compute outputs of a program, such as new parameters.
 
-    Kernels of the differentiated function and collectives are not counted. In a loop over steps, one step counts.
+    It counts each kernel between the gradients and the outputs once: neither kernels of the differentiated function,
+    nor collectives, nor anything before them. In a loop over steps, one step counts.
 
     Args:
       program: the compiled program.
@@ -152,7 +162,10 @@ def update_bytes(program: HloProgram, outputs: Sequence[int]) -> int:
 def _source(
     program: HloProgram, computation: Computation, each: Instruction, index: int
 ) -> tuple[Computation, Instruction]:
-    """Finds the instruction that computes element `index` of a value, and its computation, such as a loop's body."""
+    """Finds the instruction that computes element `index` of a value, and the computation that contains it.
+
+    It follows tuples, and enters the bodies of loops and calls.
+    """
     while True:
         match each.opcode:
             case "tuple":
@@ -168,7 +181,7 @@ def _source(
 
 
 def _before(computation: Computation, each: Instruction, known: dict) -> Iterator[Instruction]:
-    """Yields the kernels that the value of `each` depends on.
+    """Yields `each`, if it is a kernel, and the kernels in its computation that its value depends on.
 
     The search ends at arguments, loops, collectives, the differentiated function, and kernels in `known`, which are
     named by computation and instruction.
@@ -187,4 +200,5 @@ def _before(computation: Computation, each: Instruction, known: dict) -> Iterato
 
 
 def _is_given(each: Instruction) -> bool:
+    """True for an instruction of the differentiated function, and for a collective."""
     return "jvp(" in name_of(each) or each.opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES

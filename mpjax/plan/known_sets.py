@@ -1,4 +1,4 @@
-"""The fields of a batch, from a table of known data sets or from the data set itself."""
+"""Finds the fields of a batch (shapes, classes, vocabulary) without reading the data, if the data set is known."""
 
 import dataclasses
 import pathlib
@@ -19,7 +19,7 @@ class Known:
 
     Attributes:
       classes: number of classes; 0 for unlabelled text.
-      image: [H, W, C], where H and W are None if they vary; None for text.
+      image: the shape of the images [H, W, C], where H and W are None if they vary; None for text.
     """
 
     classes: int
@@ -71,6 +71,8 @@ VOCABULARIES: Mapping[str, int] = {
 def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, *, vocabulary: int = 0) -> Fields:
     """Finds the fields of the batches of a run, from the table of known data sets or from the data set itself.
 
+    The data set is opened if it is not in `KNOWN`, or if the task is "own". An unknown tokenizer is loaded.
+
     Args:
       task: the task of the run.
       config: the `data` section of its settings.
@@ -117,12 +119,13 @@ _NONE = _NoExamples()
 
 
 def _base(name: str) -> str:
-    """The name of a tensorflow-datasets data set without its version."""
+    """The name of a tensorflow-datasets data set without its version: `mnist/3.0.1` becomes `mnist`."""
     parts = name.split("/")
     return "/".join(part for part in parts if not part[:1].isdigit())
 
 
 def _of_the_set(task: TaskName, config: schema.Data, data_dir: pathlib.Path) -> Fields:
+    """Opens the data set and reads its fields; a UsageError lists the known data sets if it cannot be opened."""
     try:
         # The other sets of a mixture have the same fields.
         source = data.open_source(dataclasses.replace(config, mix={}), data_dir, task)
@@ -137,6 +140,7 @@ def _of_the_set(task: TaskName, config: schema.Data, data_dir: pathlib.Path) -> 
 
 
 def _vocabulary(tokenizer: str) -> int:
+    """The size of a tokenizer's vocabulary: from `VOCABULARIES`, or else of the tokenizer itself, which is loaded."""
     if tokenizer in VOCABULARIES:
         return VOCABULARIES[tokenizer]
     try:

@@ -28,10 +28,10 @@ class Measured:
     """The measurement of a step on a device.
 
     Attributes:
-      seconds: median time of a step.
-      quartiles: first and third quartile of the time.
-      peak: peak bytes in use, as the device reports them. None if the device reports nothing, or if an earlier program
-        used at least as much: the device keeps one maximum for the life of the process.
+      seconds: median time of a step, in seconds.
+      quartiles: first and third quartile of the time, in seconds.
+      peak: peak bytes in use on the first device, as it reports them. None if it reports nothing, or if an earlier
+        program of this process used at least as much, because a device keeps one maximum for the life of the process.
       device: the driver's name of the device.
     """
 
@@ -47,7 +47,10 @@ def is_here(name: GpuName, devices: int = 1) -> bool:
 
 
 def measure_step(step: PlannedStep, fields: Fields, *, seed: int = 0, ema: bool = False) -> Measured:
-    """Runs a step many times on all devices, on one random batch that stays on them; measures time and peak memory.
+    """Compiles a step and runs it many times on all devices of JAX; measures its time and peak memory.
+
+    All runs use one random batch, which stays on the devices. Fields of the step's batch that are not in `fields` are
+    zeros.
 
     Args:
       step: the planned step.
@@ -74,7 +77,7 @@ def measure_step(step: PlannedStep, fields: Fields, *, seed: int = 0, ema: bool 
 
 
 def peak_of(device: Any) -> int | None:
-    """The most bytes in use at once on a device since the process started; None if the device does not report them."""
+    """The most bytes that were in use at once on a device since the process started; None if it reports none."""
     return (device.memory_stats() or {}).get("peak_bytes_in_use")
 
 
@@ -86,9 +89,10 @@ def times_of(
     repeats: int = REPEATS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Times each of `repeats` steps in seconds, after `warm_up` steps.
+    """Times each of `repeats` steps in seconds, after `warm_up` steps that are not timed.
 
-    Each step takes the state of the last step. Its time ends when its results are ready.
+    `step` maps a state to the next state, and each call takes the result of the last. Its time ends when the result is
+    ready.
     """
     times = []
     for index in range(warm_up + repeats):
@@ -100,9 +104,10 @@ def times_of(
 
 
 def random_batch(fields: Fields, size: int, seed: int) -> Mapping[str, np.ndarray]:
-    """Draws a batch of uniformly random values that the fields allow. Every length is the largest.
+    """Draws a batch of `size` examples, as NumPy arrays by field, with uniformly random values that the fields allow.
 
-    Floating-point values are in [0, 1), and integers of `Numbers` are 0 or 1.
+    Floating-point values are in [0, 1), integers of images in [0, 256), labels and masks below the number of classes,
+    tokens below the vocabulary size, and integers of `Numbers` 0 or 1. Every length is the largest.
     """
     rng = np.random.default_rng(seed)
     shapes = batch_shapes(fields, size)

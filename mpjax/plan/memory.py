@@ -19,7 +19,7 @@ class Memory:
       parameters: the model's parameters.
       optimizer: the optimizer state, including master weights.
       statistics: batch statistics and the moving average of the parameters.
-      batch: the device's part of the batch.
+      batch: the device's shard of the batch.
       temporary: buffers that live only while the step runs, mostly activations.
       extra: outputs that do not reuse an input's buffer: metrics, and a copy of the state if it is not donated.
     """
@@ -33,12 +33,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The bytes of all parts together."""
+        """The sum of all attributes, in bytes."""
         return sum(dataclasses.astuple(self))
 
 
 def memory_of(state: TrainState, batch: Mapping[str, Any], found: Any) -> Memory:
-    """Splits the memory that XLA allocates on one device.
+    """Splits the memory that a compiled step takes on one device by purpose. Nothing is allocated.
 
     Args:
       state: the abstract state that was compiled for, with its shardings.
@@ -73,7 +73,7 @@ class Fit:
     """The largest batch that fits.
 
     Attributes:
-      batch: examples in the batch; 0 if no batch fits.
+      batch: examples in the batch, over all devices; 0 if no batch fits.
       compiled: whether a batch of that size was compiled. Otherwise the size is an estimate.
     """
 
@@ -95,7 +95,8 @@ def other_batch(batch: int, step: int) -> int:
 def largest_batch(points: Mapping[int, int], limit: int, *, step: int, scaled: Collection[int] = ()) -> Fit:
     """Estimates the largest batch that fits, with a line through two known batches.
 
-    They are the first two neighbours of which the larger does not fit, or the largest two if all batches fit.
+    These are two batches next to each other in size: the first two of which the larger does not fit or, if all fit, the
+    largest two. The result is rounded down to a multiple of `step`.
 
     >>> largest_batch({100: 2000, 200: 3000}, 4000, step=8)
     Fit(batch=296, compiled=False)
@@ -104,7 +105,8 @@ def largest_batch(points: Mapping[int, int], limit: int, *, step: int, scaled: C
       points: peak bytes by batch size, for at least two batches.
       limit: bytes available.
       step: the number that batch sizes are multiples of.
-      scaled: the batch sizes whose bytes are an estimate.
+      scaled: the batch sizes in `points` whose bytes are an estimate. The result is `compiled` if its batch is another
+        one in `points`.
 
     Raises:
       ValueError: memory does not grow with the batch.
@@ -131,8 +133,9 @@ def verified_batch(
     """Finds the largest batch that fits by compiling each estimate of `largest_batch` and refining the line with it.
 
     The search stops when a compiled batch fits and uses at least `NEAR` of the limit, when memory no longer grows with
-    the batch, or after `ROUNDS` compilations. The result is the last compiled batch that fits; if none, an estimate,
-    which is 0 if the smallest batch does not fit and the next takes no more.
+    the batch, or after `ROUNDS` compilations; also when the estimate is 0 or a batch that is compiled already. The
+    result is the last compiled batch that fits; if none, an estimate, which is 0 if the smallest batch does not fit and
+    the next takes no more.
 
     Args:
       points: as in `largest_batch`.
@@ -163,5 +166,5 @@ def verified_batch(
 
 
 def _grows(points: Mapping[int, int]) -> bool:
-    """True if memory always grows with the batch. XLA may rematerialize activations that do not fit."""
+    """True if bytes strictly grow with the batch size. They may not: XLA rematerializes activations that do not fit."""
     return all(low < high for low, high in itertools.pairwise(points[batch] for batch in sorted(points)))

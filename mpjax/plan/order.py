@@ -9,7 +9,7 @@ from mpjax.plan.kernels import FREE, moved
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """An instruction that a device launches, or a `-done` that it waits for.
+    """An instruction that a device launches, or the `-done` of an asynchronous one, for which it waits.
 
     Attributes:
       instruction: the instruction.
@@ -34,10 +34,10 @@ class WhileLoop:
 
 
 def order_of(program: HloProgram) -> tuple[Launch | WhileLoop, ...]:
-    """Lists the launches of the entry computation and of the computations that it calls.
+    """Lists the launches of the entry computation and of the computations that it calls, in order of execution.
 
-    The order of a scheduled program's text is the order of execution. The branch that a conditional takes is unknown,
-    so the list has the branch that moves the most bytes.
+    This is the order of the text of a scheduled program. A loop is one `WhileLoop` with the launches of its body. The
+    branch that a conditional takes is unknown, so the list has the branch that moves the most bytes.
     """
     return tuple(_launches(program, program.computations[program.entry]))
 
@@ -57,6 +57,7 @@ def counted(order: tuple[Launch | WhileLoop, ...], times: int = 1) -> Iterator[t
 
 
 def _launches(program: HloProgram, computation: Computation) -> Iterator[Launch | WhileLoop]:
+    """Yields the launches of a computation, as `order_of`; opcodes in `FREE` or that end with `-update` have none."""
     for instruction in computation:
         kind = instruction.opcode
         if kind in FREE or kind.endswith("-update"):
@@ -74,12 +75,14 @@ def _launches(program: HloProgram, computation: Computation) -> Iterator[Launch 
 
 
 def _largest(program: HloProgram, conditional: Instruction) -> tuple[Launch | WhileLoop, ...]:
+    """The launches of the branch of a conditional that moves the most bytes."""
     names = conditional.called("branch_computations", "to_apply")
     branches = [tuple(_launches(program, program.computations[name])) for name in names]
     return max(branches, key=lambda branch: _moved(program, branch), default=())
 
 
 def _moved(program: HloProgram, order: tuple[Launch | WhileLoop, ...]) -> int:
+    """Counts the bytes that all launches read and write, those of a loop once for each trip."""
     return sum(
         times * moved(program, launch.computation, launch.instruction)
         for launch, times in counted(order)

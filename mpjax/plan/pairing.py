@@ -31,9 +31,9 @@ class PairedProduct:
     """A product of the traced program and the product of the compiled program that computes it.
 
     Attributes:
-      asked: the product of the traced program; None if no traced product is known for `run`.
+      asked: the product of the traced program; None if none is known for `run`.
       run: the product of the compiled program; None if there is none, or if it is not known.
-      note: how the two belong together, if not by name, or why `run` is None.
+      note: how the two belong together if XLA merged or shared products, or why `run` is None; else empty.
     """
 
     asked: Asked | None
@@ -53,12 +53,13 @@ def paired(
     Args:
       asked: the products of the traced program.
       runs: the products of the compiled program.
-      loops: returns the products that XLA wrote as multiplications; called only if other products are left over.
+      loops: returns the products that XLA wrote as multiplications and sums; called only if traced products other than
+        Pallas kernels are left over.
       partitions: the number of devices that the program is divided over.
 
     Returns:
-      A pair for each of `asked`, in its order, and a pair for each of `runs` that is left over and repeats no other
-      run.
+      A pair for each of `asked`, in its order. Then a pair for each of `runs` that is left over, unless it repeats a
+      paired one.
     """
     matching = _Matching(list(asked), list(runs))
     # The compiler may divide a product over some of the devices.
@@ -84,7 +85,10 @@ def paired(
 
 
 class _Matching:
-    """The products that are not paired yet, and the pairs so far."""
+    """The products that are not paired yet, traced (`asked`) and compiled (`runs`), and the pairs so far.
+
+    Its methods add to `pairs`, and remove what they pair from `asked` and `runs`.
+    """
 
     def __init__(self, asked: list[Asked], runs: list[CompiledProduct]):
         self.asked, self.runs, self.pairs = asked, runs, []
@@ -96,12 +100,13 @@ class _Matching:
         *,
         alike: bool = False,
     ):
-        """Pairs each product with a run that has the same key, preferably one in the product's dtypes.
+        """Pairs each traced product with a compiled product of the same key, preferably one in the same dtypes.
 
         Args:
-          of_asked: the key of a product that is asked for.
-          of_run: the key of a run.
-          alike: True to pair only if all runs with the key have the same dtypes.
+          of_asked: the key of a traced product.
+          of_run: the key of a compiled product.
+          alike: True to pair only if all compiled products with the key have the same dtypes. The pair then names the
+            libraries of all of them, because any may be the right one.
         """
         candidates = _grouped(self.runs, of_run)
         by = {key: _by(runs) for key, runs in candidates.items()}
@@ -119,14 +124,15 @@ class _Matching:
         self.asked, self.runs = left, _without(self.runs, matched)
 
     def joined(self, parts: int, alike: Callable[[Asked, Asked], bool]) -> None:
-        """Pairs a run with several products that XLA joined in it: their multiplications add up to the run's.
+        """Pairs a compiled product with several traced products whose multiplications add up to its own.
 
-        One of the products has the module of the run. The others are taken from the nearest by path on, if they do not
-        exceed the run. If they do not add up to it exactly, nothing is paired.
+        XLA merged them. One of them has the module of the compiled product. The others are taken in order of their
+        distance by path, and left out if they exceed what is missing. If the sum is not exact, nothing is paired.
 
         Args:
-          parts: the number of devices that the product is divided over; a run has one part of its multiplications.
-          alike: whether XLA may have joined two products.
+          parts: the number of devices that the product is divided over. The compiled product has this fraction of the
+            multiplications.
+          alike: `(product, other) -> bool`, whether XLA may have merged two traced products.
         """
         for run in [run for run in self.runs if run.size]:
             whole = parts * run.size
@@ -149,9 +155,9 @@ class _Matching:
                     break
 
     def by_module(self) -> None:
-        """Pairs products with runs of the same module, pass and kind, by `all_of`.
+        """Pairs traced and compiled products of the same module, pass and kind, by `all_of`.
 
-        Outside of modules, it does so only for a single product.
+        Outside of modules, it does so only if there is a single traced product of the pass and kind.
         """
         runs = _grouped(self.runs, lambda run: (run.module, run.kind))
         for key, ours in _grouped(self.asked, lambda product: (product.module, product.kind)).items():
@@ -159,16 +165,20 @@ class _Matching:
                 self.all_of(ours, runs.get(key, []))
 
     def remaining(self) -> None:
-        """Pairs all products or convolutions that are left with all unnamed runs of their kind, by `all_of`.
+        """Pairs the traced products that are left with the compiled products without a name, by `all_of`.
 
-        XLA computes the gradient of a grouped convolution by a convolution of another size.
+        It does so for convolutions, and then for matrix products. XLA computes the gradient of a grouped convolution by
+        a convolution of another size.
         """
         for kind in ("convolution", "product"):
             ours = [product for product in self.asked if product.kind == kind]
             self.all_of(ours, [run for run in self.runs if run.kind == kind and not run.named])
 
     def all_of(self, asked: list[Asked], runs: list[CompiledProduct]) -> None:
-        """Pairs products with runs one by one, if there are as many of both and all the runs have the same dtypes."""
+        """Pairs the two lists one by one if they are equally long, and all compiled products have the same dtypes.
+
+        Otherwise it pairs nothing.
+        """
         if len(asked) == len(runs) and len({run.dtypes for run in runs}) == 1:
             by = _by(runs)
             pairs = zip(asked, runs, strict=True)
@@ -176,9 +186,10 @@ class _Matching:
             self.asked, self.runs = _without(self.asked, asked), _without(self.runs, runs)
 
     def shared(self) -> None:
-        """Pairs products with the run of another product that computes the same, so that XLA computes both at once.
+        """Pairs traced products with the compiled product of another pair, if XLA computes both at once.
 
-        The other product has the same operands, or is the forward product that a product of the backward pass repeats.
+        The other traced product has the same operands, or is the forward product that a product of the backward pass
+        recomputes.
         """
         same = {pair.asked.same: pair.run for pair in self.pairs}
         forward = {
@@ -197,7 +208,10 @@ class _Matching:
         self.asked = left
 
     def in_loops(self, loops: Sequence[CompiledProduct]) -> None:
-        """Pairs products with multiplications in loop fusions of their module, if these all run in the same dtypes."""
+        """Pairs traced products with `loops`, the multiplications in loop fusions, of the same module, pass and kind.
+
+        It does so only if all of these have the same dtypes. Several products may be paired with one of them.
+        """
         groups = _grouped(loops, lambda run: (run.module, run.kind))
         left = []
         for product in self.asked:
@@ -209,9 +223,10 @@ class _Matching:
         self.asked = left
 
     def rest(self) -> None:
-        """Adds a pair for each product and each run that is left.
+        """Adds a pair for each product that is left.
 
-        A product has no run, and a note that says why. A run that repeats a paired run gets no pair.
+        A traced product gets the `run` None, and a note that says why. A compiled product gets a traced product of its
+        module, if there is one; if it repeats a paired one, it gets no pair.
         """
         modules = {pair.asked.module: pair.asked for pair in self.pairs if pair.asked}
         for product in self.asked:
@@ -233,20 +248,22 @@ class _Matching:
 
 
 def _by(runs: Iterable[CompiledProduct]) -> str:
-    """Names the libraries of several runs, any of which may compute a product: "Triton or cuBLAS"."""
+    """Names the libraries that compute several products, each once: "Triton or cuBLAS"."""
     return " or ".join(sorted({run.by for run in runs}))
 
 
 def _extent(each: Asked | CompiledProduct) -> int:
+    """The multiplications of a matrix product; of any other kind, the elements of the result."""
     return each.size if each.size else each.elements
 
 
 def _same_dtypes(asked: Asked, run: CompiledProduct) -> bool:
+    """True if the operands have the same dtypes as traced and as compiled; tensorfloat32 counts as float32."""
     return tuple("float32" if dtype == TENSORFLOAT32 else dtype for dtype in run.operands) == asked.operands
 
 
 def _alike(first: Asked, second: Asked) -> bool:
-    """True if XLA may have joined two products: they have the same pass, size and dtypes."""
+    """True if XLA may have merged two products: they have the same pass, sizes and operand dtypes."""
     return (first.module.backward, first.size, first.elements, first.operands) == (
         second.module.backward,
         second.size,
@@ -256,12 +273,12 @@ def _alike(first: Asked, second: Asked) -> bool:
 
 
 def _share(first: Asked, second: Asked) -> bool:
-    """True if two products of one pass sum over the same axes of one operand, as those do that XLA joins."""
+    """True if two products of one pass sum over the same axes of a common operand, as products that XLA merges do."""
     return first.module.backward == second.module.backward and not set(first.values).isdisjoint(second.values)
 
 
 def _common(first: Module, second: Module) -> int:
-    """The number of leading parts that two paths share."""
+    """The number of names that the paths of two modules have in common from the start on."""
     count = 0
     for one, other in zip(first.path.split("/"), second.path.split("/"), strict=False):
         if one != other:
@@ -278,5 +295,6 @@ def _grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def _without(items: list[T], taken: Iterable[T]) -> list[T]:
+    """Copies a list without some objects, compared by identity."""
     gone = set(map(id, taken))
     return [item for item in items if id(item) not in gone]

@@ -1,4 +1,4 @@
-"""Compares the updates of parameters with the dtypes asked for: which outputs are parameters, and their arithmetic."""
+"""Compares the arithmetic that updates parameters with the dtypes asked for, and finds which outputs are parameters."""
 
 import dataclasses
 import re
@@ -24,7 +24,7 @@ _SAME = {
     "dynamic-update-slice": (0, 1),
     "select": (1, 2),
 }
-"""The operands whose values an operation passes on."""
+"""The operations that pass on values of operands, and the indices of these operands."""
 _ROUNDS = ("bitcast-convert", "convert")
 _BITS = re.compile(r"\bexponent_bits=(\d+), mantissa_bits=(\d+)")
 
@@ -34,8 +34,8 @@ class Parameter:
     """A parameter that a program returns.
 
     Attributes:
-      output: the index of its output.
-      asked: the narrowest dtype allowed for its update.
+      output: the index of its output among all outputs of the program, from 0.
+      asked: the narrowest dtype allowed for the arithmetic of its update.
       dims: its dimensions.
       stored: the dtype that it is stored in.
       returned: the dtype that it is returned in.
@@ -50,6 +50,9 @@ class Parameter:
 
 def parameters_of(given: Any, result: Any, least: str = "", *, narrower: bool = False) -> dict[str, Parameter]:
     """The parameters that a function takes and returns, by path, without the histories of float8 scales.
+
+    These are the floating arrays of `returned_of`. Of an argument with `params`, these alone count, and their paths are
+    given without `params/`.
 
     Args:
       given: the argument with the parameters, or a training state that has `params`; arrays may be abstract.
@@ -77,12 +80,13 @@ def parameters_of(given: Any, result: Any, least: str = "", *, narrower: bool = 
 def updated_of(
     parameters: Mapping[str, Parameter], asked: AskedProgram, *, differentiated: bool
 ) -> dict[str, Parameter]:
-    """Leaves out the parameters whose output is a gradient, so that the updated parameters remain.
+    """Leaves out the parameters whose output is a gradient, in a new dict, so that the updated ones remain.
 
     Args:
       parameters: the parameters that a program takes and returns, by path.
       asked: the traced program.
-      differentiated: whether it differentiates; if not, an argument that is a single array is left out too.
+      differentiated: whether it differentiates. If not, an argument that is a single array (its path is empty) is left
+        out too.
     """
     return {
         path: parameter
@@ -92,7 +96,10 @@ def updated_of(
 
 
 def rounded_of(updated: Mapping[str, Parameter], asked: AskedProgram) -> dict[str, str]:
-    """The dtypes that a traced program rounds new parameters to, by path, if narrower than their stored dtypes."""
+    """The dtypes that a traced program rounds new parameters to, by path; only those narrower than the stored dtypes.
+
+    Without a traced program it is empty.
+    """
     if not asked.rounded:
         return {}
     rounded = {
@@ -102,9 +109,9 @@ def rounded_of(updated: Mapping[str, Parameter], asked: AskedProgram) -> dict[st
 
 
 def other_argument(params: int, arguments: Any, results: Any, asked: AskedProgram) -> str:
-    """Text for a note that names an argument, other than argument `params`, whose arrays the function returns changed.
+    """Formats the end of a note that names the first argument, other than `params`, that may have the parameters.
 
-    It is empty if there is no such argument.
+    The function returns arrays of that argument in their shape and dtype. The text is empty if there is no such one.
 
     Args:
       params: the index of the argument that was taken for the parameters.
@@ -120,10 +127,11 @@ def other_argument(params: int, arguments: Any, results: Any, asked: AskedProgra
 
 
 def returned_of(given: Any, result: Any, *, narrower: bool = False) -> dict[str, tuple[Any, int]]:
-    """The floating arrays of an argument that are returned in their shape and dtype, with the index of the output.
+    """The floating arrays of an argument that a function returns in their shape and dtype: (array, output) by path.
 
-    With `narrower`, the returned dtype of arrays with a path may have fewer bits. An output has the path of the
-    argument, or that path after the index of the result.
+    The output is an index among the leaves of `result`. An array is found there by its path in the argument, which may
+    follow the index of the result. With `narrower`, the returned dtype may have fewer bits, unless the argument is a
+    single array.
     """
     outputs = list(_names(result).items())
     numbers = {path.partition("/")[2]: number for number, (path, _) in reversed(list(enumerate(outputs)))}
@@ -144,18 +152,20 @@ def _has_fewer(out: Any, leaf: Any) -> bool:
 
 
 def _names(tree: Any) -> dict[str, Any]:
+    """The leaves of a pytree by path; the path of a single array is empty."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def rows_of_updates(
     found: Mapping[str, tuple[str, frozenset[str] | None]], rounded: Mapping[str, str] = MappingProxyType({})
 ) -> list[ReceiptRow]:
-    """Builds the rows of parameters: the dtype asked for and the dtypes of the last arithmetic, by path.
+    """Builds a receipt's rows of parameter updates, which compare the last arithmetic with the dtype asked for.
 
     An update in a wider dtype is as asked: it loses nothing. Parameters that do not change have no row.
 
     Args:
-      found: the dtypes asked for and run in, by path; None for dtypes that could not be read.
+      found: by path, the dtype asked for and the dtypes of the last arithmetic, which are empty for an unchanged
+        parameter, and None if they could not be read.
       rounded: the dtypes that the function itself rounds new parameters to, narrower than their stored dtypes.
     """
     rows = []
@@ -179,11 +189,11 @@ def rows_of_updates(
 
 
 def updates_of(program: HloProgram, outputs: Sequence[int]) -> list[frozenset[str] | None]:
-    """The dtypes of the last arithmetic before each output of a program whose index is in `outputs`.
+    """Finds the dtypes of the last arithmetic before each output of a program whose index is in `outputs`, in order.
 
     Casts, selections between the new and the old value, and changes of layout or of single bits are passed over. A
     dtype that they round to is in the set if it is narrower than the dtype of the output. The set is empty if an output
-    is an unchanged input, and None if the arithmetic is unknown.
+    is an unchanged input or a constant, and None if the arithmetic is unknown.
     """
     entry = program.computations[program.entry]
     root, several = entry.root, entry.root.opcode == "tuple"
@@ -216,13 +226,13 @@ class _Search:
     def last(
         self, inside: tuple[Computation, ...], each: Instruction, index: int, callers: tuple[Instruction, ...]
     ) -> Dtypes:
-        """The dtypes of the last arithmetic before element `index` of a value.
+        """Finds the dtypes of the last arithmetic before element `index` of a value; None if unknown, as in a cycle.
 
         Args:
           inside: the computations around the value, outermost first; the last contains it.
           each: the instruction that computes the value.
           index: the element, if the value is a tuple.
-          callers: the instructions that call the computations of `inside`, without the entry.
+          callers: the instructions that call the computations of `inside` after the first, in the same order.
         """
         key = inside[-1].name, each.name, index
         if key not in self.found:
@@ -275,10 +285,12 @@ class _Search:
 
 
 def _of_bits(each: Instruction) -> str:
+    """The dtype that a `reduce-precision` rounds to."""
     exponent, mantissa = _BITS.findall(each.attributes)[0]
     return dtype_of_bits(int(exponent), int(mantissa))
 
 
 def _together(found: Sequence[Dtypes]) -> Dtypes:
+    """The union of several sets; None if one of them is None."""
     known = [dtypes for dtypes in found if dtypes is not None]
     return frozenset().union(*known) if len(known) == len(found) else None

@@ -21,7 +21,7 @@ _ARITHMETIC, _TRAFFIC = BLUE, VERMILION
 
 
 def plot_plans(plans: Sequence[Estimate], path: str | os.PathLike[str], title: str = "") -> None:
-    """Draws memory and time in two panels, with one row of bars per plan.
+    """Draws memory and time in two panels, with one row of bars per plan, and writes the figure to an image file.
 
     Args:
       plans: the plans, at least one, in drawing order from above.

@@ -36,14 +36,14 @@ Wanted = Callable[[str], AskedDtypes | None]
 def rows_of_products(
     pairs: Sequence[PairedProduct], wanted: Wanted, target: Target, *, traced: bool, rounds: Collection[str] = ()
 ) -> list[ReceiptRow]:
-    """Builds the rows of products, convolutions, attentions and kernels; equal rows are merged and counted.
+    """Builds a receipt's rows of products, convolutions, attentions and kernels; equal rows are merged and counted.
 
     A policy applies to differentiated functions. An optimizer's own products, and products in `mpjax.full_precision`,
     are asked for as traced. If nothing is differentiated, the policy applies to all products outside `full_precision`.
 
     Args:
       pairs: the products asked for and the products that run.
-      wanted: the dtypes that the policy asks for.
+      wanted: the dtypes that the policy asks for, by module path.
       target: the device that the program was compiled for.
       traced: whether the traced program is known; if not, the policy alone says which dtypes are asked for.
       rounds: the dtypes that the policy names; values may be rounded to any of them, except float8, on their way to a
@@ -54,7 +54,7 @@ def rows_of_products(
 
 
 def paths_of(pairs: Sequence[PairedProduct]) -> list[str]:
-    """The module paths of the products that a policy applies to."""
+    """Lists the module path of each product that a policy applies to; a path may occur several times."""
     gradients = any(pair.asked.differentiated for pair in pairs if pair.asked)
     apart = [pair.asked is not None and (pair.asked.kept or _is_apart(pair, gradients)) for pair in pairs]
     abouts = (pair.asked or pair.run for pair, free in zip(pairs, apart, strict=True) if not free)
@@ -64,12 +64,12 @@ def paths_of(pairs: Sequence[PairedProduct]) -> list[str]:
 def rows_of_recipe(
     recipe: Recipe | None, products: Sequence[ReceiptRow], target: Target, *, traced: bool
 ) -> list[ReceiptRow]:
-    """Builds a row that says that float8 is missing, if a recipe is asked for and no row of a product mentions float8.
+    """Builds one row that says that float8 is missing, if a recipe is asked for and no row of a product has float8.
 
-    On a CPU without the traced program, it is "unknown" instead. In all other cases there is no row.
+    The verdict is "missing" or, on a CPU without the traced program, "unknown". In all other cases the list is empty.
 
     Args:
-      recipe: the recipe; None if no product has to be in float8.
+      recipe: the float8 recipe of the policy; None if no product has to be in float8.
       products: the rows of products.
       target: the device that the program was compiled for.
       traced: whether the traced program is known.
@@ -89,12 +89,14 @@ def _is_float8(dtypes: Sequence[str]) -> bool:
 
 
 def _is_apart(pair: PairedProduct, gradients: bool) -> bool:
+    """True for a traced product outside of differentiated functions, in a program that has `gradients`."""
     return gradients and pair.asked is not None and not pair.asked.differentiated
 
 
 def _row_of_pair(
     pair: PairedProduct, wanted: Wanted, target: Target, gradients: bool, traced: bool, rounds: Collection[str]
 ) -> ReceiptRow:
+    """Builds the row of one product for `rows_of_products`; `gradients` is true if the program differentiates."""
     product, run = pair.asked, pair.run
     about = product or run
     assert about is not None
@@ -144,7 +146,10 @@ def _row_of_pair(
 def _asked_by_policy(
     policy: AskedDtypes, asked: Asked | None, operands: Sequence[str], backward: bool
 ) -> Sequence[str]:
-    """The dtypes that a policy asks for in a product with `operands`, as traced or, without a trace, as they run."""
+    """The dtypes that a policy asks for in a product with `operands`: the traced dtypes or, without a trace, compiled.
+
+    For a recipe, these are the float8 dtypes of its pass. Otherwise it is the compute dtype for each operand.
+    """
     float8 = _is_float8(operands)
     if float8 and policy.own:
         return operands
@@ -157,10 +162,10 @@ def _asked_by_policy(
 
 
 def _early(asked: Asked, ours: Sequence[str], policy: AskedDtypes, rounds: Collection[str]) -> str:
-    """Explains how the function itself computes or rounds in fewer bits than asked for; empty if it does not.
+    """Explains how the traced function computes or rounds in fewer bits than the policy asks for; empty if it does not.
 
     A device that widens its operands does not restore these bits. `ours` are the dtypes that the policy asks for.
-    Operands may be rounded to any dtype in `rounds` except float8.
+    Operands and results may be rounded to any dtype in `rounds` except float8.
     """
     if compared(ours, asked.operands) == NARROWER:
         done = "quantises it to" if asked.quantised else "computes it in"
@@ -183,7 +188,7 @@ _FINER = ("delayed", "tensor", "row", "block")
 def _other_recipe(
     asked: Asked | None, run: CompiledProduct, ours: Sequence[str], policy: AskedDtypes, target: Target
 ) -> tuple[str, str] | None:
-    """The verdict and reason for a product in the right dtypes with the scales of another recipe; None otherwise.
+    """The verdict and reason for a float8 product with the scales of another recipe; None if there is no such fault.
 
     `asked` is None without the traced program. Outside of GPUs, scales of blocks are then unknown, and not compared.
     """
@@ -203,8 +208,9 @@ def _other_recipe(
 
 
 def _verdict(asked: Asked | None, run: CompiledProduct, ours: Sequence[str], target: Target) -> tuple[str, str, bool]:
-    """Compares a run with the dtypes asked for, `ours`: verdict, reason, and whether it is a limit of the device.
+    """Compares a compiled product with the dtypes asked for, `ours`.
 
+    It returns the verdict, the reason (empty if as asked), and whether no program for the device could run as asked.
     `asked`, the product of the traced program, is None without one. Then the dtype of the result is not compared.
     """
     verdict = compared(ours, run.operands)
@@ -218,13 +224,17 @@ def _verdict(asked: Asked | None, run: CompiledProduct, ours: Sequence[str], tar
 
 
 def _only_made_equal(ours: Sequence[str], run: CompiledProduct) -> bool:
-    """True if operands of two dtypes run in the dtype that holds both, because no device multiplies two dtypes."""
+    """True if operands of two dtypes, none of them float8, are both widened to the dtype that holds both.
+
+    That is no fault, because no device multiplies two dtypes.
+    """
     return len(set(ours)) > 1 and not _is_float8(ours) and set(run.operands) == {str(widest(*ours))}
 
 
 def _why(asked: Asked | None, run: CompiledProduct, ours: Sequence[str], target: Target) -> tuple[str, bool]:
-    """Explains why operands are not in the dtypes asked for, `ours`, and whether it is a limit of the device.
+    """Explains why operands are not in the dtypes asked for, `ours`.
 
+    It returns the reason, and whether no program for the device could compute in these dtypes.
     `asked`, the product of the traced program, is None without one.
     """
     runs = written(run.operands)

@@ -24,7 +24,7 @@ from mpjax.precision.casting.gradient_sums import MANY
 
 _OVER_DEVICES = ("all-reduce", "reduce-scatter")
 _WRITTEN = {"psum", "psum2", "psum_invariant", "reduce_scatter", "psum_scatter"}
-"""The last part of the name of a sum that the traced program contains."""
+"""The names of primitives that add over devices. The name of a sum of the traced program ends with one."""
 
 _ON_DEVICE = {"reduce": "a sum", "reduce-window": "a sum over windows", "scatter": "a scatter"}
 _WINDOW = re.compile(r"\bwindow=\{size=([\dx]+)")
@@ -38,8 +38,8 @@ class Sum:
       by: "all-reduce" or "reduce-scatter".
       module: the module and pass, from the name of the sum.
       named: whether XLA kept the name. XLA joins several sums, and then keeps no name.
-      written: whether the name is of a sum in the traced program. Otherwise the compiler added the sum because an array
-        is divided.
+      written: whether the name is of a sum in the traced program. Otherwise there is no name, or the compiler added the
+        sum because an array is divided over devices.
       arrays: the dtype and the dimensions of each array.
     """
 
@@ -51,7 +51,7 @@ class Sum:
 
 
 def sums_of(program: HloProgram) -> list[Sum]:
-    """Lists the sums over devices of floating arrays, each instruction once."""
+    """Lists the sums over devices of floating arrays, one for each instruction; the body of a loop counts once."""
     sums = []
     for computation in program.computations.values():
         if not computation.mentions(*(f" {name}" for name in _OVER_DEVICES)):
@@ -75,7 +75,7 @@ def _adds(program: HloProgram, each: Instruction) -> bool:
 
 
 def _arrays(computation: Computation, each: Instruction) -> list[tuple[str, tuple[int, ...]]]:
-    """The type and dimensions of each array that is added."""
+    """The HLO type and the dimensions of each array that an instruction adds, one for each operand."""
     types = [computation.instructions[name].type for name in each.operands if name in computation.instructions]
     return [(text, dims) for text in types for _, dims in shapes_of(text)]
 
@@ -83,9 +83,10 @@ def _arrays(computation: Computation, each: Instruction) -> list[tuple[str, tupl
 def rows_of_sums(
     asked: Sequence[str], sums: Sequence[Sum], *, least: str | None, parameters: Sequence[tuple[int, ...]]
 ) -> list[ReceiptRow]:
-    """Builds the rows of sums over devices.
+    """Builds a receipt's rows of sums over devices; equal rows are merged and counted.
 
-    XLA joins sums and keeps no name of them, so the sums of the function are compared dtype by dtype.
+    XLA joins sums and keeps no name of them, so the sums of the traced program are compared dtype by dtype: a row for
+    each dtype. A sum that the compiler added has its own row, and is compared only if it is a gradient's.
 
     Args:
       asked: the dtype of each array that the traced program adds.
@@ -130,9 +131,11 @@ def rows_of_sums(
 def _added(
     each: Sum, dtype: str, dims: tuple[int, ...], least: str | None, parameters: Sequence[tuple[int, ...]]
 ) -> ReceiptRow:
-    """The row of an array in a sum that the compiler added, because an operand is divided over devices.
+    """Builds the row of an array in a sum that the compiler added, because an operand is divided over devices.
 
-    Only a gradient is compared with `least`, the policy's `reduce_dtype`, which is None without a policy.
+    Only a gradient is compared with `least`, the policy's `reduce_dtype`, which is None without a policy. An array is a
+    gradient if its sum is in the backward pass or has no name, and if it has the dimensions of a parameter, or as many
+    elements as all parameters together.
     """
     backward = each.module.backward or not each.named
     every = sum(map(math.prod, parameters))  # XLA may have joined all gradients in one array
@@ -159,11 +162,14 @@ def _added(
 
 
 def _ordered(dims: tuple[int, ...]) -> tuple[int, ...]:
+    """Sorts dimensions and drops those of size 1, because XLA transposes and reshapes arrays."""
     return tuple(sorted(size for size in dims if size > 1))
 
 
 def rows_of_casts(asked: Sequence[str], cast: Sequence[str], rounds: Collection[str]) -> list[ReceiptRow]:
-    """Builds the rows of arrays that the function itself rounds before it adds them over devices in a wider dtype.
+    """Builds rows of arrays that the traced function rounds before it adds them over devices in a wider dtype.
+
+    Other arrays have no row.
 
     Args:
       asked: the dtype of each array that the traced program adds.
@@ -179,7 +185,10 @@ def rows_of_casts(asked: Sequence[str], cast: Sequence[str], rounds: Collection[
 
 
 def rows_of_accumulations(program: HloProgram) -> list[ReceiptRow]:
-    """Builds a row for each sum of `MANY` terms or more whose result is in half precision; other sums have no row."""
+    """Builds rows of the sums on one device of `MANY` terms or more with a result in half precision.
+
+    Equal rows are merged and counted. Other sums have no row.
+    """
     return counted(
         [
             _half_sum(instruction)
@@ -190,6 +199,7 @@ def rows_of_accumulations(program: HloProgram) -> list[ReceiptRow]:
 
 
 def _half_sums(program: HloProgram, computation: Computation) -> Iterator[Instruction]:
+    """Yields the instructions that add `MANY` terms or more with a result in half precision."""
     if not computation.mentions(*(f" {name}(" for name in _ON_DEVICE)):
         return
     for instruction in computation:
@@ -200,7 +210,7 @@ def _half_sums(program: HloProgram, computation: Computation) -> Iterator[Instru
 
 
 def _terms(computation: Computation, each: Instruction) -> int:
-    """The maximum number of terms of an element of the result; 0 if unknown."""
+    """The most terms that are added in an element of the result; 0 if unknown, 1 for a scatter of unique indices."""
     if each.opcode == "reduce-window":
         window = _WINDOW.search(each.attributes)
         return math.prod(map(int, window[1].split("x"))) if window else 0

@@ -1,4 +1,4 @@
-"""The receipt of a compiled program, as a table or as JSON: the dtypes that it runs in, and the dtypes asked for."""
+"""Compares the dtypes that a compiled program runs in with the dtypes asked for, and prints the result (a receipt)."""
 
 import collections
 import dataclasses
@@ -60,14 +60,16 @@ _MEANING = {WIDER: " (lost speed)", NARROWER: " (lost accuracy)", MISSING: "", U
 
 @dataclasses.dataclass(frozen=True)
 class Receipt:
-    """The result of `receipt`. Prints as a table, iterates over `rows`, and is true if everything runs as asked.
+    """The result of `receipt`. Prints as a table, iterates over `rows`, and is true if all rows are as asked.
+
+    A row with the verdict "unknown" makes it false; a receipt without rows is true.
 
     Attributes:
       device: the device that the program was compiled for.
       policy: the policy that the program was compared with, as text; None without a policy.
       rows: the dtypes that run, by module, pass and kind.
-      update_bytes: the bytes that kernels move from the gradients to the new parameters and optimizer state; 0 if no
-        parameter is updated, or its arithmetic could not be read.
+      update_bytes: the bytes that kernels read and write to compute the new parameters and optimizer state from the
+        gradients; 0 if no parameter is updated, or if its arithmetic could not be read.
       notes: the parts that could not be checked, as text; these are no faults.
     """
 
@@ -110,7 +112,9 @@ class Receipt:
         return "; ".join([*self._products(), *self._others()]) or "no products"
 
     def require(self, *, device_limits: bool = True) -> None:
-        """Raises DtypeError with the lines of `faults`, if there are any.
+        """Raises DtypeError with `line` and the lines of `faults`, if there are any.
+
+        A row with the verdict "unknown" is a fault too.
 
         Args:
           device_limits: False to ignore rows that no program for the device could run as asked, such as half precision
@@ -123,12 +127,12 @@ class Receipt:
             raise DtypeError("\n  ".join([f"{self.device} does not run what was asked for: {self.line}", *faults]))
 
     def as_json(self) -> dict[str, Any]:
-        """Converts the receipt to a dict for JSON: its fields, `line` and `faults`."""
+        """Converts the receipt to a dict for JSON: its fields, `line` and `faults`. Each row is a dict too."""
         rows = [dataclasses.asdict(row) for row in self.rows]
         return {**dataclasses.asdict(self), "line": self.line, "rows": rows, "faults": self.faults}
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
-        """Formats the receipt as JSON text (`as_json`), and writes it to `file` if given."""
+        """Formats the receipt as indented JSON text (`as_json`), and writes it to `file` if given, replacing it."""
         return strict_json.export(self.as_json(), file)
 
     def _products(self) -> list[str]:
@@ -141,7 +145,10 @@ class Receipt:
         return [*phrases, *([f"{more} more products that the function does not ask for"] if more else [])]
 
     def _others(self) -> list[str]:
-        """Phrases such as "2 of 5 updates wider" by kind and verdict, "as asked" left out; then one for each recipe."""
+        """Lists phrases such as "2 of 5 updates wider", for each kind of work but products, and each verdict.
+
+        The verdict "as asked" has none. A phrase for the row of a recipe comes last.
+        """
         phrases = []
         for kind, plural in _OTHERS.items():
             rows = [row for row in self.rows if row.kind == kind]
@@ -190,7 +197,7 @@ class Receipt:
 
 
 def _phrase(asked: str, rows: list[ReceiptRow], device: str) -> str:
-    """Summarizes the products for which one dtype was asked: all as asked, or counts by other dtype and verdict."""
+    """Summarizes the products for which one dtype was asked: "float16 as asked in 62 of 62 products", or the faults."""
     total = sum(row.count for row in rows)
     good = sum(row.count for row in rows if row.verdict == AS_ASKED)
     if good == total:
@@ -210,16 +217,16 @@ def _became(operands: str, verdict: str, count: int, total: int, device: str) ->
 
 
 def _is_early(row: ReceiptRow) -> bool:
-    """True if a product is "narrower" although its operands, as they run, are not: it loses bits elsewhere."""
+    """True if a row is "narrower" although its operands are not: the product loses bits before or after."""
     if row.verdict != NARROWER or not row.operands or not row.asked:
         return False
     return compared(*([narrowest(text.split(" x "))] for text in (row.asked, row.operands))) != NARROWER
 
 
 def _merged(rows: tuple[ReceiptRow, ...]) -> list[ReceiptRow]:
-    """Merges rows that differ only in an index of their path, with `*` for the index.
+    """Merges rows that differ only in an index of their path: the index becomes `*`, and counts are added.
 
-    All updates that are as asked become one row.
+    A row that no other row equals keeps its path. All updates that are as asked and of the same dtypes become one row.
     """
 
     def star(row: ReceiptRow) -> ReceiptRow:
@@ -278,12 +285,13 @@ def receipt_of(
       target: the device that the program was compiled for; None to ask the executable.
       text: the text of the program; empty to ask the executable.
       modules: NNX modules whose classes the policy's rules may name, by any key.
-      params: the index among the arguments of the parameters, or of a training state that has `params`.
+      params: the index among the arguments of the parameters, or of a training state that has `params`. If there is no
+        such argument, no update is compared.
       updates: the narrowest dtype allowed for updates of parameters: float32 with master weights. Empty for the
         policy's dtype of parameters or, without a policy, each parameter's own dtype.
 
     Raises:
-      UsageError: a rule of the policy decides nothing.
+      UsageError: a rule of the policy decides nothing: no module and no named scope has its name.
     """
     text, target = text or executable.as_text(), target or _target_of(executable)
     program, divided = parse(text), _PARTITIONS.search(text[: text.find("\n")])
@@ -337,6 +345,7 @@ def receipt_of(
 
 
 def _target_of(executable: Any) -> Target:
+    """Describes the device of an executable; JAX's first device if its inputs and outputs have no shardings."""
     shardings = jax.tree.leaves((executable.output_shardings, executable.input_shardings))
     device = next(iter(shardings[0].device_set)) if shardings else jax.devices()[0]
     if device.platform == "cpu":

@@ -31,7 +31,8 @@ def receipt(
 ) -> Receipt:
     """Compiles `fn(*args)` and reports the dtypes that its products, sums over devices and parameter updates run in.
 
-    Nothing is computed. The traced function and, if given, the policy say which dtypes are asked for.
+    The function is traced and compiled, but not run. The traced function and, if given, the policy say which dtypes are
+    asked for.
 
     >>> import jax, jax.numpy as jnp, mpjax
     >>> x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
@@ -81,6 +82,7 @@ def receipt(
 
 
 def _of_stage(stage: Any, policy: Policy | None, params: int) -> Receipt:
+    """The receipt of a program of JAX that is traced, lowered or compiled; compiles it if it is not."""
     traced = stage if isinstance(stage, jax.stages.Traced) else None
     lowered = stage.lower() if traced is not None else stage
     executable = lowered.compile() if isinstance(lowered, jax.stages.Lowered) else lowered
@@ -90,7 +92,7 @@ def _of_stage(stage: Any, policy: Policy | None, params: int) -> Receipt:
 
 
 def _require_index(params: Any, count: int) -> None:
-    """Raises UsageError if `params` is not the index of one of `count` arguments. 0 is always valid."""
+    """Raises UsageError if `params` is not the index of one of `count` arguments. 0 is valid without arguments too."""
     if isinstance(params, bool) or not isinstance(params, int):
         raise UsageError(f"params={params!r}: wanted the index of an argument, such as 0")
     if params and not 0 <= params < count:
@@ -102,7 +104,11 @@ def _require_index(params: Any, count: int) -> None:
 
 
 def _traced(fn: Callable, args: tuple, place: Any, params: int) -> tuple[Any, Mapping[Any, Any]]:
-    """Traces a function for device `place`. Also returns the NNX modules that it takes apart, by key path.
+    """Traces a function for device `place`; returns the traced program, and the NNX modules of the arguments by path.
+
+    With NNX modules, in `args` or as `fn` itself, the traced program has one argument, a dict: `params` has the
+    variables of the modules, and `rest` all other arrays. It returns the variables after the call in the same form, and
+    `result`. Without modules, the arguments stay as they are, and no module is returned.
 
     Raises:
       UsageError: the argument at `params` has no module, and another argument has one.
@@ -122,7 +128,7 @@ def _traced(fn: Callable, args: tuple, place: Any, params: int) -> tuple[Any, Ma
         )
 
     def parted(variables: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Separates the variables of modules from the other arguments, such as the state of an optimizer."""
+        """Separates the variables of modules, `params`, from those of other arguments, such as an optimizer's state."""
         inside = {name: leaf for name, leaf in variables.items() if name.startswith(roots)}
         return {"params": inside, "rest": {name: leaf for name, leaf in variables.items() if name not in inside}}
 
@@ -149,7 +155,7 @@ def _name(path: tuple, places: tuple) -> str:
 
 
 def _on(args: tuple, place: Any) -> tuple:
-    """Replaces arrays with abstract arrays on a device. Without a device, the arguments do not change."""
+    """Replaces each array by its shape and dtype on a device; other leaves stay. Without a device, nothing changes."""
     if place is None:
         return args
     sharding = SingleDeviceSharding(place)
@@ -167,9 +173,10 @@ def _on(args: tuple, place: Any) -> tuple:
 def _device(
     device: Any,
 ) -> tuple[Target | None, Any, contextlib.AbstractContextManager, Callable[[jax.stages.Lowered], Any]]:
-    """The target, the `jax.Device`, a context to trace in, and a function that compiles a lowered program.
+    """Finds a device: returns its target, the `jax.Device`, a context to trace in, and a function that compiles.
 
-    The target is None unless `device` names an absent GPU. The `jax.Device` is None if `device` is None.
+    The function maps a lowered program to a compiled one. The target is None unless `device` names a GPU of
+    `GPUS`, which need not be present. The `jax.Device` is None if `device` is None.
 
     Args:
       device: as in `receipt`.

@@ -25,17 +25,17 @@ class Roofline:
 
     @property
     def seconds(self) -> float:
-        """The best-case time: arithmetic and traffic overlap completely."""
+        """The best-case time, the longer of the two: arithmetic and traffic overlap completely."""
         return max(self.compute, self.traffic)
 
     @property
     def serial(self) -> float:
-        """The time at full rates without overlap: no kernel does arithmetic and traffic at once."""
+        """The sum of the two times: no kernel does arithmetic and traffic at once."""
         return self.compute + self.traffic
 
     @property
     def bound(self) -> str:
-        """The longer of the two times: "compute" or "traffic"."""
+        """The name of the longer of the two times: "compute" or "traffic", which also stands for equal times."""
         return "compute" if self.compute > self.traffic else "traffic"
 
 
@@ -69,7 +69,10 @@ ResNet-50 took 34.0 ms where 30.1 were predicted at these rates: 0.89. ViT-B/16 
 
 
 def expected_seconds(bounds: Roofline, kernels: int) -> float:
-    """Predicts the time of a step on one GPU: serial, at measured rates, scaled to the share of them that steps reach.
+    """Predicts the seconds of a step on one GPU, without communication, from its bounds and measured rates.
+
+    Arithmetic, traffic and launches are added, at the rates that single large kernels reach. The sum is divided by the
+    fraction of these rates that whole steps reach (`REACHED`).
 
     Args:
       bounds: the roofline of the step.

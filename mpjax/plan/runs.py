@@ -43,7 +43,7 @@ _PRODUCT = re.compile(r'op_name="[^"]*(?:dot_general|conv_general_dilated)"')
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProduct:
-    """A product, convolution or attention of a compiled program, and the dtypes that it runs in.
+    """A product, convolution or attention of a compiled program, and the dtypes that it is computed in.
 
     Attributes:
       kind: "product", "convolution" or "attention".
@@ -53,8 +53,8 @@ class CompiledProduct:
       accumulation: the dtype of the sums; empty if the program does not say.
       result: the dtype of the result.
       by: the library or kernel that computes it.
-      size: multiplications of a product; 0 for other kinds.
-      elements: the elements of the result.
+      size: the number of scalar multiplications of a matrix product; 0 for other kinds.
+      elements: the number of elements of the result.
     """
 
     kind: str
@@ -69,7 +69,7 @@ class CompiledProduct:
 
     @property
     def dtypes(self) -> tuple:
-        """The dtypes of the operands, of the sums and of the result."""
+        """The tuple (dtypes of the operands, dtype of the sums, dtype of the result)."""
         return self.operands, self.accumulation, self.result
 
 
@@ -80,7 +80,7 @@ class Target:
     Attributes:
       name: the device, for messages: "NVIDIA H200", "this CPU".
       platform: "cpu", "gpu" or "tpu".
-      tensorfloat32: whether float32 operands lose mantissa bits by default.
+      tensorfloat32: whether products round float32 operands to tensorfloat32 by default.
     """
 
     name: str
@@ -89,7 +89,10 @@ class Target:
 
 
 def runs_of(program: HloProgram, target: Target) -> list[CompiledProduct]:
-    """Lists the floating products, convolutions and attentions in all computations of a program."""
+    """Lists the floating products, convolutions and attentions in all computations of a program, once for each.
+
+    Integer products, and calls of unknown libraries, are left out.
+    """
     callers = _callers(program)
     runs = []
     for computation in program.computations.values():
@@ -108,7 +111,10 @@ def runs_of(program: HloProgram, target: Target) -> list[CompiledProduct]:
 
 
 def loops_of(program: HloProgram) -> list[CompiledProduct]:
-    """Lists the multiplications in loop fusions that XLA wrote in place of small products and convolutions."""
+    """Lists the floating multiplications that XLA wrote in place of small matrix products and convolutions.
+
+    Each has `by` "XLA loop", and 0 for `size` and `elements`.
+    """
     products = []
     for computation in program.computations.values():
         if not computation.mentions(" multiply("):
@@ -141,7 +147,7 @@ def dtype_of(type: str) -> str:
 
 
 def _callers(program: HloProgram) -> dict[str, Instruction]:
-    """The fusion that calls each computation, by the name of the computation."""
+    """Maps the name of each computation that a fusion calls to the fusion instruction."""
     return {
         called: instruction
         for computation in program.computations.values()
@@ -153,6 +159,7 @@ def _callers(program: HloProgram) -> dict[str, Instruction]:
 
 
 def _computed_by(each: Instruction, computation: Computation, callers: dict[str, Instruction], target: Target) -> str:
+    """Names the code that computes a product: a library of `_FUSIONS`, XLA's loop on a GPU, or XLA itself."""
     if (fusion := callers.get(computation.name)) is not None:
         if match := _FUSION_KIND.search(fusion.attributes):
             return next((name for word, name in _FUSIONS.items() if word in match[1]), match[1].strip("_"))
@@ -162,6 +169,7 @@ def _computed_by(each: Instruction, computation: Computation, callers: dict[str,
 
 
 def _library(target: str) -> tuple[str, str]:
+    """The library and the kind of work of a custom call's target; two empty strings if it is not in `_LIBRARIES`."""
     return next((library for start, library in _LIBRARIES.items() if target.startswith(start)), ("", ""))
 
 
@@ -173,6 +181,7 @@ def _run(
     callers: dict[str, Instruction],
     target: Target,
 ) -> CompiledProduct | None:
+    """Describes a product of a computation; None if an operand is not floating."""
     inputs = [computation.instructions[name] for name in each.operands if name in computation.instructions]
     first, second = inputs[0].type, inputs[1].type
     operands, result = [dtype_of(first), dtype_of(second)], dtype_of(each.type)
@@ -200,15 +209,15 @@ def _run(
 
 
 def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
-    """Sorts the dtypes of operands, because XLA may exchange the operands of a product."""
+    """Sorts the dtypes of operands by name, because XLA may exchange the operands of a product."""
     return tuple(sorted(dtypes))
 
 
 def _accumulation(each: Instruction, operands: list[str], by: str) -> str:
-    """The dtype of the sums of a product; empty if unknown.
+    """The dtype in which a product with these operands adds up; empty if unknown.
 
-    The libraries add narrower dtypes in float32, unless the program names an algorithm. For XLA's own code, the dtype
-    of narrower sums is unknown.
+    It is the dtype of the algorithm that the program names, if any; else float64 or float32 for operands of these, and
+    float32 for narrower operands in a library. For narrower operands in XLA's own code it is unknown.
     """
     if algorithm := _ALGORITHM.search(each.attributes):
         return DTYPES[re.findall(r"bf16|f16|f32|f64", algorithm[1])[-1]]
@@ -219,7 +228,7 @@ def _accumulation(each: Instruction, operands: list[str], by: str) -> str:
 
 
 def _rounded_to(each: Instruction, target: Target) -> str:
-    """The dtype that a library rounds float32 operands to; empty if it keeps their bits."""
+    """The dtype that a product rounds float32 operands to, by its algorithm or precision; empty if it does not."""
     if algorithm := _ALGORITHM.search(each.attributes):
         return ALGORITHMS.get(algorithm[1], "")
     words = _PRECISION.search(each.attributes)
@@ -231,6 +240,7 @@ def _rounded_to(each: Instruction, target: Target) -> str:
 
 
 def _multiplications(each: Instruction, left: tuple, right: tuple, result: tuple) -> int:
+    """Counts the scalar multiplications of a matrix product from the dimensions of its operands and its result."""
     contracted = _CONTRACTED.search(each.attributes)
     if contracted:
         return math.prod(result) * math.prod(left[axis] for axis in _numbers(contracted[1]))
@@ -244,7 +254,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _sum_of(each: Instruction, computation: Computation) -> str:
-    """The dtype of the sum that adds up a multiplication's results; empty if no sum does."""
+    """The dtype of the reduction that adds up the results of a multiplication; empty if there is none."""
     for user, _ in computation.users.get(each.name, ()):
         if user.opcode in ("reduce", "reduce-window"):
             return dtype_of(user.type)

@@ -12,9 +12,9 @@ OWN_GROUPS = pathlib.Path("/proc/self/cgroup")
 
 
 def free_memory() -> int:
-    """The bytes of memory that are free on this machine and within the limits of this process's control groups.
+    """The bytes of memory that this process can still take, on this machine and within its control groups (cgroups).
 
-    The page cache counts as free. Outside of Linux, it is all the memory of the machine.
+    The page cache counts as free. If Linux reports neither, as outside of Linux, it is all the memory of the machine.
     """
     lines = _meminfo()
     limits = [*([lines["MemAvailable"]] if "MemAvailable" in lines else []), *_left_of_groups()]
@@ -22,11 +22,12 @@ def free_memory() -> int:
 
 
 def free_swap() -> int:
-    """The bytes of swap that are free on this machine, whatever its control groups allow; 0 if unknown."""
+    """The bytes of swap that are free on this machine, whatever control groups allow; 0 outside of Linux."""
     return _meminfo().get("SwapFree", 0)
 
 
 def _meminfo() -> dict[str, int]:
+    """Reads `/proc/meminfo`: bytes by name, such as `MemAvailable`; empty if there is no such file."""
     if not MEMINFO.exists():
         return {}
     lines = (line.split() for line in MEMINFO.read_text(encoding="utf-8").splitlines())
@@ -38,7 +39,7 @@ _FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memor
 
 
 def _left_of_groups() -> Iterator[int]:
-    """Yields the bytes that each control group around this process may still take, if it has a limit."""
+    """Yields, for each control group around this process that has a limit, the bytes that it may still take."""
     for folder in _group_folders():
         for limit, used, prefix in _FILES:
             with contextlib.suppress(OSError, ValueError):  # no limit, or no such file in this version
@@ -50,6 +51,7 @@ def _left_of_groups() -> Iterator[int]:
 
 
 def _group_folders() -> set[pathlib.Path]:
+    """The folders of this process's control groups for memory and of all groups around them; they need not exist."""
     folders = set()
     for line in OWN_GROUPS.read_text(encoding="utf-8").splitlines() if OWN_GROUPS.exists() else []:
         _, kinds, path = line.split(":", 2)

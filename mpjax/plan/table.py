@@ -19,7 +19,7 @@ _PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1), ("m", 1e-
 
 
 def title(plans: Sequence[Estimate]) -> str:
-    """The title of a table: the first plan's GPU, batch, memory limit, bandwidth, and operations/s in float16."""
+    """Formats the title of a table: the first plan's GPU, batch, memory limit, bandwidth and peak rate in float16."""
     first, gpu = plans[0], GPUS[plans[0].gpu]
     share = f" over {first.devices} GPUs" if first.devices > 1 else ""
     return (
@@ -53,7 +53,7 @@ def columns(header: str, plans: Sequence[Estimate], lines: Sequence[tuple[str, l
 
 
 def costliest_table(plan: Estimate):
-    """Builds a rich table of a plan's costliest kernels, with one kind per row."""
+    """Builds a rich table of a plan's costliest kernels, with one kind per row and the fraction of all traffic."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
@@ -69,13 +69,13 @@ def costliest_table(plan: Estimate):
 
 
 def rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
-    """The rows of a plan table: the label, and a cell for each plan. A row whose cells are all empty is left out."""
+    """Builds the rows of a plan table: the label, and a cell for each plan. Rows with empty cells only are left out."""
     lines = [(label, [text(plan) for plan in plans]) for label, text in [*_ROWS, *_collectives(plans), *_ENDS]]
     return [(label, cells) for label, cells in lines if any(cells)]
 
 
 def size(count: float) -> str:
-    """Formats a number of bytes.
+    """Formats a number of bytes to three digits with an SI prefix.
 
     >>> size(11_300_000_000)
     '11.3 GB'
@@ -93,7 +93,7 @@ def duration(seconds: float) -> str:
 
 
 def _scaled(value: float, unit: str) -> str:
-    """Formats a value to three digits, with a prefixed unit."""
+    """Formats a value to three digits, with the unit and an SI prefix from n to T: 0.0238 and "s" give "23.8 ms"."""
     rounded = float(f"{value:.3g}")  # 999.7 is 1 k
     prefix, factor = next(((p, f) for p, f in _PREFIXES if abs(rounded) >= f), _PREFIXES[-1] if value else ("", 1))
     return f"{rounded / factor:.3g} {prefix}{unit}"
@@ -104,7 +104,7 @@ def _optional_size(count: int) -> str:
 
 
 def _short(line: str) -> str:
-    """Shortens the file of `file:line` to its path below the working directory or site-packages."""
+    """Shortens the file of `file:line` to its path below the working directory or site-packages; others stay."""
     for folder in (f"{pathlib.Path.cwd()}/", "site-packages/"):
         line = line.rpartition(folder)[2]
     return line
@@ -141,9 +141,9 @@ def _measured_peak(plan: Estimate) -> str:
 
 
 def _with_communication(text: Callable[[Estimate, StepTime], str]) -> "Text":
-    """Turns the text of a cell as a function of plan and timing into a function of the plan alone.
+    """Wraps `text`, a function `(plan, timing) -> cell`, into a function `(plan) -> cell`.
 
-    The cell is empty if nothing is exchanged, or if the network is unknown.
+    The cell is empty if the devices exchange nothing, or if the network between hosts is unknown.
     """
 
     def shown(plan: Estimate) -> str:
@@ -193,9 +193,9 @@ _ENDS: list[tuple[str, Text]] = [
 
 
 def _collectives(plans: Sequence[Estimate]) -> list[tuple[str, Text]]:
-    """The rows for the bytes of each collective, dtype and product of axes, and for their time.
+    """Builds the rows for the bytes by collective, dtype and mesh axes, of all plans, and for the time of all together.
 
-    A row is its label and a function from plan to cell.
+    A row is its label and a function `(plan) -> cell`, which is empty for a plan without that collective.
     """
     exchanged = [_exchanged(plan) for plan in plans]
 
@@ -212,6 +212,7 @@ def _collectives(plans: Sequence[Estimate]) -> list[tuple[str, Text]]:
 
 
 def _exchanged(plan: Estimate) -> dict[tuple[str, str, str], int]:
+    """The bytes that the devices of a plan exchange, by (collective, dtype, axes)."""
     return {
         (kind, dtype, axes): size
         for kind, by_dtype in plan.communication.bytes.items()
@@ -223,8 +224,8 @@ def _exchanged(plan: Estimate) -> dict[tuple[str, str, str], int]:
 def comparisons(plans: Sequence[Estimate]) -> list[str]:
     """Compares each plan with float8 to the plans without, a line for each, and lists the layers where float8 loses.
 
-    Compared plans have the same kind and number of GPUs, options of XLA and compute dtype.
-    If there is no plan without float8, the line names the flag that adds one.
+    Compared plans have the same kind and number of GPUs, options of XLA and compute dtype. If there is no such plan
+    without float8, the line names the flag that adds one. The list is empty if no plan has float8 products.
     """
     lines = []
     for plan in (plan for plan in plans if plan.float8):
@@ -244,6 +245,7 @@ def _is_without(other: Estimate, plan: Estimate) -> bool:
 
 
 def _compared(plan: Estimate, other: Estimate) -> str:
+    """Compares the expected times of a plan with float8 and a plan without, in a line with the reasons."""
     ratio = plan.expected_seconds / other.expected_seconds
     differences = {
         "products": (plan.roofline.compute - other.roofline.compute) / PRODUCTS,
@@ -267,6 +269,10 @@ def _signed(seconds: float) -> str:
 
 
 def _losing(plan: Estimate) -> list[str]:
+    """Formats a line for each kind of layer in which float8 costs more than it saves; an empty list if there is none.
+
+    The first line has the setting that leaves float8 out in these layers.
+    """
     losing = [layer for layer in plan.float8 if layer.spent > layer.saved]
     if not losing:
         return []

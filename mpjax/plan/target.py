@@ -1,4 +1,4 @@
-"""Describes a GPU that is not present, so that XLA compiles for it, and builds a mesh of such devices."""
+"""Describes a GPU that need not be present, so that XLA compiles for it, and builds a mesh of such devices."""
 
 import atexit
 import contextlib
@@ -26,7 +26,7 @@ CUDNN = (9, 10, 0)
 
 
 def mesh_of(name: GpuName, count: int, **sizes: int) -> Mesh:
-    """Makes a mesh of `count` absent GPUs of a kind, to compile for. By default, all GPUs are replicas.
+    """Makes a mesh of `count` GPUs that need not be present, to compile for. By default, all GPUs are replicas.
 
     XLA's compiler for CUDA is downloaded if it is missing, as in `load_compiler`.
 
@@ -43,7 +43,7 @@ def mesh_of(name: GpuName, count: int, **sizes: int) -> Mesh:
 
 
 def target_of_gpu(gpu: Gpu) -> Target:
-    """Describes a GPU for a receipt. It has tensorfloat32 from compute capability 8.0 on."""
+    """Describes a GPU as the `Target` of a receipt. It has tensorfloat32 from compute capability 8.0 on."""
     return Target(gpu.name, "gpu", tensorfloat32=gpu.capability >= (8, 0))
 
 
@@ -61,7 +61,7 @@ def _devices(name: GpuName, count: int) -> list:
 
 
 def target_text(gpu: Gpu) -> str:
-    """Formats the GPU as a `stream_executor.GpuTargetConfigProto` in protobuf text format (xla/stream_executor)."""
+    """Formats a GPU in protobuf text format, as XLA's `stream_executor.GpuTargetConfigProto` (xla/stream_executor)."""
     major, minor = gpu.capability
     # 9.0a and 10.0a add instructions of one generation alone. XLA uses them when it compiles on a real GPU.
     feature = "ACCELERATED_FEATURES" if major >= 9 else "NONE"
@@ -120,9 +120,9 @@ done
 
 @functools.cache
 def toolkit_folder() -> str:
-    """Creates a folder for XLA's `xla_gpu_cuda_data_dir`, once in a process. It is removed when Python exits.
+    """Creates a temporary folder for XLA's option `xla_gpu_cuda_data_dir`, once in a process, and returns its path.
 
-    Its `bin/ptxas` and `bin/nvlink` are scripts that compile nothing.
+    The folder is removed when Python exits. Its `bin/ptxas` and `bin/nvlink` are scripts that compile nothing.
     """
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mpjax_plan_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -169,7 +169,7 @@ def traced_for(gpu: Gpu, device: Any, implementation: str) -> Iterator[None]:
 
 
 def lowered_for(traced: Any, device: Any) -> Any:
-    """Lowers a traced program for a device that may be absent.
+    """Lowers a traced program while `device`, which may be absent, is JAX's default device.
 
     Pallas asks JAX's default device which instructions its kernels may use, whatever the program is lowered for.
 

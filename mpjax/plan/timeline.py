@@ -1,4 +1,4 @@
-"""The events of a step on one device, in order, and their time: kernels on one stream, collectives on another."""
+"""Predicts the time of a step on one device from its events: kernels on one stream, collectives on another."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +10,7 @@ from mpjax.plan.order import Launch, WhileLoop, order_of
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Consecutive kernels.
+    """One or more kernels, without a collective that starts or ends between them.
 
     Attributes:
       moved: bytes that the kernels read and write.
@@ -26,7 +26,7 @@ class Start:
     Attributes:
       name: the name that a `Wait` refers to.
       kind: "all-reduce", "all-gather", ...
-      arrays: dtype and bytes of each whole array that is exchanged.
+      arrays: dtype (XLA's name) and bytes of each whole array that is exchanged.
       moved: bytes that the collective reads and writes in the device's memory.
       instruction: the instruction, which names the devices that take part; see `mpjax.plan.communication`.
     """
@@ -58,9 +58,10 @@ Event = Work | Start | Wait
 
 
 def events_of(program: HloProgram) -> list[Event]:
-    """Lists the events of one execution. Events of a loop repeat for each trip, and consecutive `Work` is merged.
+    """Lists the events of one execution of a program, in order.
 
-    A collective that is one instruction, without `-start` and `-done`, has its `Wait` directly after its `Start`.
+    Events of a loop repeat for each trip, and consecutive `Work` is merged. A collective that is one instruction,
+    without `-start` and `-done`, has its `Wait` directly after its `Start`.
     """
     return list(_merged(_events(program, order_of(program))))
 
@@ -124,14 +125,14 @@ class StepTime:
 def simulate(events: Iterable[Event], pace: float, exchange: Callable[[Start], float]) -> StepTime:
     """Predicts the time of a step from its events, in order. Nothing runs.
 
-    A collective begins after the kernels and the collective before it. Its own reads and writes take memory bandwidth
-    from the kernels, as in the roofline. A collective that takes no time is left out altogether, as XLA does if a group
-    has one device.
+    A collective begins when the kernels and the collective before it have ended, and runs beside the kernels after it,
+    up to its `Wait`. Its own reads and writes take memory bandwidth from the kernels, as in the roofline. A collective
+    that takes no time is left out with its reads and writes, as XLA leaves it out if a group has one device.
 
     Args:
       events: the events of the step.
       pace: seconds per byte that kernels read or write.
-      exchange: returns the seconds of a collective on the links.
+      exchange: `(start) -> seconds`, the time of a collective on the links between devices.
     """
     now = free = communication = exposed = 0.0
     ends: dict[str, float] = {}
@@ -153,7 +154,10 @@ def simulate(events: Iterable[Event], pace: float, exchange: Callable[[Start], f
 
 
 def overlap_of(events: Iterable[Event]) -> float:
-    """The share of the exchanged bytes whose collective has a kernel between its start and its end; 1 without any."""
+    """The fraction of the exchanged bytes whose collective has a kernel between its start and its end.
+
+    It is 1 if nothing is exchanged.
+    """
     pending: dict[str, Start] = {}
     busy: set[str] = set()
     total = hidden = 0

@@ -26,8 +26,8 @@ class Traffic:
       kernels: number of kernel launches, including library calls and copies.
       small: number of kernels that move less than `SMALL` bytes.
       copies: bytes read and written by kernels that only copy or transpose.
-      collectives: bytes of the whole array by collective and dtype, such as {"all-reduce": {"f32": 1024}}.
-      calls: number of calls by library function.
+      collectives: bytes of the whole arrays by collective and dtype (XLA's name): {"all-reduce": {"f32": 1024}}.
+      calls: number of custom calls by library function, sorted by name.
     """
 
     bytes: int
@@ -93,8 +93,9 @@ class Cost:
 def costliest(text: str, program: HloProgram, most: int = 10) -> list[Cost]:
     """Lists the kinds of kernels that move the most bytes, the costliest first.
 
-    Kernels that differ only in the index of their block are one kind. A fusion has several operations. It belongs to
-    the module and line of the operation that XLA names it after.
+    Kernels are of one kind if they have the same library function or name, module, pass and source line, except for the
+    numbers in names and paths, so that the blocks of a model are together. A fusion has several operations. It belongs
+    to the module and line of the operation that XLA names it after.
 
     Args:
       text: the text of the compiled program.
@@ -117,7 +118,7 @@ def costliest(text: str, program: HloProgram, most: int = 10) -> list[Cost]:
 
 
 def _kind(each: Instruction) -> str:
-    """The library function of an instruction, or its name without numbers."""
+    """The library function of a custom call; the name of any other instruction without its numbers."""
     return each.target or re.sub(r"[._]\d+(?=[._]|$)", "", each.name)
 
 
@@ -137,7 +138,10 @@ class Sources:
         self._offset = self._frames.get(1, {}).get("parent_frame_id", 0)
 
     def line_of(self, each: Instruction) -> str:
-        """The innermost line outside of libraries as `file:line`; else the innermost line; empty if XLA kept none."""
+        """The innermost source line outside of JAX and other libraries, as `file:line`; empty if XLA kept no lines.
+
+        If all lines are in libraries, it is the innermost.
+        """
         match = _FRAME.search(each.attributes)
         lines = self._lines(int(match[1])) if match else []
         if not lines:
@@ -147,7 +151,7 @@ class Sources:
         return f"{line.file}:{line.line}"
 
     def _lines(self, number: int) -> list[SourceLine]:
-        """The lines of a frame and of its callers, innermost first."""
+        """The source lines of stack frame `number` and of its callers, innermost first; only those with a file."""
         lines: list[SourceLine] = []
         seen: set[int] = set()
         while number in self._frames and number not in seen:
@@ -162,7 +166,7 @@ class Sources:
 
 
 def _table(text: str, name: str) -> dict[int, str]:
-    """The rows, by number, of the table `name` in the head of an HLO text; empty if there is none."""
+    """Reads the table `name`, such as `StackFrames`, in the head of an HLO text: rows by number; empty if absent."""
     start = text.find(f"\n{name}\n")
     rows: dict[int, str] = {}
     if start < 0:
@@ -176,5 +180,5 @@ def _table(text: str, name: str) -> dict[int, str]:
 
 
 def _fields(row: str) -> dict[str, int]:
-    """Parses `{file_location_id=1 parent_frame_id=2}`."""
+    """Parses the numbers of a row by name: `{file_location_id=1 parent_frame_id=2}`."""
     return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", row)}

@@ -17,7 +17,7 @@ PRODUCTS = ("product", "convolution", "attention", "kernel")
 """The kinds of rows that count as products."""
 
 RECIPE = "recipe"
-"""The kind of the row of a recipe that no product runs in."""
+"""The kind of a row that says that no product is in the float8 recipe that a policy asks for."""
 
 NOT_TRACED = "no such product is in the traced function"
 UNCLEAR = "the program's text does not say what computes it"
@@ -36,7 +36,7 @@ _BITS = {
 
 @dataclasses.dataclass(frozen=True)
 class ReceiptRow:
-    """The dtypes of several products of one module, pass and kind, or of sums over devices, or of updates.
+    """A row of a receipt: the dtypes asked for and the dtypes that run, of equal products, sums or updates of a module.
 
     Attributes:
       path: the module path; empty outside of modules.
@@ -50,9 +50,9 @@ class ReceiptRow:
       accumulation: the dtype of the sums; empty if unknown.
       result: the dtype of the result.
       by: the library or kernel that computes it.
-      count: the number of products, sums or updates. The body of a loop counts once.
+      count: the number of products, sums or updates of the row. The body of a loop counts once.
       verdict: "as asked", "wider" (lost speed), "narrower" (lost accuracy), "missing" or "unknown".
-      reason: the reason, unless the verdict is "as asked".
+      reason: the reason of the verdict; empty if it is "as asked".
       note: how XLA arranged it: merged with another product, computed once, in a loop.
       device_limit: whether no program for this device could run it as asked.
     """
@@ -73,7 +73,7 @@ class ReceiptRow:
 
 
 def counted(rows: Sequence[ReceiptRow]) -> list[ReceiptRow]:
-    """Merges equal rows and adds their counts."""
+    """Merges rows that are equal except for their counts, and adds the counts; the order of first rows stays."""
     counts: dict[ReceiptRow, int] = {}
     for row in rows:
         key = dataclasses.replace(row, count=0)
@@ -82,7 +82,7 @@ def counted(rows: Sequence[ReceiptRow]) -> list[ReceiptRow]:
 
 
 def written(dtypes: Sequence[str]) -> str:
-    """Formats the dtypes of operands; equal dtypes are written once.
+    """Formats the dtypes of operands as text; equal dtypes are written once, and no dtypes as an empty text.
 
     >>> written(["float8_e4m3fn", "float8_e5m2"])
     'float8_e4m3fn x float8_e5m2'
@@ -93,10 +93,10 @@ def written(dtypes: Sequence[str]) -> str:
 def compared(asked: Sequence[str], runs: Sequence[str]) -> str:
     """Compares the dtypes that run with the dtypes asked for, whatever their order: as asked, wider or narrower.
 
-    A dtype with fewer bits of exponent or of mantissa is narrower: float16 instead of bfloat16, and the reverse. With
-    several dtypes, one that is narrower decides.
+    A dtype with fewer bits of exponent or of mantissa is narrower: float16 instead of bfloat16, and the reverse. Both
+    are sorted by bits and compared in pairs. The result is "narrower" if one pair is, else "wider" if one is.
 
-    Both have as many dtypes, at least one, and all are known to `bits_of`; otherwise a ValueError is raised.
+    Both have at least one dtype. Raises ValueError if they differ in length, or if `bits_of` does not know a dtype.
 
     >>> compared(["float16", "float16"], ["float32", "float32"])
     'wider'
@@ -130,7 +130,7 @@ def bits_of(dtype: str) -> tuple[int, int]:
 
 
 def dtype_of_bits(exponent: int, mantissa: int) -> str:
-    """The name of a dtype with these bits, which several dtypes may have; for unknown bits a name made of them.
+    """Names a dtype with these bits of exponent and mantissa; unknown bits get a name made of them.
 
     >>> dtype_of_bits(8, 7), dtype_of_bits(4, 3)
     ('bfloat16', 'float8_e4m3')
@@ -140,12 +140,12 @@ def dtype_of_bits(exponent: int, mantissa: int) -> str:
 
 
 def narrowest(dtypes: Sequence[str]) -> str:
-    """The dtype with the fewest bits of mantissa; among equals, with the fewest bits of exponent."""
+    """The dtype with the fewest bits of mantissa and, of equals, the fewest of exponent; `dtypes` is not empty."""
     return min(dtypes, key=lambda dtype: bits_of(dtype)[::-1])
 
 
 def together(found: Iterable[str]) -> str:
-    """The narrowest of several dtypes; empty if all are empty.
+    """The narrowest of several dtypes, as `narrowest`, without empty names; empty if all are empty.
 
     >>> together(["", "bfloat16", "float8_e4m3fn"])
     'float8_e4m3fn'
