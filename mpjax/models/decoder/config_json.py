@@ -76,7 +76,7 @@ def settings_of(config: Mapping[str, Any]) -> DecoderSettings:
     """
     if not isinstance(config, Mapping):
         raise UsageError(f"wanted a JSON object, got {type(config).__name__}")
-    keys = _Keys(config)
+    keys = _ConfigKeys(config)
     family = keys.one_of("model_type", _FAMILIES)
     architecture, read = _FAMILIES[family]
     if (named := config.get("architectures")) not in (None, [architecture]):
@@ -86,7 +86,7 @@ def settings_of(config: Mapping[str, Any]) -> DecoderSettings:
     return settings
 
 
-class _Keys:
+class _ConfigKeys:
     """The keys of a `config.json`, each of which is taken once; what nobody takes is refused."""
 
     def __init__(self, values: Mapping[str, Any], prefix: str = ""):
@@ -165,7 +165,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", list:
 
 
 def _sizes(
-    keys: _Keys,
+    keys: _ConfigKeys,
     *,
     head_dim: int | None = None,
     key_heads: int | None = None,
@@ -202,7 +202,7 @@ def _sizes(
     }
 
 
-def _llama(keys: _Keys) -> DecoderSettings:
+def _llama(keys: _ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys)
     keys.only("pretraining_tp", 1)
     keys.only("rope_interleaved", False)
@@ -217,14 +217,14 @@ def _llama(keys: _Keys) -> DecoderSettings:
     )
 
 
-def _mistral(keys: _Keys) -> DecoderSettings:
+def _mistral(keys: _ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys, key_heads=8)
     kind = LayerKind(rope=_rope(keys, sizes["length"]), window=keys.size("sliding_window", 4096, null=True))
     layers = (kind,) * keys.size("num_hidden_layers")
     return DecoderSettings(**sizes, layers=layers, tied=keys.take("tie_word_embeddings", bool, False))
 
 
-def _qwen2(keys: _Keys) -> DecoderSettings:
+def _qwen2(keys: _ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys, key_heads=32)
     rope = _rope(keys, sizes["length"])
     return DecoderSettings(
@@ -235,7 +235,7 @@ def _qwen2(keys: _Keys) -> DecoderSettings:
     )
 
 
-def _qwen3(keys: _Keys) -> DecoderSettings:
+def _qwen3(keys: _ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys, key_heads=32, head_dim=128)
     rope = _rope(keys, sizes["length"])
     bias = keys.take("attention_bias", bool, False)
@@ -249,7 +249,7 @@ def _qwen3(keys: _Keys) -> DecoderSettings:
     )
 
 
-def _behind(keys: _Keys, rope: Rope) -> tuple[LayerKind, ...]:
+def _behind(keys: _ConfigKeys, rope: Rope) -> tuple[LayerKind, ...]:
     """Reads the layers of Qwen: those from index `max_window_layers` on have a window, if `use_sliding_window` is true.
 
     `layer_types`, if it is there, decides instead which layers have one.
@@ -261,7 +261,7 @@ def _behind(keys: _Keys, rope: Rope) -> tuple[LayerKind, ...]:
     return _windows(keys, [window is not None and number >= first for number in range(count)], window, rope, rope)
 
 
-def _smollm3(keys: _Keys) -> DecoderSettings:
+def _smollm3(keys: _ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys, key_heads=4)
     rope = _rope(keys, sizes["length"], theta=2_000_000.0)
     count, interval = keys.size("num_hidden_layers"), keys.size("no_rope_layer_interval", 4)
@@ -287,7 +287,7 @@ def _smollm3(keys: _Keys) -> DecoderSettings:
     )
 
 
-def _gemma2(keys: _Keys) -> DecoderSettings:
+def _gemma2(keys: _ConfigKeys) -> DecoderSettings:
     sizes = _gemma_sizes(keys)
     rope = _rope(keys, sizes["length"])
     count, window = keys.size("num_hidden_layers"), keys.size("sliding_window", 4096, null=True)
@@ -300,7 +300,7 @@ def _gemma2(keys: _Keys) -> DecoderSettings:
     )
 
 
-def _gemma3(keys: _Keys) -> DecoderSettings:
+def _gemma3(keys: _ConfigKeys) -> DecoderSettings:
     sizes = _gemma_sizes(keys)
     rope, local = _gemma3_ropes(keys, sizes["length"])
     count, window = keys.size("num_hidden_layers"), keys.size("sliding_window", 4096, null=True)
@@ -315,7 +315,7 @@ def _gemma3(keys: _Keys) -> DecoderSettings:
     )
 
 
-def _gemma_sizes(keys: _Keys) -> dict[str, Any]:
+def _gemma_sizes(keys: _ConfigKeys) -> dict[str, Any]:
     sizes = _sizes(keys, head_dim=256, key_heads=4, activation=("hidden_activation", "gelu_pytorch_tanh"))
     keys.only("hidden_act", "gelu_pytorch_tanh")
     keys.only("use_bidirectional_attention", False, None)
@@ -332,7 +332,7 @@ def _gemma_sizes(keys: _Keys) -> dict[str, Any]:
     }
 
 
-_FAMILIES: Mapping[str, tuple[str, Callable[[_Keys], DecoderSettings]]] = {
+_FAMILIES: Mapping[str, tuple[str, Callable[[_ConfigKeys], DecoderSettings]]] = {
     "llama": ("LlamaForCausalLM", _llama),
     "mistral": ("MistralForCausalLM", _mistral),
     "qwen2": ("Qwen2ForCausalLM", _qwen2),
@@ -344,7 +344,9 @@ _FAMILIES: Mapping[str, tuple[str, Callable[[_Keys], DecoderSettings]]] = {
 """For each `model_type`: the class of transformers, and the function that reads its keys."""
 
 
-def _windows(keys: _Keys, slides: Sequence[bool], window: int | None, rope: Rope, local: Rope) -> tuple[LayerKind, ...]:
+def _windows(
+    keys: _ConfigKeys, slides: Sequence[bool], window: int | None, rope: Rope, local: Rope
+) -> tuple[LayerKind, ...]:
     """Builds the kind of each layer, first to last; `layer_types`, if it is there, decides which have a window.
 
     Args:
@@ -365,7 +367,7 @@ def _windows(keys: _Keys, slides: Sequence[bool], window: int | None, rope: Rope
     return tuple(LayerKind(rope=local, window=window) if slide else LayerKind(rope=rope) for slide in slides)
 
 
-def _rope(keys: _Keys, length: int, *, theta: float = 10_000.0) -> Rope:
+def _rope(keys: _ConfigKeys, length: int, *, theta: float = 10_000.0) -> Rope:
     """Reads the position embeddings from `rope_parameters`, or from `rope_theta` and `rope_scaling` of older files.
 
     Args:
@@ -379,10 +381,10 @@ def _rope(keys: _Keys, length: int, *, theta: float = 10_000.0) -> Rope:
         raise keys.refusal("rope_scaling", old, "wanted it or rope_parameters, not both")
     keys.only("partial_rotary_factor", 1.0, 1, None)
     name = "rope_scaling" if old else "rope_parameters"
-    return _rope_of(_Keys(new or old or {}, f"{name}."), length, outer=outer, usual=theta)
+    return _rope_of(_ConfigKeys(new or old or {}, f"{name}."), length, outer=outer, usual=theta)
 
 
-def _gemma3_ropes(keys: _Keys, length: int) -> tuple[Rope, Rope]:
+def _gemma3_ropes(keys: _ConfigKeys, length: int) -> tuple[Rope, Rope]:
     """Reads the position embeddings of layers without a window, and those of layers with one, in this order.
 
     `rope_scaling` of older files is for layers without a window.
@@ -391,17 +393,17 @@ def _gemma3_ropes(keys: _Keys, length: int) -> tuple[Rope, Rope]:
     new, old = (keys.take(key, dict, None) for key in ("rope_parameters", "rope_scaling"))
     if new and old:
         raise keys.refusal("rope_scaling", old, "wanted it or rope_parameters, not both")
-    nested = _Keys(new or {}, "rope_parameters.")
+    nested = _ConfigKeys(new or {}, "rope_parameters.")
     full, local = (nested.take(kind, dict, None) for kind in ("full_attention", "sliding_attention"))
     nested.refuse_rest()
     names = "rope_scaling." if old else "rope_parameters.full_attention.", "rope_parameters.sliding_attention."
     return (
-        _rope_of(_Keys(full or old or {}, names[0]), length, outer=outer[0], usual=1_000_000.0),
-        _rope_of(_Keys(local or {}, names[1]), length, outer=outer[1], usual=10_000.0),
+        _rope_of(_ConfigKeys(full or old or {}, names[0]), length, outer=outer[0], usual=1_000_000.0),
+        _rope_of(_ConfigKeys(local or {}, names[1]), length, outer=outer[1], usual=10_000.0),
     )
 
 
-def _rope_of(keys: _Keys, length: int, *, outer: float | None, usual: float) -> Rope:
+def _rope_of(keys: _ConfigKeys, length: int, *, outer: float | None, usual: float) -> Rope:
     """Reads position embeddings from one object of the file, and refuses keys of it that are not known.
 
     Args:
@@ -421,12 +423,12 @@ def _rope_of(keys: _Keys, length: int, *, outer: float | None, usual: float) -> 
     return Rope(theta=float(usual if theta is None else theta), scaling=scaling)
 
 
-def _linear(keys: _Keys, length: int) -> Scaling:
+def _linear(keys: _ConfigKeys, length: int) -> Scaling:
     del length
     return LinearScaling(factor=keys.take("factor", float))
 
 
-def _llama3(keys: _Keys, length: int) -> Scaling:
+def _llama3(keys: _ConfigKeys, length: int) -> Scaling:
     return Llama3Scaling(
         factor=keys.take("factor", float),
         low=keys.take("low_freq_factor", float),
@@ -435,7 +437,7 @@ def _llama3(keys: _Keys, length: int) -> Scaling:
     )
 
 
-def _yarn(keys: _Keys, length: int) -> Scaling:
+def _yarn(keys: _ConfigKeys, length: int) -> Scaling:
     keys.only("mscale", None, 0)
     keys.only("mscale_all_dim", None, 0)
     return YarnScaling(
@@ -448,7 +450,7 @@ def _yarn(keys: _Keys, length: int) -> Scaling:
     )
 
 
-_SCALINGS: Mapping[str, Callable[[_Keys, int], Scaling | None]] = {
+_SCALINGS: Mapping[str, Callable[[_ConfigKeys, int], Scaling | None]] = {
     "default": lambda keys, length: None,
     "linear": _linear,
     "llama3": _llama3,
