@@ -67,9 +67,10 @@ def _read(value):
 
 
 def spelled(value) -> Any:
-    """Prepares a value for `json.dumps`: NaN and the infinities become strings, mappings dicts, and tuples lists.
+    """Prepares a value for `json.dumps`: NaN and infinities become strings, mappings dicts, and tuples lists.
 
-    It converts nested values too. Values of other types stay as they are.
+    The strings are "NaN", "Infinity" and "-Infinity". Nested values are converted too. Values of other types stay as
+    they are.
     """
     if isinstance(value, Mapping):
         return {name: spelled(item) for name, item in value.items()}

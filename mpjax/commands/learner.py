@@ -29,7 +29,7 @@ from mpjax.precision.float8.recipes import E4M3, FLOAT8
 from mpjax.precision.modules import apply_policy, has_products_in_float8, scope_policy
 from mpjax.precision.policy_report import PolicyReport
 from mpjax.training import freezing, make_train_step
-from mpjax.training.kernels import kernels_of
+from mpjax.training.kernels import Kernels, kernels_of
 from mpjax.training.layout import Layout, divide
 from mpjax.training.optimizer import treats_numbers_one_by_one, update_rule, with_precision
 from mpjax.training.packing import UNPACKED, Packed, Packing
@@ -125,6 +125,7 @@ class Learner:
       task: the model and its objective.
       tx: the optimizer, with clipping, loss scaling and master weights.
       schedule: the learning rate as a function of applied steps.
+      kernels: the parameters that decay.
     """
 
     config: Config
@@ -133,6 +134,7 @@ class Learner:
     task: Task
     tx: optax.GradientTransformation
     schedule: optax.Schedule
+    kernels: Kernels
 
     def on(self, mesh: Mesh) -> Placed:
         """Builds the layout, the packing and the jitted training step of the run for a mesh; compiles nothing.
@@ -146,7 +148,7 @@ class Learner:
 
             require_norm_kernel(self.task.abstract, self.plan, mesh)
         layout = _layout(self.config, self.plan, self.task, self.fields, mesh)
-        packing = _packing(self.config, self.task, layout)
+        packing = _packing(self.config, self.task, self.kernels, layout)
         train_step = make_train_step(
             Packed(self.task.structure, packing),
             self.tx,
@@ -190,13 +192,13 @@ def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, st
         check_fit(task.abstract, config.task, fields, name=str(config.model.name), dtype=plan.policy.compute_dtype)
     schedule = learning_rate_schedule(config.optimizer, steps=steps, warmup=warmup)
     _, params, _ = take_apart(task.abstract)
-    factors = {}
+    kernels, factors = kernels_of(task.abstract), {}
     if config.optimizer.rates or config.optimizer.layer_decay != 1:
         factors = factors_of(config.optimizer, task, prepared_shapes(task, fields))
     rule = update_rule(
         config.optimizer,
         schedule,
-        kernels_of(task.abstract),
+        kernels,
         factors=factors,
         params={name: param for name, param in params.items() if name not in task.frozen},
         steps=steps,
@@ -206,10 +208,10 @@ def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, st
     if task.frozen:
         # A diagnosis passes the blocks of a stack one by one.
         tx = freezing.trained_only(tx, task.frozen | task.frozen_apart)
-    return Learner(config, plan, fields, task, tx, schedule)
+    return Learner(config, plan, fields, task, tx, schedule, kernels)
 
 
-def _packing(config: Config, task: Task, layout: Layout) -> Packing:
+def _packing(config: Config, task: Task, kernels: Kernels, layout: Layout) -> Packing:
     """Plans to pack small arrays if there is one device, the optimizer is elementwise and no array is frozen.
 
     Otherwise nothing is packed.
@@ -219,7 +221,7 @@ def _packing(config: Config, task: Task, layout: Layout) -> Packing:
     if not treats_numbers_one_by_one(config.optimizer) or task.frozen or layout.mesh.size > 1:
         return UNPACKED
     _, params, stats = take_apart(task.abstract)
-    return Packing.of(params, stats, kernels_of(task.abstract))
+    return Packing.of(params, stats, kernels)
 
 
 def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields, mesh: Mesh) -> Layout:

@@ -108,7 +108,8 @@ class Reader:
             if not boxes:
                 first, sizes = name, [picture.stored_size for picture in pictures]
                 boxes = named.each(box, pictures, drawn)
-            named.each(functools.partial(_require_size, name, first), pictures, sizes)  # all get the crops of the first
+            else:
+                named.each(functools.partial(_require_size, name, first), pictures, sizes)
             side = cast(int, field.shape[0])
             crops = aligned((len(pictures), side, side, _channels(field)), _depth(field).dtype)
             named.each(nearest if isinstance(field, Mask) else self.resize, pictures, boxes, crops)
@@ -126,10 +127,10 @@ class Reader:
 
 def _require_size(name: str, first: str, picture: Picture, size: tuple[int, int]) -> None:
     if picture.stored_size != size:
-        (width, height), (wanted, tall) = picture.stored_size, size
+        (width, height), (first_width, first_height) = picture.stored_size, size
         raise UsageError(
-            f"{name} has {width}x{height} pixels and {first} {wanted}x{tall}: both get one crop, so store them in one "
-            "size; masks resized by nearest neighbour keep their class numbers"
+            f"{name} has {width}x{height} pixels and {first} {first_width}x{first_height}: both get one crop, so store "
+            "them in one size; masks resized by nearest neighbour keep their class numbers"
         )
 
 

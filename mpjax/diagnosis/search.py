@@ -14,6 +14,7 @@ from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import Reading, Site
 from mpjax.diagnosis.trace import Trace
 from mpjax.precision.policy import Policy
+from mpjax.precision.rules import is_typed
 
 
 def is_in(path: str, module: str) -> bool:
@@ -45,7 +46,7 @@ def decides_after(rules: Iterable[str], pattern: str) -> bool:
       rules: the rules before it, each made by `pattern_of`.
       pattern: the pattern of the policy's rule.
     """
-    return pattern.startswith("type:") or not covers(rules, pattern)
+    return is_typed(pattern) or not covers(rules, pattern)
 
 
 def with_rules(policy: Policy, rules: Mapping[str, str]) -> Policy:

@@ -219,7 +219,7 @@ def with_weights(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[st
 
 
 def _sum(param: Any, rest: Any) -> Any:
-    """Adds the compensation `rest` to a parameter; where it is 0, the parameter stays bit for bit, even -0.0."""
+    """Adds the compensation `rest` to a parameter, in their dtype; where it is 0, every bit stays, even of -0.0."""
     choose = jnp.where if isinstance(param, jax.Array) else np.where
     return choose(rest == 0, param, param + rest)
 

@@ -137,7 +137,9 @@ class Damaged(UsageError):
 def _read(
     directory: pathlib.Path, position: int, places: Places | None, gather: Callable[[Any], list]
 ) -> tuple[dict[str, Any], dict]:
-    """Reads and verifies one checkpoint: returns its arrays by path and its description.
+    """Reads and verifies the checkpoint in the folder `position`: returns its arrays by path and its description.
+
+    `gather` collects a value of all processes. If one cannot read its part, all raise the same error.
 
     Raises:
       Damaged: the contents differ from what was saved, or a process cannot read them.

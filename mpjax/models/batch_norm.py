@@ -146,11 +146,11 @@ def _parts(rows: int) -> int:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def normalize(how: tuple, x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple:
-    """Normalizes x by the mean and variance of each channel, with a derivative of its own.
+    """Normalizes x by the mean and variance of each channel, with a JVP rule of its own; all results have gradients.
 
     Args:
       how: `(epsilon, axis_name, relu)`: a number that is added to the variance, the mapped axes over whose devices the
-        statistics are averaged (or None), and whether ReLU follows.
+        statistics are averaged (or None), and whether to apply ReLU to the result.
       x: float32 or wider [..., C].
       scale: the channels' factors, [1, ..., 1, C].
       bias: the channels' offsets, [1, ..., 1, C].

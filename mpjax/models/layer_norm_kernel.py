@@ -43,20 +43,8 @@ def backward(
 ) -> list[jax.Array]:
     """Computes what `mpjax.models.layer_norm.backward` computes, the gradients of a layer norm, in one pass over x.
 
-    Each program of the kernel sums the gradients of scale and bias over its rows; XLA adds these sums, in their order.
-
-    Args:
-      x: the input of the norm, in float32 or half precision.
-      dy: the gradient of norm(x).
-      dskip: the gradient of x over the residual connection.
-      scale: the norm's factors, float32.
-      mean: the mean of each row, float32.
-      variance: the variance of each row, float32. Where it is 0, its derivative is 0.
-      epsilon: epsilon of the norm.
-      interpret: whether to run the kernel's operations one by one, on any device.
-
-    Returns:
-      The gradient of x [N, D] in the dtype of x, and those of scale and bias [D] in float32.
+    Arguments and results are the same. Each program of the kernel sums the gradients of scale and bias over its rows;
+    XLA adds these sums, in their order. With `interpret`, the kernel's operations run one by one, on any device.
     """
     (total, width), padded = x.shape, 1 << (x.shape[1] - 1).bit_length()
     rows = max(1, TILE // padded)

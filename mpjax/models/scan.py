@@ -23,7 +23,7 @@ from mpjax.precision.calls import modules_of
 from mpjax.precision.casting.primitives import ARRANGES, CALLS, COMPARES, ELEMENTWISE, FUNCTIONS
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import is_floating
-from mpjax.precision.rules import covers, scope_lineage
+from mpjax.precision.rules import covers, is_typed, scope_lineage
 
 
 _CHEAP = (
@@ -197,7 +197,7 @@ def require_alike(model: nnx.Module, patterns: Iterable[str], flag: str) -> None
     for stack, depth in stacks_of(model).items():
         paths = [path for path in modules_of(model) if stack_of(f"{path}/", [stack])]
         for pattern in patterns:
-            for path in paths if not pattern.startswith("type:") else ():
+            for path in paths if not is_typed(pattern) else ():
                 rows = names_apart(f"{path}/", {stack: depth})
                 of_stack, *of_rows = (
                     covers(pattern, scope_lineage(name.removesuffix("/"))) for name in (f"{path}/", *rows)

@@ -89,7 +89,8 @@ def compensated_weights(inner: optax.GradientTransformation) -> optax.GradientTr
 
     The optimizer sees the sum of a parameter and its compensation in float32: 16 bits of mantissa for bfloat16, at half
     the memory of float32 copies. The updates are float32 differences to the rounded parameters: pass them to
-    `optax.apply_updates`. A parameter that is set to another value loses its compensation. Parameters in other dtypes
+    `optax.apply_updates`. A compensation is dropped if the parameter was set to
+    another value, from which the sum would not round back to it. Parameters in other dtypes
     are updated as without the wrapper. Put it inside the loss scaling.
 
     >>> import jax.numpy as jnp, mpjax, optax

@@ -37,8 +37,8 @@ def continued(
 ) -> list[dict[str, Any]]:
     """Extends the history of a run by a line for the steps that this process will run.
 
-    The result is the lines in `before` that begin before `step`, and the new line, as in `History`. For a new run it is
-    the new line only. Settings of one command (`OF_ONE_COMMAND`) do not count as changed.
+    The result is the lines in `before` that begin before `step`, and the new line, with the keys of `History`.
+    For a new run it is the new line only. Settings of one command (`OF_ONE_COMMAND`) do not count as changed.
 
     Args:
       before: the description stored in the checkpoint that the run resumes from; empty for a new run.

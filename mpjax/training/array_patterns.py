@@ -9,7 +9,7 @@ from mpjax.errors import UsageError
 from mpjax.models.scan import one_by_one
 from mpjax.precision.calls import modules_of
 from mpjax.precision.module_tree import lineages_of
-from mpjax.precision.rules import Lineage, covers, scope_lineage
+from mpjax.precision.rules import Lineage, covers, is_typed, scope_lineage
 from mpjax.training.state import take_apart
 
 
@@ -67,7 +67,7 @@ class ArrayPaths:
 
         A `type:` pattern is compared with the innermost module that holds the array, and with its parents.
         """
-        return covers(pattern, self._owner(path) if pattern.startswith("type:") else scope_lineage(path))
+        return covers(pattern, self._owner(path) if is_typed(pattern) else scope_lineage(path))
 
     def _owner(self, path: str) -> Lineage:
         """Finds the innermost module that holds the array at `path`, and returns its lineage: it and its parents."""

@@ -26,7 +26,8 @@ def with_labels(
     """Computes each position's cross entropy, and True where `predicted` is its label, in one pass over the logits.
 
     Logits are cast to float32, or keep a wider dtype, which the loss has too. `smoothing` is the fraction of the target
-    that is spread evenly over all classes. Where the label is outside [0, K), the loss is NaN and the bool is False.
+    that is spread evenly over all classes. Where the label is outside [0, K), the loss is NaN and the bool is False. It
+    is also False where the largest logit is not finite; of equal logits, the first is the prediction.
 
     Labels are compared with an iota: a gather of a logit and the scatter of its gradient would make XLA write all
     logits to memory once more.

@@ -47,8 +47,7 @@ def update_rule(
     """Chains clipping of the gradient and the update rule, for parameters by path; gradients have to be unscaled.
 
     Weight decay applies to kernels only, but to all parameters if an optimizer of optax or of the user takes
-    `weight_decay` and no mask. `config.moments` sets the dtype of the moments. A `config.clip_norm` of 0
-    does not clip.
+    `weight_decay` and no mask. `config.moments` sets the dtype of the moments. A `config.clip_norm` of 0 does not clip.
 
     Args:
       config: the `optimizer` section.

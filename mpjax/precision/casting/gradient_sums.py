@@ -132,7 +132,10 @@ def rule_adds_in_half(eqn, debug_info) -> bool:
 
 
 def _adds_now(body) -> bool:
-    """True if a body itself, not its derivative, adds many terms in half precision."""
+    """True if the program `body` itself, not its derivative, adds many terms of half precision.
+
+    That is `MANY` `add_any` or more, or one reduction, scan or scatter that adds many. Products do not count.
+    """
     halves = [eqn for eqn in body.eqns if any(map(_is_half, eqn.invars))]
     names = collections.Counter(eqn.primitive.name for eqn in halves)
     return names["add_any"] >= MANY or any(_adds(eqn) for eqn in halves if eqn.primitive.name in _ADDS_NOW)
