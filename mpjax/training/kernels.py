@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -36,7 +35,7 @@ class Kernels:
     Paths are those of single blocks, `blocks/3/mlp/up/kernel`.
     """
 
-    stacks: Stacks = MappingProxyType({})
+    stacks: Stacks = dataclasses.field(default_factory=dict)
     others: Collection[str] = frozenset()
     matrices: Mapping[str, tuple[int, int]] | None = None
 
