@@ -6,7 +6,7 @@ Shapes: ... stands for the axes of examples and positions; D width, N rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from flax import nnx
 
 from mpjax.models.kernel_call import kernel_call
 from mpjax.precision.calls import Scope, scope_of, wrappers_of
-from mpjax.precision.dtypes import FLOAT32, HALF, widest
+from mpjax.precision.dtypes import FLOAT32, HALF
 from mpjax.precision.layers import Casts, changed
 from mpjax.precision.reduction import varying
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Array, Float
 
 
-def pre_norm(x: jax.Array, norm: nnx.LayerNorm, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def pre_norm(x: jax.Array, norm: Any, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """Computes x + change(norm(x)), like `mpjax.models.transformer.pre_norm` bit for bit.
 
     On NVIDIA GPUs, one kernel computes the gradient of x and those of the norm's scale and bias. The gradient of x has
@@ -34,20 +34,22 @@ def pre_norm(x: jax.Array, norm: nnx.LayerNorm, change: Callable[[jax.Array], ja
     return x + change(y)
 
 
-def computes_in_float32(norm: nnx.LayerNorm, dtype: jax.typing.DTypeLike) -> bool:
-    """True if a norm takes values of `dtype`, float32 or half precision, and computes and stores in float32 alone."""
+def computes_in_float32(norm: Any, dtype: jax.typing.DTypeLike) -> bool:
+    """True if an `nnx.LayerNorm` takes values of `dtype`, float32 or half precision, and computes in float32 alone.
+
+    Its scale and bias, which may be abstract, are stored in float32 too.
+    """
     wrappers = [wrapper for wrapper in wrappers_of(norm) if type(wrapper) is not Scope]
-    inside = [wrapper.inside for wrapper in wrappers if isinstance(wrapper, Casts)]
-    stored = {norm.scale.get_value().dtype, norm.bias.get_value().dtype}  # they may be abstract
+    computed = [norm.dtype, *(wrapper.inside for wrapper in wrappers if isinstance(wrapper, Casts))]
     return (
-        len(wrappers) == len(inside)
-        and jnp.dtype(dtype) in (FLOAT32, *HALF)
-        and stored == {FLOAT32}
-        and (norm.dtype or widest(*inside, dtype, FLOAT32)) == FLOAT32
+        jnp.dtype(dtype) in (FLOAT32, *HALF)
+        and all(isinstance(wrapper, Casts) for wrapper in wrappers)
+        and all(jnp.dtype(other) == FLOAT32 for other in computed if other is not None)
+        and {variable.get_value().dtype for variable in (norm.scale, norm.bias)} == {FLOAT32}
     )
 
 
-def _normalized(norm: nnx.LayerNorm, x: Float[Array, "*S D"]) -> tuple[jax.Array, jax.Array]:
+def _normalized(norm: Any, x: Float[Array, "*S D"]) -> tuple[jax.Array, jax.Array]:
     """Computes norm(x) and x, so that the backward pass is given both terms of the gradient of x."""
 
     def plain(x, scale, bias):
