@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mpjax.models.kernel_call import kernel_call
+from mpjax.models.kernel_calls import kernel_call
 from mpjax.precision.calls import Scope, scope_of, wrappers_of
 from mpjax.precision.dtypes import FLOAT32, HALF
 from mpjax.precision.layers import Casts, changed

@@ -90,13 +90,6 @@ def test_training_on_a_cpu_with_the_kernel_is_an_error():
         build_run(config_of())
 
 
-@pytest.mark.parametrize("name", ["mlp", "resnet18", "convnext_t"])
-def test_a_model_without_such_norms_has_no_kernel(name):
-    config = load_config(f"--data.name digits --model.name {name} --model.norm_kernel pallas".split())
-    with pytest.raises(UsageError, match=f"--model.norm_kernel pallas: {name} has no such setting; .*norm_kernel xla"):
-        build_run(config)
-
-
 def test_a_step_is_replayed_where_the_kernel_cannot_run():
     with pytest.warns(PrecisionWarning, match="--model.norm_kernel pallas needs a GPU, this is a cpu: the step is"):
         assert on_devices_here(config_of()).model.norm_kernel == "xla"

@@ -84,7 +84,7 @@ DERIVED = frozenset({"custom_jvp_call", "custom_vjp_call"})
 """Calls with a derivative rule of their own."""
 
 KERNEL_CALL = "kernel_call"
-"""The call of `mpjax.models.kernel_call`: a GPU runs a kernel in place of its body."""
+"""The call of `mpjax.models.kernel_calls`: a GPU runs a kernel in place of its body."""
 
 CALLS = DERIVED | {KERNEL_CALL, "jit", "remat2", "checkpoint", "closed_call", "core_call", "eval_jaxpr", "call"}
 """Primitives that mean the same as their body; see `called` in `walk.py`."""
