@@ -59,13 +59,15 @@ def backward(
     rows = max(1, TILE // padded)
     tiles = -(-total // (rows * PROGRAMS))
     programs = -(-total // (rows * tiles))
-    vectors = jax.ShapeDtypeStruct((programs, width), jnp.float32)
+    # In a `jax.shard_map`, results vary between devices as x does.
+    shape_of = functools.partial(jax.ShapeDtypeStruct, manual_axis_type=jax.typeof(x).manual_axis_type)
+    vectors = shape_of((programs, width), jnp.float32)
     dx, dscale, dbias = pl.pallas_call(
         functools.partial(_program, epsilon=epsilon, rows=rows, tiles=tiles, padded=padded),
         grid=(programs,),
         in_specs=[pl.BlockSpec(memory_space=pl.ANY)] * 6,
         out_specs=[pl.BlockSpec(memory_space=pl.ANY)] * 3,
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype), vectors, vectors],
+        out_shape=[shape_of(x.shape, x.dtype), vectors, vectors],
         compiler_params=triton.CompilerParams(num_warps=WARPS),
         interpret=interpret,
         name="layer_norm_backward",
