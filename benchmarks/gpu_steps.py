@@ -49,6 +49,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gpt2 bfloat16 50257": {"flags": GPT2, "policy": "mixed_bfloat16", "vocabulary": 50257},
     "gpt2 bfloat16": {"flags": GPT2, "policy": "mixed_bfloat16", "vocabulary": 50304},
     "vit bfloat16": {"flags": VIT, "policy": "mixed_bfloat16"},
+    "gpt2 bfloat16, kernel of norms": {
+        "flags": f"{GPT2} --model.norm_kernel pallas",
+        "policy": "mixed_bfloat16",
+        "vocabulary": 50304,
+    },
+    "vit bfloat16, kernel of norms": {"flags": f"{VIT} --model.norm_kernel pallas", "policy": "mixed_bfloat16"},
     "gpt2 bfloat16, XLA's own options": {
         "flags": GPT2,
         "policy": "mixed_bfloat16",

@@ -28,6 +28,7 @@ from mpjax.loop.resume import adopt
 from mpjax.loop.signals import as_usual
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.loop.train import Explain
+from mpjax.models.devices import why_not_on
 from mpjax.precision.presets import get_policy
 from mpjax.report.history import HISTORY_FILE, later_turns, read_history
 from mpjax.training import TrainState
@@ -111,10 +112,11 @@ def _of_evaluation(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[
 
 
 def on_devices_here(config: Config) -> Config:
-    """Replaces the mesh of a run by the default mesh if it does not fit the present devices.
+    """Replaces the mesh of a run by the default mesh, and a kernel by XLA's, if the present devices cannot have it.
 
     Warns:
-      PrecisionWarning: it does not fit, so the replayed step differs where a device's share of a batch matters.
+      PrecisionWarning: they cannot. The replayed step differs where a device's share of a batch matters, or rounds
+        otherwise.
     """
     try:
         settle(config.mesh.sizes, jax.device_count())
@@ -127,7 +129,14 @@ def on_devices_here(config: Config) -> Config:
         if config.training.batch_norm == "device":
             text += " and batch norms that see more or fewer examples"
         warnings.warn(text, PrecisionWarning, stacklevel=2)
-        return dataclasses.replace(config, mesh=Mesh())
+        config = dataclasses.replace(config, mesh=Mesh())
+    if config.model.norm_kernel != "xla" and (reason := why_not_on(jax.devices()[0])):
+        text = (
+            f"--model.norm_kernel {config.model.norm_kernel} {reason}: the step is replayed with XLA's kernels for "
+            "norms, which round the two terms of a gradient before they are added"
+        )
+        warnings.warn(text, PrecisionWarning, stacklevel=2)
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, norm_kernel="xla"))
     return config
 
 

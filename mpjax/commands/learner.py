@@ -128,8 +128,13 @@ class Learner:
         """Builds the layout, the packing and the training step of the run for a mesh.
 
         Raises:
-          UsageError: the arrays of the run cannot be divided over the mesh.
+          UsageError: the arrays of the run cannot be divided over the mesh, or its devices cannot run a kernel that the
+            settings ask for.
         """
+        if self.config.model.norm_kernel == "pallas":
+            from mpjax.commands.norm_kernel import require_norm_kernel  # local, because few runs have it
+
+            require_norm_kernel(self.task.abstract, self.plan, mesh)
         layout = _layout(self.config, self.plan, self.task, self.fields, mesh)
         packing = _packing(self.config, self.task, layout)
         train_step = make_train_step(

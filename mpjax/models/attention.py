@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 from mpjax.errors import UsageError
 from mpjax.mesh_axes import FSDP, TENSOR
+from mpjax.models.devices import why_not_on
 from mpjax.models.projections import called, project
 from mpjax.precision import attention as plain
 from mpjax.precision.dtypes import HALF, default_device
@@ -156,14 +157,8 @@ def _chosen(implementation: Implementation, query: jax.Array) -> Literal["xla", 
 def _why_not_cudnn(query: jax.Array, device) -> str | None:
     """The reason why cuDNN's fused attention cannot train with these queries on `device`; None if it can."""
     *_, length, _, features = query.shape
-    if device.platform not in ("gpu", "cuda"):
-        return f"needs a GPU, this is a {device.platform}"
-    try:
-        capability = float(device.compute_capability)
-    except (AttributeError, ValueError):  # AMD's capability is a name, such as "gfx942"
-        return f"needs an NVIDIA GPU, this is a {device.device_kind}"
-    if capability < 8.0:
-        return f"needs compute capability 8.0, {device.device_kind} has {capability}"
+    if reason := why_not_on(device):
+        return reason
     if query.dtype not in HALF:
         return f"computes in float16 or bfloat16, not in {query.dtype}"
     if features % 8 or features > 128:

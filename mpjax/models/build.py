@@ -201,6 +201,7 @@ def _next_tokens(fields: Mapping[str, Any], config: schema.Model) -> dict[str, A
 
 
 _TRANSFORMER = ("width", "depth", "heads", "dropout", "scan_blocks")
+_PRE_NORM = (*_TRANSFORMER, "norm_kernel")
 
 ENTRIES = {
     "mlp": NamedModel("classification", MLP, _flat_images, ("width", "depth")),
@@ -214,11 +215,11 @@ ENTRIES = {
     "wrn28_10": NamedModel("classification", wide_resnet.wrn28_10, _images, ("width", "dropout")),
     "xception": NamedModel("classification", xception.xception, _for_xception, ("width", "depth", "stem")),
     "convnext_t": NamedModel("classification", convnext.convnext_t, _images, ("width", "patch")),
-    "vit_ti16": NamedModel("classification", vit.vit_ti16, _sized_images, ("patch", "pool", *_TRANSFORMER)),
-    "vit_s16": NamedModel("classification", vit.vit_s16, _sized_images, ("patch", "pool", *_TRANSFORMER)),
-    "vit_b16": NamedModel("classification", vit.vit_b16, _sized_images, ("patch", "pool", *_TRANSFORMER)),
+    "vit_ti16": NamedModel("classification", vit.vit_ti16, _sized_images, ("patch", "pool", *_PRE_NORM)),
+    "vit_s16": NamedModel("classification", vit.vit_s16, _sized_images, ("patch", "pool", *_PRE_NORM)),
+    "vit_b16": NamedModel("classification", vit.vit_b16, _sized_images, ("patch", "pool", *_PRE_NORM)),
     "unet": NamedModel("segmentation", unet.unet, _pixels, ("width", "depth")),
     "bert": NamedModel("text_classification", bert.bert_base, _texts, _TRANSFORMER),
-    "gpt2": NamedModel("language_modeling", gpt2.gpt2, _next_tokens, _TRANSFORMER),
+    "gpt2": NamedModel("language_modeling", gpt2.gpt2, _next_tokens, _PRE_NORM),
 }
 """The models of `mpjax.config.choices.MODELS`."""

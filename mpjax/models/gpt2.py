@@ -16,7 +16,7 @@ from flax import nnx
 from mpjax.models.activations import tanh_gelu
 from mpjax.models.attention import Implementation
 from mpjax.models.scan import in_series, through
-from mpjax.models.transformer import Block, check_length, dropping, with_positions
+from mpjax.models.transformer import Block, NormKernel, check_length, dropping, pre_norm_by, with_positions
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -37,6 +37,7 @@ class GPT2(nnx.Module):
       heads: number of attention heads, a divisor of the width.
       dropout: dropout rate.
       implementation: attention implementation; see `attend`.
+      norm_kernel: what computes the backward pass of the blocks' norms on NVIDIA GPUs; see `pre_norm_by`.
       scan_blocks: whether the blocks are one loop over stacked arrays; see `mpjax.models.scan`.
     """
 
@@ -51,6 +52,7 @@ class GPT2(nnx.Module):
         heads: int,
         dropout: float = 0.1,
         implementation: Implementation = "auto",
+        norm_kernel: NormKernel = "xla",
         scan_blocks: bool = False,
     ):
         normal = nnx.initializers.normal
@@ -61,6 +63,7 @@ class GPT2(nnx.Module):
             Block,
             width,
             heads,
+            order=pre_norm_by(norm_kernel),
             activation=tanh_gelu,
             epsilon=EPSILON,
             is_causal=True,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,10 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 Function = Callable[[jax.Array], jax.Array]
+Order = Callable[[jax.Array, Any, Function], jax.Array]
+"""Where a norm stands among a layer and its residual connection: `(x, norm, change) -> result`."""
+
+NormKernel = Literal["xla", "pallas"]
 
 INIT = nnx.initializers.truncated_normal(0.02)
 
@@ -34,6 +38,21 @@ INIT = nnx.initializers.truncated_normal(0.02)
 def pre_norm(x: jax.Array, norm: Function, change: Function) -> jax.Array:
     """Computes x + change(norm(x)), so that the gradient has a direct path (Xiong et al., 2020, arXiv:2002.04745)."""
     return x + change(norm(x))
+
+
+def pre_norm_by(kernel: NormKernel) -> Order:
+    """The function `pre_norm` with a backward pass by XLA's kernels, or by one kernel of mpjax's own.
+
+    Raises:
+      UsageError: `kernel` is unknown.
+    """
+    if kernel == "xla":
+        return pre_norm
+    if kernel != "pallas":
+        raise UsageError(f"unknown kernel of norms '{kernel}': wanted 'xla' or 'pallas'")
+    from mpjax.models import layer_norm  # local, because few models have it
+
+    return layer_norm.pre_norm
 
 
 def post_norm(x: jax.Array, norm: Function, change: Function) -> jax.Array:
@@ -91,7 +110,7 @@ class Block(nnx.Module):
     Args:
       width: D.
       heads: number of attention heads, a divisor of the width.
-      order: `pre_norm` or `post_norm`.
+      order: `pre_norm`, `pre_norm_by(...)` or `post_norm`.
       activation: activation of the MLP, whose hidden width is 4 D.
       epsilon: epsilon of the layer norms.
       is_causal: whether a position attends only to itself and earlier positions.
@@ -106,7 +125,7 @@ class Block(nnx.Module):
         width: int,
         heads: int,
         *,
-        order: Callable[[jax.Array, Function, Function], jax.Array] = pre_norm,
+        order: Order = pre_norm,
         activation: Function = gelu,
         epsilon: float = 1e-6,
         is_causal: bool = False,

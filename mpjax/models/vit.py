@@ -19,7 +19,7 @@ from flax import nnx
 from mpjax.errors import UsageError
 from mpjax.models.attention import Implementation
 from mpjax.models.scan import in_series, through
-from mpjax.models.transformer import INIT, Block, dropping, with_positions
+from mpjax.models.transformer import INIT, Block, NormKernel, dropping, pre_norm_by, with_positions
 from mpjax.precision.dtypes import FLOAT32, widest
 
 
@@ -42,6 +42,7 @@ class ViT(nnx.Module):
       dropout: dropout rate.
       epsilon: epsilon of the layer norms; Hugging Face's models have 1e-12.
       implementation: attention implementation; see `attend`.
+      norm_kernel: what computes the backward pass of the blocks' norms on NVIDIA GPUs; see `pre_norm_by`.
       scan_blocks: whether the blocks are one loop over stacked arrays; see `mpjax.models.scan`.
     """
 
@@ -59,6 +60,7 @@ class ViT(nnx.Module):
         dropout: float = 0.0,
         epsilon: float = 1e-6,
         implementation: Implementation = "auto",
+        norm_kernel: NormKernel = "xla",
         scan_blocks: bool = False,
     ):
         rows, columns, channels = image_shape
@@ -76,7 +78,15 @@ class ViT(nnx.Module):
         self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if pool == "cls" else None
         self.positions = nnx.Param(INIT(rngs.params(), (positions, width)))
         self.dropout = dropping(dropout, rngs)
-        block = functools.partial(Block, width, heads, epsilon=epsilon, dropout=dropout, implementation=implementation)
+        block = functools.partial(
+            Block,
+            width,
+            heads,
+            order=pre_norm_by(norm_kernel),
+            epsilon=epsilon,
+            dropout=dropout,
+            implementation=implementation,
+        )
         self.blocks = in_series(block, depth, rngs=rngs, scan=scan_blocks)
         self.norm = nnx.LayerNorm(width, epsilon=epsilon, rngs=rngs)
         self.head = nnx.Linear(width, num_classes, kernel_init=INIT, rngs=rngs)

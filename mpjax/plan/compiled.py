@@ -16,7 +16,7 @@ from mpjax.errors import UsageError
 from mpjax.mesh_axes import TENSOR
 from mpjax.plan.devices import GPUS
 from mpjax.plan.memory import Memory, memory_of
-from mpjax.plan.target import mesh_of, toolkit_folder, traced_for
+from mpjax.plan.target import lowered_for, mesh_of, toolkit_folder, traced_for
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting.flops import flops_of
 from mpjax.precision.float8.recipes import require_units
@@ -147,7 +147,7 @@ def start(
     with step.wide(), traced_for(GPUS[name], mesh.devices.flat[0], attention):
         train_step, arguments = step.on(mesh)
         traced = trace(train_step, *arguments)
-        lowered = traced.lower()
+        lowered = lowered_for(traced, mesh.devices.flat[0])
     # Shapes in the step are of a device's share of the batch, but whole over `tensor`, which the compiler divides.
     shards = mesh.shape[TENSOR]
     flops = {dtype: count / shards for dtype, count in flops_of(traced.jaxpr).items()}

@@ -168,5 +168,21 @@ def traced_for(gpu: Gpu, device: Any, implementation: str) -> Iterator[None]:
             setattr(checks, name, function)
 
 
+def lowered_for(traced: Any, device: Any) -> Any:
+    """Lowers a traced program for a device that may be absent.
+
+    Pallas asks JAX's default device which instructions its kernels may use, whatever the program is lowered for.
+
+    Args:
+      traced: a `jax.stages.Traced`.
+      device: a device of the program's mesh.
+
+    Returns:
+      The `jax.stages.Lowered` program.
+    """
+    with jax.default_device(device):
+        return traced.lower()
+
+
 def _numbers(capability: str) -> tuple[int, ...]:
     return tuple(map(int, capability.split(".")))

@@ -143,9 +143,9 @@ def _refuse_summed(grads, axis_name: Axes) -> None:
     The type of such a gradient (`jax.typeof`) does not vary over the axis. With `check_vma=False` no type does.
     """
     axes = {axis_name} if isinstance(axis_name, str) else set(axis_name)
-    tracked = _varying(jax.lax.axis_index(axis_name))
+    tracked = varying(jax.lax.axis_index(axis_name))
     for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
-        if _is_inexact(leaf) and (summed := (tracked & axes) - _varying(leaf)):
+        if _is_inexact(leaf) and (summed := (tracked & axes) - varying(leaf)):
             over = ", ".join(sorted(summed))
             raise UsageError(
                 f"reduce_gradients: the gradient {path_name(path)} has been summed over '{over}' already, in the dtype "
@@ -158,7 +158,7 @@ def _is_inexact(leaf) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-def _varying(array) -> frozenset[str]:
+def varying(array) -> frozenset[str]:
     """The mesh axes over which the type of a value varies (`jax.typeof`); empty with `check_vma=False`."""
     aval: Any = jax.typeof(array)
     tracked = getattr(aval, "manual_axis_type", None)  # since JAX 0.10; before it, and for a while after, `vma`

@@ -123,7 +123,7 @@ def test_a_model_for_other_data_is_refused(name, fields, says):
 
 
 OTHER = {"width": 8, "depth": 1, "heads": 2, "patch": 8, "pool": "cls", "dropout": 0.5, "scan_blocks": True}
-OTHER |= {"stem": "imagenet"}
+OTHER |= {"stem": "imagenet", "norm_kernel": "pallas"}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -259,6 +259,38 @@ def test_a_vit_b16_adds_biases_where_they_cost_no_pass(plugin):
     assert moved(compiled(f"{flags} {model}")).bytes <= 29.5e9
 
 
+KERNEL = "__gpu$xla.gpu.triton"
+"""The call of a kernel of Pallas."""
+TRITON = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
+
+
+@pytest.mark.slow
+@TRITON
+def test_the_kernel_of_norms_saves_two_passes_over_the_activations_of_each(plugin):
+    """Three blocks of ViT-B: 29.36 GB without the kernel. Two of GPT-2 small: 45.27, of which the head moves most."""
+    flags = "--data.name imagenet2012 --data.image_size 224 --data.batch_size 256 --data.crop_padding 0"
+    vit = "--model.name vit_b16 --model.depth 3 --optimizer.name adamw --precision.policy mixed_bfloat16"
+    traffic = moved(compiled(f"{flags} {vit} --model.norm_kernel pallas"))
+    assert traffic.calls[KERNEL] == 6
+    assert traffic.bytes <= 28.3e9
+    flags = "--task language_modeling --data.name docstrings --data.length 1024 --data.batch_size 32 --model.name gpt2"
+    gpt2 = "--model.depth 2 --optimizer.name adamw --precision.policy mixed_bfloat16"
+    traffic = moved(compiled(f"{flags} {gpt2} --model.norm_kernel pallas", vocabulary=50257))
+    assert traffic.calls[KERNEL] == 4
+    assert traffic.bytes <= 44.8e9
+
+
+@pytest.mark.slow
+@TRITON
+@pytest.mark.parametrize("mesh", ["--mesh.data 4", "--mesh.fsdp 4"])
+def test_each_of_several_gpus_runs_the_kernel_of_norms_on_its_share(plugin, mesh):
+    """Two blocks; 16 examples of 64 positions for each GPU."""
+    program = parse(compiled(f"{OWN_LOOP['vit']} --model.norm_kernel pallas {mesh}", devices=4).executable.as_text())
+    instructions = [each for computation in program.computations.values() for each in computation]
+    shapes = [shapes_of(each.type)[0] for each in instructions if each.target == KERNEL]
+    assert shapes == 4 * [("bf16", (1024, 64))]
+
+
 OWN_LOOP = {
     "resnet": "--data.name cifar10 --data.batch_size 64 --model.name resnet18 --model.width 16 --data.crop_padding 0 "
     "--precision.policy mixed_bfloat16",

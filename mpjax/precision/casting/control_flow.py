@@ -11,6 +11,7 @@ import jax
 
 from mpjax.precision.casting.gradient_sums import adding_to, is_half, with_sum
 from mpjax.precision.casting.jaxprs import manual_axes, open_shardings, opened, scan_counts
+from mpjax.precision.casting.primitives import KERNEL_CALL
 from mpjax.precision.casting.values import (
     Origin,
     Value,
@@ -191,6 +192,7 @@ HANDLERS = {
     "cond": cond,
     "remat2": remat,
     "checkpoint": remat,
+    KERNEL_CALL: call,
     "closed_call": call,
     "core_call": call,
     "eval_jaxpr": call,

@@ -83,7 +83,10 @@ ADDING = SCATTERED_SUMS | {"reduce_window_sum", "cumsum", "cumlogsumexp", "psum"
 DERIVED = frozenset({"custom_jvp_call", "custom_vjp_call"})
 """Calls with a derivative rule of their own."""
 
-CALLS = DERIVED | {"jit", "remat2", "checkpoint", "closed_call", "core_call", "eval_jaxpr", "call"}
+KERNEL_CALL = "kernel_call"
+"""The call of `mpjax.models.kernel_calls`: a GPU runs a kernel in place of its body."""
+
+CALLS = DERIVED | {KERNEL_CALL, "jit", "remat2", "checkpoint", "closed_call", "core_call", "eval_jaxpr", "call"}
 """Primitives that mean the same as their body; see `called` in `walk.py`."""
 
 CONTROL_FLOW = frozenset({"scan", "while", "cond"})
