@@ -56,8 +56,14 @@ def export_run(settings: Export) -> PretrainedReport | None:
         print(printable(f"checkpoint {position} of {folder}: {description}"))
         return None
 
-    model = task.structure.assemble(state.ema if settings.ema else state.params, state.stats)
-    report = export_safetensors(model, settings.output, dtype=settings.dtype or None, layout=settings.layout)
+    model: Any = task.structure.assemble(state.ema if settings.ema else state.params, state.stats)
+    dtype, source = settings.dtype or None, config.model.folder
+    if source and settings.layout == "huggingface" and not settings.output.endswith(".safetensors"):
+        from mpjax.models.decoder.folder import export_decoder  # local, like all imports that few runs need
+
+        report = export_decoder(model, settings.output, source=source, dtype=dtype)
+    else:
+        report = export_safetensors(model, settings.output, dtype=dtype, layout=settings.layout)
     print(printable(f"checkpoint {position} of {folder}: {report.totals}"))
     return report
 

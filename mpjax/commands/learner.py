@@ -80,7 +80,8 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
 
     # A module of the user may keep arrays besides its variables, such as `self.offsets = jnp.arange(8)`. The trace of
     # `build` ends here, but these arrays are constants of every later program.
-    with jax.ensure_compile_time_eval() if has_colon(config.model.name) else contextlib.nullcontext():
+    own = has_colon(config.model.name) and not config.model.folder
+    with jax.ensure_compile_time_eval() if own else contextlib.nullcontext():
         abstract: Any = nnx.eval_shape(build, jax.random.key(0))
     require_alike(abstract, plan.policy.rules, "--precision.rules")
     frozen = freezing.frozen_paths(abstract, config.training.freeze) if config.training.freeze else frozenset()

@@ -28,15 +28,21 @@ MODELS: Mapping[str, str] = {
 }
 
 
-def parse_model_name(text: str) -> str:
-    """Checks and returns the name of a model: one of `MODELS`, or the user's `FILE.py:NAME` or `package.module:NAME`.
+HF = "hf:"
+"""What precedes the folder, or the id on the Hugging Face hub, of the files of a model."""
 
-    A text with a colon is accepted; the code is not looked up here.
+
+def parse_model_name(text: str) -> str:
+    """Checks and returns the name of a model: one of `MODELS`, `hf:FOLDER`, or the user's.
+
+    The user's are `FILE.py:NAME` and `package.module:NAME`. Neither code nor folder is looked up here.
 
     Raises:
       UsageError: there is no such model; the message suggests the closest name.
     """
-    return _known_or_own("model", text, MODELS)
+    if text == HF:
+        raise UsageError(f"no model {text!r}: wanted a folder of Hugging Face files, as in {HF}FOLDER")
+    return _known_or_own("model", text, [*MODELS, f"{HF}FOLDER"])
 
 
 def _known_or_own(kind: str, text: str, known: Collection[str]) -> str:

@@ -150,7 +150,8 @@ class Export(CommandSettings):
     run: str
     """Folder of the run."""
     output: str
-    """File to write: `.safetensors` for weights, any other ending for a program."""
+    """File to write: `.safetensors` for weights, any other ending for a program. With `--layout huggingface` and a
+    model of `hf:FOLDER`, the folder to write, which transformers loads."""
     what: Literal["weights", "program"] = "weights"
     """weights: the parameters, as safetensors. program: the model with its weights, from a batch as it is stored to
     logits, as `jax.export` writes it."""

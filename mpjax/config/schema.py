@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from mpjax.config.choices import TaskName
+from mpjax.config.choices import HF, TaskName
 from mpjax.config.durations import Duration, epochs, settle_durations
 from mpjax.config.setting_types import (
     NOT_NEGATIVE,
@@ -77,8 +77,9 @@ class Data:
     preprocess: Named = ""
     """Your function from a stored example to an example, both dicts of fields: `FILE.py:NAME` or
     `package.module:NAME`."""
-    tokenizer: str = "bytes"
-    """Tokenizer: `bytes`, `words` (hashed), or a Hugging Face tokenizer as a folder, a tokenizer.json or a name."""
+    tokenizer: str = "auto"
+    """Tokenizer: `bytes`, `words` (hashed), or a Hugging Face tokenizer as a folder, a tokenizer.json or a name; auto:
+    that in the folder of `--model.name hf:FOLDER`, else bytes."""
     length: Count = 128
     """Tokens per example; longer texts are truncated, shorter ones padded."""
     batch_size: OrAuto = 64
@@ -155,8 +156,8 @@ class Model:
     """The model and its sizes."""
 
     name: ModelName = "resnet18"
-    """Architecture, or your own: `FILE.py:NAME` or `package.module:NAME` of a class or function that takes the fields
-    of a batch and `rngs`."""
+    """Architecture; `hf:FOLDER`, a decoder with its weights from Hugging Face files, or `hf:ID` from the hub; or your
+    own: `FILE.py:NAME` or `package.module:NAME` of a class or function that takes the fields of a batch and `rngs`."""
     width: CountOrZero = 0
     """Channels of the first stage, or units of each layer; 0: as published (ResNet: 64 with the ImageNet stem, 16 with
     the small one; MLP: 16)."""
@@ -185,6 +186,17 @@ class Model:
     """Initial weights: a safetensors file or folder, or a name on the Hugging Face Hub."""
     pretrained_skip: Texts = ()
     """Patterns of parameters to initialise randomly all the same: `"head/*"` for another number of classes."""
+
+    @property
+    def folder(self) -> str:
+        """The folder, or the id on the hub, that `name` gives as `hf:FOLDER`; empty for other names."""
+        name = str(self.name)
+        return name.removeprefix(HF) if name.startswith(HF) else ""
+
+    @property
+    def weights(self) -> str:
+        """The file, folder or id of the initial weights, `pretrained` or that of `name`; empty without any."""
+        return self.pretrained or self.folder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -472,6 +484,10 @@ class Config:
 
     def __post_init__(self):
         settle_durations(self, "steps")
+        known = isinstance(self.data, Data) and isinstance(self.model, Model)  # else `check` says what is wrong
+        if known and self.data.tokenizer == "auto":
+            data = dataclasses.replace(self.data, tokenizer=self.model.folder or "bytes")
+            object.__setattr__(self, "data", data)
 
 
 def with_settings(config: Any, settings: Mapping[str, Any]) -> Any:

@@ -71,6 +71,8 @@ def code_of(config: Config) -> dict[str, tuple[str, ...]]:
     """Collects the names of code by setting, those of mpjax's own models left out."""
     code = {}
     for name in CODE:
+        if name == "model.name" and config.model.folder:
+            continue
         section, _, field = name.partition(".")
         value = getattr(getattr(config, section), field)
         is_code = names_code if section == "data" and field in ("name", "mix") else has_colon

@@ -1,4 +1,4 @@
-"""Activations that move few bytes on a GPU: ReLU, and GELU in float32 for Transformers and ConvNeXt."""
+"""Activations that move few bytes on a GPU: ReLU, and GELU and gates in float32 for Transformers and ConvNeXt."""
 
 from __future__ import annotations
 
@@ -85,6 +85,46 @@ _recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 
 With a barrier, XLA would store the sum of a product and its bias beside the product.
 """
+
+
+def silu_gate(gate: Float[Array, "*S"], x: Float[Array, "*S"]) -> Float[Array, "*S"]:
+    """Computes silu(gate) * x in float32 or wider: SwiGLU (Shazeer, 2020, arXiv:2002.05202)."""
+    return _gate_in_float32(_silu, _silu_slope, gate, x)
+
+
+def tanh_gelu_gate(gate: Float[Array, "*S"], x: Float[Array, "*S"]) -> Float[Array, "*S"]:
+    """Computes tanh_gelu(gate) * x in float32 or wider: GeGLU, from the same paper."""
+    return _gate_in_float32(functools.partial(nnx.gelu, approximate=True), _tanh_gelu_slope, gate, x)
+
+
+def _silu(x: jax.Array) -> jax.Array:
+    return x * jax.nn.sigmoid(x)
+
+
+def _silu_slope(x: jax.Array) -> jax.Array:
+    share = jax.nn.sigmoid(x)
+    return share * (1 + x * (1 - share))
+
+
+def _gate_in_float32(function: Function, slope: Function, gate: jax.Array, x: jax.Array) -> jax.Array:
+    """Computes function(gate) * x in float32 (or wider) and casts to the dtype of x, as `_in_float32` does.
+
+    Only the two inputs are kept for the backward pass. `slope` computes the derivative of `function`.
+    """
+    dtype = widest(x.dtype, FLOAT32)
+
+    @jax.custom_jvp
+    def product(gate: jax.Array, x: jax.Array) -> jax.Array:
+        return (function(gate.astype(dtype)) * x.astype(dtype)).astype(x.dtype)
+
+    @product.defjvp
+    def product_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+        wide, wide_x = (value.astype(dtype) for value in primals)
+        of_gate, of_x = (value.astype(dtype) for value in tangents)
+        change = of_gate * (_once(slope, wide) * wide_x) + of_x * _once(function, wide)
+        return product(*primals), change.astype(primals[1].dtype)
+
+    return _recomputed(product)(gate, x)
 
 
 def activated(layer: nnx.Linear, function: Function, x: Float[Array, "*S D"]) -> Float[Array, "*S H"]:

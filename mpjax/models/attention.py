@@ -1,13 +1,13 @@
 """Multi-head self-attention (Vaswani et al., 2017, arXiv:1706.03762), with cuDNN's fused kernel if available.
 
-Shapes: B batch, T positions, D width, N heads, H features per head.
+Shapes: B batch, T positions, D width, N heads, K key and value heads, H features per head.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -79,21 +79,28 @@ class Attention(nnx.Module):
 
 def attend(
     query: Float[Array, "B T N H"],
-    key: Float[Array, "B T N H"],
-    value: Float[Array, "B T N H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K H"],
     *,
     lengths: Int[Array, " B"] | None = None,
     is_causal: bool = False,
+    window: int | jax.Array | None = None,
+    scale: float | None = None,
+    cap: float | None = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "B T N H"]:
     """Computes attention with scores and softmax in float32, whatever the input dtype and the device.
 
     Args:
       query: [B, T, N, H].
-      key: [B, T, N, H].
-      value: [B, T, N, H].
+      key: [B, T, K, H], where N is a multiple of K.
+      value: [B, T, K, H].
       lengths: int32 [B], the number of positions of each sequence to attend to; 0 is treated as 1. None: all.
       is_causal: whether a position attends only to itself and earlier positions.
+      window: the number of positions that a causal position attends to, itself included; an int, or an int32 scalar,
+        with which "auto" is "xla". None: all.
+      scale: the factor of the scores; None: 1 / sqrt(H).
+      cap: the limit of the scores (`mpjax.precision.attention.soft_cap`), with which "auto" is "xla"; None: no limit.
       implementation: "auto", "xla" or "cudnn".
 
     Returns:
@@ -101,17 +108,27 @@ def attend(
 
     Raises:
       UsageError: the implementation is unknown, or it is "cudnn" and cuDNN cannot run here.
+      ValueError: a window without `is_causal`.
     """
+    if window is not None and not is_causal:
+        raise ValueError("a window is of the positions before one: write is_causal=True")
+    if isinstance(window, int) and window >= query.shape[1]:
+        window = None
     lengths = None if lengths is None else jnp.maximum(lengths, 1)
-    if _chosen(implementation, query) == "cudnn":
-        return _on_own_heads(
-            functools.partial(jax.nn.dot_product_attention, is_causal=is_causal, implementation="cudnn")
-        )(query, key, value, lengths)
-    mask = None
+    if _chosen(implementation, query, window=window, cap=cap) == "cudnn":
+        options = {} if window is None else {"local_window_size": (window - 1, 0)}
+        fused = functools.partial(
+            jax.nn.dot_product_attention, is_causal=is_causal, scale=scale, implementation="cudnn", **options
+        )
+        return _on_own_heads(fused)(query, key, value, lengths)
+    masks = []
+    positions = jnp.arange(key.shape[1], dtype=jnp.int32)
     if lengths is not None:
-        positions = jnp.arange(key.shape[1], dtype=lengths.dtype)
-        mask = positions[None, None, None, :] < lengths[:, None, None, None]
-    return plain.dot_product_attention(query, key, value, mask=mask, is_causal=is_causal)
+        masks.append(positions[None, None, None, :] < lengths[:, None, None, None])
+    if window is not None:
+        masks.append((positions[None, :] > positions[:, None] - window)[None, None])
+    mask = functools.reduce(jnp.logical_and, masks) if masks else None
+    return plain.dot_product_attention(query, key, value, mask=mask, is_causal=is_causal, scale=scale, cap=cap)
 
 
 def _on_own_heads(attention: Callable) -> Callable:
@@ -144,14 +161,26 @@ def implementation_for(query: jax.Array, device=None) -> Literal["xla", "cudnn"]
     return "xla" if _why_not_cudnn(query, default_device() if device is None else device) else "cudnn"
 
 
-def _chosen(implementation: Implementation, query: jax.Array) -> Literal["xla", "cudnn"]:
-    if implementation == "auto":
-        return implementation_for(query)
-    if implementation not in ("xla", "cudnn"):
+def _chosen(
+    implementation: Implementation, query: jax.Array, *, window: Any, cap: float | None
+) -> Literal["xla", "cudnn"]:
+    if implementation not in ("auto", "xla", "cudnn"):
         raise UsageError(f"unknown attention implementation '{implementation}': wanted 'auto', 'xla' or 'cudnn'")
-    if implementation == "cudnn" and (reason := _why_not_cudnn(query, default_device())):
+    if implementation == "xla":
+        return "xla"
+    reason = _why_no_kernel(window, cap) or _why_not_cudnn(query, default_device())
+    if implementation == "cudnn" and reason:
         raise UsageError(f"attention with 'cudnn' {reason}; write implementation='auto', which uses 'xla' here")
-    return implementation
+    return "xla" if reason else "cudnn"
+
+
+def _why_no_kernel(window: Any, cap: float | None) -> str | None:
+    """The reason why cuDNN has no kernel for attention of this kind, on any device; None if it has one."""
+    if cap is not None:
+        return "does not cap scores"
+    if not isinstance(window, int | None):
+        return "needs a window that is known at trace time"
+    return None
 
 
 def _why_not_cudnn(query: jax.Array, device) -> str | None:

@@ -54,24 +54,61 @@ def build_model(config: schema.Model, *, fields: Fields, rngs: nnx.Rngs) -> nnx.
       UsageError: the model does not accept the fields or one of the settings, or the user's own model does not have
         the required signature or does not return a Flax module.
     """
-    model = _own(config, fields, rngs) if ":" in str(config.name) else _named(config, fields, rngs)
+    make = _from_folder if config.folder else _own if ":" in str(config.name) else _named
+    model = make(config, fields, rngs)
     name_scopes(model)
     return model
 
 
 def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     entry = ENTRIES[str(config.name)]
-    if set(fields) != set(_FIELDS[entry.task]):
+    _require_fields(config, fields, entry.task)
+    _refuse_others(config, entry.settings)
+    # The stem is a class among the results of `inputs`.
+    read = {name: value for name, value in _given(config).items() if name in entry.settings and name != "stem"}
+    return entry.make(**{**entry.inputs(fields, config), **read}, rngs=rngs)
+
+
+def _from_folder(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+    """Builds the decoder that the files of a folder describe, with initial values; its weights are not read."""
+    from mpjax.models.decoder.config_json import read_settings  # local, as few runs need files of Hugging Face
+    from mpjax.models.decoder.network import Decoder
+    from mpjax.models.pretrained.files import find_folder
+
+    _require_fields(config, fields, "language_modeling")
+    _refuse_others(config, FROM_FOLDER)
+    settings = read_settings(find_folder(config.folder))
+    tokens: Any = fields["tokens"]
+    if tokens.vocabulary > settings.vocabulary:
+        raise UsageError(
+            f"--model.name {config.name} has {settings.vocabulary} tokens, and the data {tokens.vocabulary}: write "
+            f"--data.tokenizer {config.folder}"
+        )
+    if tokens.length - 1 > settings.length:
+        raise UsageError(
+            f"--model.name {config.name} takes texts of at most {settings.length} tokens, and the data has texts of "
+            f"{tokens.length - 1}: write --data.length {settings.length}"
+        )
+    return Decoder(settings, scan_blocks=config.scan_blocks, rngs=rngs)
+
+
+def _require_fields(config: schema.Model, fields: Fields, task: TaskName) -> None:
+    """Raises UsageError if the fields are not those of the model's task."""
+    if set(fields) != set(_FIELDS[task]):
         fitting = [name for name, other in ENTRIES.items() if set(_FIELDS[other.task]) == set(fields)]
         raise UsageError(
-            f"--model.name {config.name} is for {entry.task}: it takes {', '.join(_FIELDS[entry.task])}, but the data "
+            f"--model.name {config.name} is for {task}: it takes {', '.join(_FIELDS[task])}, but the data "
             f"has {', '.join(fields)}; write --model.name {' or '.join(fitting) or 'FILE.py:NAME of your own model'}, "
-            f"or --task {entry.task} for other data",
+            f"or --task {task} for other data",
             repair={"model.name": fitting[0]} if len(fitting) == 1 else None,
         )
+
+
+def _refuse_others(config: schema.Model, read: tuple[str, ...]) -> None:
+    """Raises UsageError with a line for each setting that is given and that the model does not read."""
     settings = _given(config)
     faults = []
-    for name in sorted(settings.keys() - set(entry.settings) - _WITHOUT_EFFECT):
+    for name in sorted(settings.keys() - set(read) - _WITHOUT_EFFECT):
         usual = getattr(type(config), name)
         instead = f"no_{name}" if usual is False else f"{name} {usual}"
         faults.append(
@@ -80,9 +117,6 @@ def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
         )
     if faults:
         raise UsageError("\n".join(faults))
-    # The stem is a class among the results of `inputs`.
-    read = {name: value for name, value in settings.items() if name in entry.settings and name != "stem"}
-    return entry.make(**{**entry.inputs(fields, config), **read}, rngs=rngs)
 
 
 def _given(config: schema.Model) -> dict[str, Any]:
@@ -97,8 +131,8 @@ _WITHOUT_EFFECT = frozenset({"pool", "stem"})
 
 def advice_on(config: schema.Model) -> list[str]:
     """Names the settings that the model does not read; the user's own model reads none."""
-    own = ":" in str(config.name)
-    read = () if own else ENTRIES[str(config.name)].settings
+    own = ":" in str(config.name) and not config.folder
+    read = FROM_FOLDER if config.folder else () if own else ENTRIES[str(config.name)].settings
     unread = [f"--model.{name} {value}" for name, value in _given(config).items() if name not in read]
     why = "is your own model, which its code alone describes" if own else "does not read it"
     return [f"{', '.join(unread)} without effect: {config.name} {why}"] if unread else []
@@ -149,6 +183,9 @@ def _signature(make: Callable) -> inspect.Signature:
     """The signature of a call of `make`; for a class, of `__init__`, because Flax's metaclass accepts any arguments."""
     return inspect.signature(functools.partial(make.__init__, None) if inspect.isclass(make) else make)
 
+
+FROM_FOLDER = ("scan_blocks",)
+"""The settings that a model of `hf:FOLDER` reads; all else is in its files."""
 
 _FIELDS: Mapping[TaskName, tuple[str, ...]] = {
     "classification": ("image", "label"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -83,17 +83,25 @@ class Stack(nnx.Module):
         self.keep = costly
         self.all = nnx.merge(graph, jax.tree.map(lambda *rows: jnp.stack(rows), *(arrays for _, arrays in splits)))
 
-    def __call__(self, x: jax.Array, *args: Any) -> jax.Array:
-        """Applies the blocks in turn.
+    def __call__(
+        self, x: jax.Array, *args: Any, options: Sequence[tuple] = ((),), chosen: Sequence[int] = ()
+    ) -> jax.Array:
+        """Applies the blocks in turn, as `through` does.
 
         Raises:
           UsageError: a block's output has another shape or dtype than its input.
         """
         graph, params, others = nnx.split(self.all, nnx.Param, ...)
+        # Blocks without a choice know their arguments at trace time.
+        several = len(options) > 1
+        table = jax.tree.map(lambda *rows: jnp.stack([jnp.asarray(row) for row in rows]), *options) if several else ()
+        numbers = jnp.asarray(chosen, jnp.int32) if several else None
 
-        def body(x: jax.Array, arrays: Any) -> tuple[jax.Array, Any]:
+        def body(x: jax.Array, row: Any) -> tuple[jax.Array, Any]:
+            arrays, number = row
             block = nnx.merge(graph, *arrays, copy=True)
-            y = block(x, *args)
+            option = options[0] if number is None else jax.tree.map(lambda values: values[number], table)
+            y = block(x, *args, *option)
             if (y.shape, y.dtype) != (x.shape, x.dtype):
                 raise UsageError(
                     f"scan_blocks: a block makes {y.dtype}{list(y.shape)} of {x.dtype}{list(x.shape)}, and a loop "
@@ -103,7 +111,7 @@ class Stack(nnx.Module):
 
         # `prevent_cse` keeps XLA from merging recomputed values with the originals, which cannot happen in a loop.
         body = jax.checkpoint(body, policy=self.keep, prevent_cse=False)
-        x, changed = jax.lax.scan(body, x, (params, others), length=self.depth)
+        x, changed = jax.lax.scan(body, x, ((params, others), numbers), length=self.depth)
         nnx.update(self.all, changed)
         return x
 
@@ -132,16 +140,26 @@ def in_series(make: Callable[..., nnx.Module], depth: int, *, rngs: nnx.Rngs, sc
     return Stack(blocks) if scan and depth else nnx.List(blocks)
 
 
-def through(blocks: Blocks, x: jax.Array, *args: Any) -> jax.Array:
-    """Applies `x = block(x, *args)` for each block in turn and returns the last x; without blocks, x itself.
+def through(
+    blocks: Blocks, x: jax.Array, *args: Any, options: Sequence[tuple] = ((),), chosen: Sequence[int] = ()
+) -> jax.Array:
+    """Applies `x = block(x, *args, *option)` for each block in turn and returns the last x; without blocks, x itself.
+
+    Args:
+      blocks: the blocks.
+      x: the input of the first block.
+      *args: arguments of all blocks.
+      options: further arguments, alternatives of one structure and one shape; numbers among them are arrays in a loop
+        with several alternatives, and else as they are.
+      chosen: the index of the option of each block; empty: the first one, of all blocks.
 
     Raises:
       UsageError: in a `Stack`, a block's output has another shape or dtype than its input.
     """
     if isinstance(blocks, Stack):
-        return blocks(x, *args)
-    for block in blocks:
-        x = block(x, *args)
+        return blocks(x, *args, options=options, chosen=chosen)
+    for number, block in enumerate(blocks):
+        x = block(x, *args, *options[chosen[number] if chosen else 0])
     return x
 
 

@@ -47,6 +47,8 @@ class Asked:
       recomputed: whether the product repeats a product of the forward pass (`jax.checkpoint`).
       in_loop: whether the product is in the body of a loop; it counts once.
       constant: whether the operands depend on no input of the program.
+      values: a key of each operand of a matrix product, equal for another product that sums over the same axes of the
+        same operand; empty for other kinds.
       same: a key that is equal for products with the same operands.
     """
 
@@ -64,6 +66,7 @@ class Asked:
     recomputed: bool = False
     in_loop: bool = False
     constant: bool = False
+    values: tuple = ()
     same: Any = None
 
 
@@ -199,8 +202,15 @@ def _asked(eqn: Any, operands: list[_Value], place: _Place) -> Asked:
         recomputed=is_recomputed(eqn) or "rematted_computation" in stack,
         in_loop=place.in_loop,
         constant=all(value.constant for value in operands[:2]),
+        values=_summed(eqn, operands) if name == "dot_general" else (),
         same=(name, *operands[:2], str(result.dtype), str(eqn.params.get("dimension_numbers"))),
     )
+
+
+def _summed(eqn: Any, operands: list[_Value]) -> tuple:
+    """For each operand of a matrix product: the operand, the axes that are summed, and the axes of the batch."""
+    summed, batch = eqn.params["dimension_numbers"]
+    return tuple(zip(operands, map(tuple, summed), map(tuple, batch), strict=True))
 
 
 def _kernel(eqn: Any, inside: list[Any], place: _Place) -> Asked:

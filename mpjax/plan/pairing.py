@@ -63,6 +63,8 @@ def paired(
     matching = _Matching(list(asked), list(runs))
     # The compiler may divide a product over some of the devices.
     for shards in [count for count in range(1, partitions + 1) if partitions % count == 0]:
+        # Before the next rule, for which both gradients of a square layer are the same.
+        matching.joined(shards, _share)
         matching.by(lambda a: (a.module, a.kind, _extent(a)), lambda r, p=shards: (r.module, r.kind, p * _extent(r)))
         matching.joined(shards, _alike)
     matching.joined(1, lambda product, seed: product.module.backward == seed.module.backward)
@@ -251,6 +253,11 @@ def _alike(first: Asked, second: Asked) -> bool:
         second.elements,
         second.operands,
     )
+
+
+def _share(first: Asked, second: Asked) -> bool:
+    """True if two products of one pass sum over the same axes of one operand, as those do that XLA joins."""
+    return first.module.backward == second.module.backward and not set(first.values).isdisjoint(second.values)
 
 
 def _common(first: Module, second: Module) -> int:

@@ -32,6 +32,8 @@ def dot_product_attention(
     bias: jax.Array | None = None,
     mask: jax.Array | None = None,
     is_causal: bool = False,
+    scale: float | None = None,
+    cap: float | None = None,
     then: Callable[[jax.Array], jax.Array] = lambda weights: weights,
 ) -> Float[Array, "B T N H"]:
     """Computes scaled dot-product attention.
@@ -47,16 +49,17 @@ def dot_product_attention(
       bias: a term added to the scores; broadcasts to [B, N, T, S].
       mask: False where a query must not attend to a key; broadcasts to [B, N, T, S].
       is_causal: if True, a query attends only to keys up to its own position.
+      scale: the factor of the scores; None: 1 / sqrt(H).
+      cap: the limit c of the scaled scores s, which become c tanh(s / c), before `bias`; None: no limit.
       then: a function of the float32 weights [B, N, T, S], applied before they are multiplied by the values.
 
     Returns:
       [B, T, N, H] in the dtype of `value`.
     """
-    repeats = query.shape[-2] // key.shape[-2]
-    if repeats > 1:
-        key, value = (jnp.repeat(x, repeats, axis=-2) for x in (key, value))
     scores = _scores(query, key)
-    scores = scores * np.asarray(1 / math.sqrt(query.shape[-1]), scores.dtype)
+    scores = scores * np.asarray(1 / math.sqrt(query.shape[-1]) if scale is None else scale, scores.dtype)
+    if cap is not None:
+        scores = soft_cap(scores, cap)
     if bias is not None:
         scores = scores + jnp.broadcast_to(bias, scores.shape).astype(scores.dtype)
     if is_causal:
@@ -67,6 +70,16 @@ def dot_product_attention(
         scores = jax.lax.select(jnp.broadcast_to(mask.astype(bool), scores.shape), scores, lowest)
     weights = then(_softmax(scores))
     return _weighted(weights.astype(value.dtype), value)
+
+
+def soft_cap(x: Float[Array, "*S"], cap: float) -> Float[Array, "*S"]:
+    """Computes cap tanh(x / cap) in float32 (or wider), which keeps values between -cap and cap.
+
+    Source: "Gemma 2: Improving Open Language Models at a Practical Size", 2024 (arXiv:2408.00118), section 2.
+    """
+    x = x.astype(widest(x.dtype, FLOAT32))
+    limit = jnp.asarray(cap, x.dtype)
+    return limit * jnp.tanh(x / limit)
 
 
 @jax.custom_jvp
@@ -91,18 +104,32 @@ def _softmax(scores: jax.Array) -> jax.Array:
 
 
 def _queries_by_keys(query: jax.Array, key: jax.Array, dtype) -> jax.Array:
-    batch = tuple(range(query.ndim - 3))
+    """Multiplies queries [B, T, N, H] by keys [B, S, K, H]; returns [B, N, T, S].
+
+    The queries of the N / K heads that share a key are the rows of one product. So the gradient of the key is a sum
+    inside a product, which adds in float32; copies of the key would be summed in the dtype of the inputs.
+    """
+    batch, shared = tuple(range(key.ndim - 3)), key.shape[-2]
+    if query.shape[-2] > shared:
+        grouped = query.reshape(*query.shape[:-2], shared, -1, query.shape[-1])
+        query = jnp.moveaxis(grouped, -4, -2)  # [B, K, N / K, T, H]
+        heads = (*batch, query.ndim - 4), (*batch, key.ndim - 2)
+    else:
+        heads = (*batch, query.ndim - 2), (*batch, key.ndim - 2)
     pairs = (query.ndim - 1,), (key.ndim - 1,)
-    heads = (*batch, query.ndim - 2), (*batch, key.ndim - 2)
-    return jax.lax.dot_general(query, key, (pairs, heads), preferred_element_type=dtype)
+    scores = jax.lax.dot_general(query, key, (pairs, heads), preferred_element_type=dtype)
+    return scores.reshape(*scores.shape[: len(batch)], -1, *scores.shape[-2:])
 
 
 def _weighted(weights: jax.Array, value: jax.Array) -> jax.Array:
-    """Multiplies weights [B, N, T, S] by values [B, S, N, H]; returns [B, T, N, H]."""
-    batch = tuple(range(value.ndim - 3))
+    """Multiplies weights [B, N, T, S] by values [B, S, K, H]; returns [B, T, N, H]."""
+    batch, shared = tuple(range(value.ndim - 3)), value.shape[-2]
+    if weights.shape[-3] > shared:
+        weights = weights.reshape(*weights.shape[:-3], shared, -1, *weights.shape[-2:])  # [B, K, N / K, T, S]
+    heads = (*batch, len(batch)), (*batch, value.ndim - 2)
     pairs = (weights.ndim - 1,), (value.ndim - 3,)
-    heads = (*batch, weights.ndim - 3), (*batch, value.ndim - 2)
-    return jnp.swapaxes(jax.lax.dot_general(weights, value, (pairs, heads)), -3, -2)
+    result = jax.lax.dot_general(weights, value, (pairs, heads))
+    return jnp.swapaxes(result.reshape(*result.shape[: len(batch)], -1, *result.shape[-2:]), -3, -2)
 
 
 def flax_attention(

@@ -12,11 +12,12 @@ from jax.extend import core
 from mpjax.errors import UsageError
 from mpjax.precision.casting.equations import SourceLine, first_outside, source_lines, source_of
 from mpjax.precision.casting.flops import stands_in
-from mpjax.precision.casting.jaxprs import is_transposed, scope_of
+from mpjax.precision.casting.jaxprs import is_transposed, opened, scope_of
 from mpjax.precision.casting.model_arguments import ModelArguments, take_models_apart
 from mpjax.precision.casting.operations import OPERATIONS, Operations
+from mpjax.precision.casting.primitives import DERIVED
 from mpjax.precision.casting.values import has_jax_dtype
-from mpjax.precision.casting.walk import bodies, equations, holds_bodies
+from mpjax.precision.casting.walk import bodies, called, equations, holds_bodies
 from mpjax.precision.dtype_audit_report import Audit, Leaf, Operation, Upcast, WeakType
 from mpjax.precision.dtypes import HALF, is_floating, path_name, widest
 from mpjax.precision.float8.recipes import E4M3, E5M2, E8M0
@@ -216,7 +217,7 @@ def _widened(eqn, casts: dict, is_product: bool) -> Iterator[tuple[Any, Any]]:
       casts: the silent upcasts of the body, by the variable of their result; yielded casts are removed.
       is_product: whether the equation is on the low list, so that it can widen operands by itself.
     """
-    floating = [atom for atom in eqn.invars if is_floating(atom.aval)]
+    floating = [atom for atom in _read_by(eqn) if is_floating(atom.aval)]
     cast = [atom for atom in floating if not isinstance(atom, core.Literal) and atom in casts]
     if len(cast) < len(floating):  # otherwise there is no wider operand, as in a sum that accumulates in float32
         for var in dict.fromkeys(cast):
@@ -224,6 +225,16 @@ def _widened(eqn, casts: dict, is_product: bool) -> Iterator[tuple[Any, Any]]:
             yield where.invars[0].aval, where
     if is_product and not is_transposed(eqn):  # a product can widen its operands itself, without a cast
         yield from ((atom.aval, eqn) for atom in floating if atom.aval.dtype in HALF and atom.aval.dtype != _dtype(eqn))
+
+
+def _read_by(eqn) -> list[Any]:
+    """The operands that an equation computes with: a function with a rule may have others for their gradient alone."""
+    if eqn.primitive.name not in DERIVED:
+        return list(eqn.invars)
+    body, _ = opened(called(eqn))
+    used = {atom for inner in body.eqns for atom in inner.invars if not isinstance(atom, core.Literal)}
+    used |= {atom for atom in body.outvars if not isinstance(atom, core.Literal)}
+    return [atom for atom, var in zip(eqn.invars, body.invars, strict=True) if var in used]
 
 
 def _name(eqn) -> str:

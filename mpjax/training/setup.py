@@ -54,10 +54,15 @@ def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, n
         ) from error
     logits = nnx.eval_shape(lambda model, *inputs: model(*inputs), model, *inputs)
     shape = getattr(logits, "shape", type(logits).__name__)
-    if shape != expected:
+    if shape != expected and not (task == "language_modeling" and _has_more_tokens(shape, expected)):
         raise UsageError(
             f"--model.name {name} gives {shape} for a batch of {_BATCH}; wanted logits {expected}: {_SIGNATURES[task]}"
         )
+
+
+def _has_more_tokens(shape: Any, expected: tuple[int, ...]) -> bool:
+    """True for logits of a vocabulary that is larger than the tokenizer's, as those of published models often are."""
+    return isinstance(shape, tuple) and shape[:-1] == expected[:-1] and shape[-1] > expected[-1]
 
 
 _SIGNATURES: Mapping[TaskName, str] = {
@@ -161,18 +166,18 @@ class Placed(NamedTuple):
 
 
 def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedReport | None]:
-    """Loads parameters and statistics from `config.pretrained`, by path, and a report of the load.
+    """Loads parameters and statistics from `config.weights`, by path, and a report of the load.
 
     The arrays have the dtypes in which the model stores them. The blocks of a stack have paths of single blocks.
-    Without `config.pretrained` there are no arrays and no report.
+    Without `config.weights` there are no arrays and no report.
 
     Raises:
       UsageError: as `mpjax.load_pretrained`.
     """
-    if not config.pretrained:
+    if not config.weights:
         return {}, None
     model: Any = one_by_one(nnx.eval_shape(task.make_model, jax.random.key(0)))
-    report = load_pretrained(model, config.pretrained, skip=config.pretrained_skip)
+    report = load_pretrained(model, config.weights, skip=config.pretrained_skip)
     _, params, stats = take_apart(model)
     return {row.path: (params | stats)[row.path] for row in report if row.key is not None}, report
 

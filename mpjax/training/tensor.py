@@ -22,6 +22,7 @@ TRANSFORMERS: Mapping[str, Way] = {
     "*attention/key": "columns",
     "*attention/value": "columns",
     "*attention/out": "rows",
+    "*mlp/gate": "columns",
     "*mlp/up": "columns",
     "*mlp/down": "rows",
 }

@@ -8,9 +8,14 @@ from mpjax.config.choices import BEST, TASKS, TaskName, parse_model_name, parse_
 from mpjax.errors import UsageError
 
 
-@pytest.mark.parametrize("name", ["resnet50", "models/mine.py:Net", "package.mine:Net"])
-def test_a_known_model_and_one_of_the_users_own_are_taken_as_written(name):
+@pytest.mark.parametrize("name", ["resnet50", "models/mine.py:Net", "package.mine:Net", "hf:folder", "hf:owner/name"])
+def test_a_known_model_a_folder_and_one_of_the_users_own_are_taken_as_written(name):
     assert parse_model_name(name) == name
+
+
+def test_a_folder_without_a_name_is_an_error():
+    with pytest.raises(UsageError, match="no model 'hf:': wanted a folder of Hugging Face files, as in hf:FOLDER"):
+        parse_model_name("hf:")
 
 
 @pytest.mark.parametrize(("given", "meant"), [("resnet-50", "resnet50"), ("gpt", "gpt2"), ("vit_b_16", "vit_b16")])

@@ -35,6 +35,7 @@ FIRST = WAYS["evaluate, predict, diagnose, export"]
         ('data.data_dir = "/home/you"', "--data.data_dir /home/you"),
         ('data.tokenizer = "/home/you/tokenizer.json"', "--data.tokenizer /home/you/tokenizer.json"),
         ('model.pretrained = "/home/you/w.safetensors"', "--model.pretrained /home/you/w.safetensors"),
+        ('model.name = "hf:/home/you"\ndata.tokenizer = "bytes"', "--model.name hf:/home/you"),
         ('data.name = "folder:/a"\ndata.data_dir = "/b"', "--data.name folder:/a, --data.data_dir /b"),
         ('data.name = "folder:/\\u001b[2J"', "--data.name folder:/\\x1b[2J"),
         ('data.name = "digits"', None),

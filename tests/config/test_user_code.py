@@ -45,6 +45,7 @@ from mpjax.training.schedule import learning_rate_schedule
     [
         ("resnet18", "", {}),
         ("evil.py:Net", "", {"model.name": ("evil.py:Net",)}),
+        ("hf:evil.py:Net", "", {}),
         ("os:system", "evil.py:f", {"model.name": ("os:system",), "data.preprocess": ("evil.py:f",)}),
         ("mpjax.models.mlp:MLP", "", {}),
         ("mpjax.models.mlp:MLP", "mpjax.models.mlp:MLP", {"data.preprocess": ("mpjax.models.mlp:MLP",)}),

@@ -1,4 +1,4 @@
-"""GELU, exact and by a hyperbolic tangent."""
+"""GELU, exact and by a hyperbolic tangent, and gates of SiLU and GELU."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models.activations import activated, gelu, tanh_gelu
+from mpjax.models.activations import activated, gelu, silu_gate, tanh_gelu, tanh_gelu_gate
 from mpjax.precision import apply_policy
 from mpjax.precision.calls import name_scopes
 from mpjax.precision.casting.walk import equations
@@ -52,6 +52,32 @@ def test_the_backward_pass_may_recompute_its_input():
     """A barrier would make XLA store the sum of a product and its bias, beside the product."""
     slope = jax.jit(jax.grad(lambda x: jnp.sum(gelu(x)))).lower(jnp.ones(3))
     assert "optimization_barrier" not in slope.as_text()
+
+
+GATES = pytest.mark.parametrize(
+    ("gate", "function"), [(silu_gate, jax.nn.silu), (tanh_gelu_gate, jax.nn.gelu)], ids=["silu", "tanh_gelu"]
+)
+
+
+@GATES
+def test_a_gate_and_its_derivatives_are_those_of_the_product(gate, function):
+    x = np.linspace(-6, 6, 101).astype(np.float32)
+    y = np.linspace(2, -2, 101).astype(np.float32)
+    for turn in (lambda f: f, lambda f: jax.grad(f, argnums=(0, 1)), lambda f: jax.grad(jax.grad(f))):
+        actual, expected = (jax.vmap(turn(f))(x, y) for f in (gate, lambda x, y: function(x) * y))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), actual, expected)
+
+
+@GATES
+def test_a_gate_is_computed_in_float32_and_keeps_its_two_inputs(gate, function):
+    """Rounded in between, the product would be off by more than its own rounding."""
+    x, y = (jax.random.normal(jax.random.key(seed), (64,), jnp.bfloat16) for seed in (0, 1))
+    exact = function(x.astype(jnp.float32)) * y.astype(jnp.float32)
+    assert np.array_equal(gate(x, y), exact.astype(jnp.bfloat16))
+    _, pull = jax.vjp(gate, x, y)
+    kept = [leaf for leaf in jax.tree.leaves(pull) if leaf.ndim]
+    assert [(leaf.shape, leaf.dtype) for leaf in kept] == [((64,), jnp.bfloat16)] * 2
+    assert {slope.dtype for slope in pull(exact.astype(jnp.bfloat16))} == {jnp.dtype(jnp.bfloat16)}
 
 
 def layer(policy):

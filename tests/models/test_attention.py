@@ -185,3 +185,53 @@ def test_cudnn_where_it_cannot_run_is_an_error_with_the_reason(monkeypatch, devi
 def test_an_unknown_implementation_is_an_error():
     with pytest.raises(UsageError, match="attention implementation 'flash': wanted 'auto', 'xla' or 'cudnn'"):
         module(implementation="flash")(X)
+
+
+# Windows
+
+
+def attended(**options):
+    """Which positions change with position 2 of 6, as 1 for a change."""
+    query = jax.random.normal(jax.random.key(1), (1, 6, 2, 8))
+    value = jnp.zeros((1, 6, 2, 8)).at[:, 2].set(1.0)
+    out = attention.attend(query, query, value, is_causal=True, **options)
+    return (jnp.abs(out[0, :, 0, 0]) > 0).astype(int).tolist()
+
+
+@pytest.mark.parametrize(
+    ("window", "seen"),
+    [(None, [0, 0, 1, 1, 1, 1]), (1, [0, 0, 1, 0, 0, 0]), (3, [0, 0, 1, 1, 1, 0]), (6, [0, 0, 1, 1, 1, 1])],
+)
+def test_a_window_counts_the_position_itself(window, seen):
+    assert attended(window=window) == seen
+    assert attended(window=None if window is None else jnp.int32(window)) == seen
+    assert attended(window=window, lengths=jnp.array([2], jnp.int32))[:2] == [0, 0]
+
+
+def test_a_window_of_positions_on_both_sides_is_an_error():
+    query = jnp.zeros((1, 6, 2, 8))
+    with pytest.raises(ValueError, match="write is_causal=True"):
+        attention.attend(query, query, query, window=2)
+
+
+def test_cudnn_gets_the_window_without_the_position_itself(monkeypatch):
+    calls = []
+    monkeypatch.setattr(attention, "default_device", lambda: H100)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda query, *_, **options: calls.append(options) or query)
+    query = jnp.zeros((1, 6, 2, 8), jnp.float16)
+    for window in (3, None, 6):
+        attention.attend(query, query, query, is_causal=True, window=window, scale=0.5)
+    assert [options.get("local_window_size") for options in calls] == [(2, 0), None, None]
+    assert {options["scale"] for options in calls} == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"cap": 50.0}, "does not cap scores"), ({"window": jnp.int32(3)}, "needs a window that is known at trace time")],
+)
+def test_what_cudnn_has_no_kernel_for_runs_without_it(monkeypatch, options, reason):
+    monkeypatch.setattr(attention, "default_device", lambda: H100)
+    query = jnp.zeros((1, 6, 2, 8), jnp.float16)
+    assert attention.attend(query, query, query, is_causal=True, **options).shape == query.shape
+    with pytest.raises(UsageError, match=f"attention with 'cudnn' {reason}"):
+        attention.attend(query, query, query, is_causal=True, implementation="cudnn", **options)

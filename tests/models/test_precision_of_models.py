@@ -13,6 +13,7 @@ from flax import nnx
 from mpjax.errors import UsageError
 from mpjax.models.bert import BERT
 from mpjax.models.convnext import ConvNeXt
+from mpjax.models.decoder import Decoder, DecoderSettings, LayerKind
 from mpjax.models.gpt2 import GPT2
 from mpjax.models.mlp import MLP
 from mpjax.models.resnet import BasicBlock, Bottleneck, ImageNetStem, ResNet, ResNeXtBottleneck
@@ -43,6 +44,26 @@ TEXTS = (4, 6)
 TRANSFORMER = {"width": 16, "depth": 1, "heads": 2, "dropout": 0.1}
 PATCHES = {"image_shape": (8, 8, 1), "num_classes": 3, "patch": 4}
 
+
+def decoder(width, **settings):
+    sizes = {"vocabulary": 20, "length": 8, "heads": 4, "key_heads": 2, "head_features": width // 4}
+    return DecoderSettings(**sizes, width=width, hidden=2 * width, **settings)
+
+
+LLAMA = {"layers": (LayerKind(),)}
+GEMMA = {
+    "layers": (LayerKind(window=3), LayerKind(rope=None)),
+    "activation": "tanh_gelu",
+    "norm_offset": 1.0,
+    "norms_after": True,
+    "norms_of_heads": True,
+    "embedding_scale": 4.0,
+    "score_cap": 5.0,
+    "logit_cap": 3.0,
+    "qkv_bias": True,
+    "tied": True,
+}
+
 MODELS = {
     "mlp": Case(functools.partial(MLP, 64, width=8, depth=2, num_classes=3), IMAGES),
     "resnet": Case(functools.partial(ResNet, (1, 1), BasicBlock, ImageNetStem, width=8, **SETTINGS), (4, 16, 16, 1)),
@@ -56,6 +77,8 @@ MODELS = {
     "vit with a class token": Case(functools.partial(ViT, pool="cls", **PATCHES, **TRANSFORMER), IMAGES),
     "bert": Case(functools.partial(BERT, vocabulary=20, length=8, num_classes=3, **TRANSFORMER), TEXTS, "int32"),
     "gpt2": Case(functools.partial(GPT2, vocabulary=20, length=8, **TRANSFORMER), TEXTS, "int32"),
+    "llama": Case(functools.partial(Decoder, decoder(16, **LLAMA)), TEXTS, "int32"),
+    "gemma": Case(functools.partial(Decoder, decoder(16, **GEMMA)), TEXTS, "int32"),
 }
 
 
@@ -81,8 +104,8 @@ FLOAT8_PRESETS = [preset for preset in PRESETS if preset.policy.products is not 
 OTHER_PRESETS = [preset for preset in PRESETS if preset not in FLOAT8_PRESETS]
 
 
-QUICK = {(name, "mixed_float16") for name in ("mlp", "resnet", "convnext", "vit", "gpt2")}
-QUICK |= {("vit", "mixed_bfloat16"), ("vit", "O1"), ("vit", "O3"), ("resnet", "O1")}
+QUICK = {(name, "mixed_float16") for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma")}
+QUICK |= {("vit", "mixed_bfloat16"), ("vit", "O1"), ("vit", "O3"), ("resnet", "O1"), ("gemma", "O1")}
 
 
 def marks(name, preset):
@@ -90,7 +113,7 @@ def marks(name, preset):
     if (name, preset.name) in QUICK:
         return []
     # Norms with statistics are treated by rules of their own, and casts go by the operations of each model.
-    every = preset.name in ("mixed_float16", "O1") or name in ("vit", "resnet")
+    every = preset.name in ("mixed_float16", "O1") or name in ("vit", "resnet", "gemma")
     return [pytest.mark.slow] if every else None
 
 
@@ -127,6 +150,8 @@ LARGE_ENOUGH = {
     "vit": Case(functools.partial(ViT, **PATCHES, **WIDE), (4, 8, 8, 1)),
     "bert": Case(functools.partial(BERT, vocabulary=20, length=8, num_classes=3, **WIDE), (4, 8), "int32"),
     "gpt2": Case(functools.partial(GPT2, vocabulary=20, length=8, **WIDE), (4, 8), "int32"),
+    "llama": Case(functools.partial(Decoder, decoder(128, **LLAMA)), (4, 8), "int32"),
+    "gemma": Case(functools.partial(Decoder, decoder(128, **GEMMA)), (4, 8), "int32"),
 }
 """Models with linear layers of a size that stays in float8."""
 

@@ -55,6 +55,40 @@ def test_different_sizes_in_one_product():
     assert [pair[2] for pair in pairs(asked, [run("b/query", 47)])] == ["", NOWHERE, NOWHERE]
 
 
+def test_products_in_one_share_an_operand_and_not_only_a_size():
+    """The keys and values of grouped attention together are as large as its output projection."""
+    out, query, key, value = (
+        ask(f"b/{name}", size, values=(operand, name))
+        for name, size, operand in (("out", 8, "y"), ("query", 8, "x"), ("key", 4, "x"), ("value", 4, "x"))
+    )
+    assert pairs([out, query, key, value], [run("b/query", 16), run("b/out")]) == [
+        ("b/out", F16, ""),
+        ("b/query", F16, ""),
+        ("b/key", F16, f"{MERGED} b/query"),
+        ("b/value", F16, f"{MERGED} b/query"),
+    ]
+    assert [pair[2] for pair in pairs([out, query, key, value], [run("b/query", 16)])][1:] == [
+        "",
+        f"{MERGED} b/query",
+        f"{MERGED} b/query",
+    ]
+
+
+def test_of_both_gradients_of_a_square_layer_the_one_is_joined_that_shares_an_operand():
+    of_kernel, of_input, key, value = (
+        ask(f"b/{name}", size, backward=True, values=values)
+        for name, size, values in (
+            ("query", 8, (("x", 0), ("dq", 0))),
+            ("query", 8, (("dq", 2), ("kernel", 1))),
+            ("key", 4, (("x", 0), ("dk", 0))),
+            ("value", 4, (("x", 0), ("dv", 0))),
+        )
+    )
+    runs = [run("b/query", backward=True), run("b/query", 16, backward=True)]
+    found = paired([of_kernel, of_input, key, value], runs, list)
+    assert [pair.run and pair.run.size for pair in found] == [16, 8, 16, 16]
+
+
 def test_a_product_that_is_whole_takes_no_more_parts():
     asked = [ask("b/query"), ask("b/key"), ask("b/value"), ask("b/out", 16)]
     found = pairs(asked, [run("b/query", 24)])

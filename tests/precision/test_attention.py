@@ -209,3 +209,47 @@ def test_a_later_policy_without_half_precision_gives_flax_its_own_back():
 
 def test_a_rule_that_keeps_the_layer_in_float32_keeps_flax_attention():
     assert layer("mixed_float16;type:MultiHeadAttention=float32").attention_fn is nnx.dot_product_attention
+
+
+GROUPED = pytest.mark.parametrize("heads", [1, 2])
+
+
+@HALF
+@GROUPED
+def test_gradients_of_shared_keys_are_sums_inside_products(dtype, heads):
+    """Copies of a key for each of its queries would have gradients that are added in half precision."""
+
+    def loss(query, key, value):
+        return jnp.sum(dot_product_attention(query, key, value).astype(jnp.float32))
+
+    gradient = jax.grad(loss, argnums=(0, 1, 2))
+    qkv = inputs(dtype, heads=heads)
+    assert len(rows(gradient, *qkv, operation="dot_general")) == 6
+    sums = [eqn for operation in ("reduce_sum", "add_any") for eqn in rows(gradient, *qkv, operation=operation)]
+    assert {eqn.outvars[0].aval.dtype for eqn in sums} <= {F32}
+
+
+@GROUPED
+def test_shared_keys_are_those_of_the_neighbouring_heads(heads):
+    query, key, value = inputs(heads=heads)
+
+    def loss(attention, query, key, value):
+        out = attention(query, key, value)
+        return jnp.sum(out * jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)), out
+
+    def of_copies(query, key, value):
+        return dot_product_attention(query, *(jnp.repeat(x, 4 // heads, axis=-2) for x in (key, value)))
+
+    run = functools.partial(jax.jit, static_argnums=0)(jax.grad(loss, argnums=(1, 2, 3), has_aux=True))
+    actual, expected = run(dot_product_attention, query, key, value), run(of_copies, query, key, value)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_scale_and_cap_change_the_scores_before_the_mask():
+    query, key, value = inputs()
+    scores = 3.0 * jnp.einsum("btnh,bsnh->bnts", query, key)
+    mask = jnp.tril(jnp.ones((5, 5), bool))[None, None]
+    weights = jax.nn.softmax(jnp.where(mask, 2.0 * jnp.tanh(scores / 2.0), -jnp.inf), axis=-1)
+    actual = dot_product_attention(query, key, value, is_causal=True, scale=3.0, cap=2.0)
+    np.testing.assert_allclose(actual, jnp.einsum("bnts,bsnh->btnh", weights, value), atol=1e-5)

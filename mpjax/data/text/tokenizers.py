@@ -14,7 +14,7 @@ from mpjax.data.text.plain_tokenizers import BytesTokenizer, Ragged, Tokenizer, 
 from mpjax.errors import UsageError, reason_of
 
 
-PLAIN = {"bytes": BytesTokenizer, "words": WordsTokenizer}
+PLAIN = {"bytes": BytesTokenizer, "words": WordsTokenizer, "auto": BytesTokenizer}
 _USUAL_PADDING = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
 _USUAL_END = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "<sep>")
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
@@ -83,8 +83,8 @@ def load_tokenizer(name: str) -> Tokenizer:
     """Loads the tokenizer `name`.
 
     Args:
-      name: `bytes`, `words`, a tokenizer.json, a folder with that file or the files of a `transformers` tokenizer, or a
-        name on the Hugging Face hub.
+      name: `bytes`, `words`, `auto` (bytes, where no `Config` says what the model is), a tokenizer.json, a folder with
+        that file or the files of a `transformers` tokenizer, or a name on the Hugging Face hub.
 
     Raises:
       UsageError: the tokenizer does not exist or is damaged, or the package that reads it is missing.

@@ -136,16 +136,26 @@ def find_files(path: str | os.PathLike) -> list[pathlib.Path]:
         be reached.
     """
     local = expanded(path)
+    return [_safe(local)] if local.is_file() else _in_folder(find_folder(path))
+
+
+def find_folder(path: str | os.PathLike) -> pathlib.Path:
+    """Finds the folder at `path`, or that of the files which the hub has under this id, `owner/name`.
+
+    Raises:
+      UsageError: `path` is a file or cannot be an id, or the hub cannot be reached.
+    """
+    local = expanded(path)
     if local.is_dir():
-        return _in_folder(local)
+        return local
     if local.is_file():
-        return [_safe(local)]
+        raise UsageError(f"{local} is a file: wanted the folder that it is in")
     text = str(path)
     like_a_file = text.endswith((".safetensors", *PICKLES)) or text.startswith((".", "~", "/"))
     in_a_folder = local.parent != pathlib.Path() and local.parent.is_dir()
     if like_a_file or in_a_folder or not _ID.fullmatch(text):
         raise UsageError(f"no file or folder {text} (looked for {local.absolute()})")
-    return _in_folder(download(text))
+    return download(text)
 
 
 def _safe(file: pathlib.Path) -> pathlib.Path:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from mpjax.models.decoder import weights as decoder
 from mpjax.models.pretrained.layouts import bert, gpt2, resnet, vit
 from mpjax.models.pretrained.layouts.entry import WeightMap, own_layout
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 # In the module of a family, MODEL is the class of its models. LAYOUTS maps the name of a layout to the function that
 # makes the layout for a model of this class.
-FAMILIES = (resnet, vit, bert, gpt2)
+FAMILIES = (resnet, vit, bert, gpt2, decoder)
 
 
 def layouts_of(model: "nnx.Module") -> dict[str, Callable[["nnx.Module"], WeightMap]]:

@@ -3,12 +3,11 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from flax import nnx
 
-from mpjax.models.attention import Attention
 from mpjax.models.pretrained.files import variables_of
 
 
@@ -158,30 +157,31 @@ def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, File
 
 
 def attention_entries(
-    attention: Attention, path: str, query: str, key: str, value: str, out: str
+    attention: nnx.Module, path: str, query: str, key: str, value: str, out: str
 ) -> dict[str, FileEntry]:
-    """Maps the variables of an `Attention` to their entries in a file with its projections as PyTorch linear layers.
+    """Maps the variables of an attention to their entries in a file with its projections as PyTorch linear layers.
 
-    The keys of the result are our paths.
+    The keys of the result are our paths. Projections without a bias have no entry for it.
 
     Args:
-      attention: our module; may be abstract.
+      attention: our module, with an `nnx.LinearGeneral` each as `query`, `key`, `value` and `out`; may be abstract.
       path: the path of the module in the model.
       query: the name of the query projection in the file.
       key: the name of the key projection in the file.
       value: the name of the value projection in the file.
       out: the name of the output projection in the file.
     """
-    width, heads, features = attention.query.kernel.get_value().shape
-    matrix = width, heads * features
-    entries = {
-        f"{path}/out/kernel": FileEntry(f"{out}.weight", LINEAR.then(reshaped(matrix[::-1], (heads, features, width)))),
-        f"{path}/out/bias": FileEntry(f"{out}.bias"),
-    }
-    for ours, theirs in (("query", query), ("key", key), ("value", value)):
-        kernel = LINEAR.then(reshaped(matrix, (width, heads, features)))
-        entries[f"{path}/{ours}/kernel"] = FileEntry(f"{theirs}.weight", kernel)
-        entries[f"{path}/{ours}/bias"] = FileEntry(f"{theirs}.bias", reshaped(matrix[1:], (heads, features)))
+    entries = {}
+    for ours, theirs in (("query", query), ("key", key), ("value", value), ("out", out)):
+        layer: Any = getattr(attention, ours)
+        shape = layer.kernel.get_value().shape
+        # [width, heads, features], and [heads, features, width] of the last
+        matrix = (shape[0] * shape[1], shape[2]) if ours == "out" else (shape[0], shape[1] * shape[2])
+        entries[f"{path}/{ours}/kernel"] = FileEntry(f"{theirs}.weight", LINEAR.then(reshaped(matrix, shape)))
+        if layer.bias is not None:
+            bias = layer.bias.get_value().shape
+            turn = SAME if ours == "out" else reshaped((matrix[1],), bias)
+            entries[f"{path}/{ours}/bias"] = FileEntry(f"{theirs}.bias", turn)
     return entries
 
 

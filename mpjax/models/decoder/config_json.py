@@ -1,0 +1,436 @@
+"""Reads the settings of a decoder from a `config.json` of Hugging Face transformers, and refuses what it does not know.
+
+A key is understood, or it is known to change no logit, or it is an error: a model that was built without it would
+compute something else without a word. Defaults of missing keys are those of transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mpjax.errors import UsageError
+from mpjax.models.decoder.rotary import LinearScaling, Llama3Scaling, Rope, Scaling, YarnScaling
+from mpjax.models.decoder.settings import DecoderSettings, LayerKind
+
+
+CONFIG = "config.json"
+
+_NO_EFFECT = frozenset(
+    {
+        "_name_or_path",
+        "architectures",  # checked beside `model_type`
+        "bos_token_id",
+        "cache_implementation",
+        "dtype",
+        "eos_token_id",
+        "initializer_range",
+        "is_llama_config",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "return_dict",
+        "tokenizer_class",
+        "torch_dtype",
+        "transformers.js_config",
+        "transformers_version",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_cache",
+    }
+)
+"""Keys that change no logit: tokens with a meaning, dtypes of the file, initial values, and what generation does."""
+
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "tanh_gelu"}
+_NONE = object()
+
+
+def read_settings(folder: pathlib.Path) -> DecoderSettings:
+    """Reads the settings of the decoder in a folder of Hugging Face files.
+
+    Raises:
+      UsageError: there is no config.json, it is damaged, or `settings_of` refuses it; the message names the file.
+    """
+    file = folder / CONFIG
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"there is no {file}: wanted the folder of a model of Hugging Face") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{file} cannot be read ({error}); fetch it again") from error
+    try:
+        return settings_of(config)
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from error
+
+
+def settings_of(config: Mapping[str, Any]) -> DecoderSettings:
+    """Converts the content of a `config.json` to the settings of a decoder.
+
+    Raises:
+      UsageError: it is of no decoder that mpjax has; a key is missing, unknown, or has a value that the decoder cannot
+        have. The message names the key and the value.
+    """
+    if not isinstance(config, Mapping):
+        raise UsageError(f"wanted a JSON object, got {type(config).__name__}")
+    keys = _Keys(config)
+    family = keys.one_of("model_type", _FAMILIES)
+    architecture, read = _FAMILIES[family]
+    if (named := config.get("architectures")) not in (None, [architecture]):
+        raise UsageError(f"architectures is {json.dumps(named)}: wanted [{json.dumps(architecture)}] for {family}")
+    settings = read(keys)
+    keys.refuse_rest()
+    return settings
+
+
+class _Keys:
+    """The keys of a `config.json`, each of which is taken once; what nobody takes is refused."""
+
+    def __init__(self, values: Mapping[str, Any], prefix: str = ""):
+        self._rest = dict(values)
+        self._prefix = prefix
+
+    def take(self, key: str, kind: type, default: Any = _NONE, *, null: bool = False) -> Any:
+        """Takes a value of one type, `int`, `float` (also an integer), `bool`, `list` or `dict`.
+
+        With `null`, or a default of None, it may be null. Without a default, the key has to be there.
+        """
+        if key not in self._rest:
+            if default is _NONE:
+                raise UsageError(f"{self._prefix}{key} is missing: wanted {_KINDS[kind]}")
+            return default
+        value = self._rest.pop(key)
+        if value is None and (null or default is None):
+            return None
+        accepted = (int, float) if kind is float else kind
+        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+            raise self.refusal(key, value, f"wanted {_KINDS[kind]}")
+        return value
+
+    def size(self, key: str, default: Any = _NONE, *, null: bool = False) -> Any:
+        """Takes a whole number of at least 1; else as `take`."""
+        value = self.take(key, int, default, null=null)
+        if value is not None and value < 1:
+            raise self.refusal(key, value, "wanted at least 1")
+        return value
+
+    def one_of(self, key: str, names: Mapping[str, Any], default: Any = _NONE) -> Any:
+        """Takes one of some names."""
+        value = self._rest.pop(key, default)
+        wanted = f"wanted {' or '.join(names)}"
+        if value is _NONE:
+            raise UsageError(f"{self._prefix}{key} is missing: {wanted}")
+        if not isinstance(value, str) or value not in names:
+            raise self.refusal(key, value, wanted)
+        return value
+
+    def only(self, key: str, *values: Any) -> None:
+        """Takes a key that may be missing or have one of these values, with which it changes nothing."""
+        value = self._rest.pop(key, values[0])
+        if not any(value == other and type(value) is type(other) for other in values):
+            wanted = " or ".join(json.dumps(other) for other in values)
+            raise self.refusal(key, value, f"the decoder of mpjax has {wanted} only")
+
+    def unused(self, *keys: str) -> None:
+        """Takes keys that another key makes meaningless."""
+        for key in keys:
+            self._rest.pop(key, None)
+
+    def refusal(self, key: str, value: Any, wanted: str) -> UsageError:
+        """Makes the error for a value."""
+        return UsageError(f"{self._prefix}{key} is {json.dumps(value)}: {wanted}")
+
+    def refuse_rest(self) -> None:
+        """Raises UsageError that names every key that was not taken, with its value."""
+        rest = {key: value for key, value in self._rest.items() if self._prefix or key not in _NO_EFFECT}
+        if rest:
+            listed = ", ".join(f"{self._prefix}{key} {json.dumps(value)}" for key, value in rest.items())
+            raise UsageError(
+                f"mpjax does not know {listed}: a model without it may compute something else; if it changes no logit, "
+                f"remove it from {CONFIG}"
+            )
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "an object"}
+
+
+def _sizes(
+    keys: _Keys,
+    *,
+    head_dim: int | None = None,
+    key_heads: int | None = None,
+    activation: tuple[str, str] = ("hidden_act", "silu"),
+) -> dict[str, Any]:
+    """Reads the settings that all families have.
+
+    Args:
+      keys: the keys.
+      head_dim: the default of `head_dim`; None: the width of a head's share.
+      key_heads: the default of `num_key_value_heads`; None: as many as heads.
+      activation: the key of the activation, and its default.
+    """
+    width, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+    features = keys.size("head_dim", head_dim)
+    if features is None:
+        if width % heads:
+            raise UsageError(
+                f"hidden_size is {width}: wanted a multiple of num_attention_heads, {heads}, or a head_dim"
+            )
+        features = width // heads
+    keys.only("attention_dropout", 0.0, 0, None)
+    keys.only("chunk_size_feed_forward", 0)
+    return {
+        "vocabulary": keys.size("vocab_size"),
+        "length": keys.size("max_position_embeddings"),
+        "width": width,
+        "heads": heads,
+        "key_heads": keys.size("num_key_value_heads", key_heads) or heads,
+        "head_features": features,
+        "hidden": keys.size("intermediate_size"),
+        "activation": _ACTIVATIONS[keys.one_of(activation[0], _ACTIVATIONS, activation[1])],
+        "epsilon": keys.take("rms_norm_eps", float, 1e-6),
+    }
+
+
+def _llama(keys: _Keys) -> DecoderSettings:
+    sizes = _sizes(keys)
+    keys.only("pretraining_tp", 1)
+    keys.only("rope_interleaved", False)
+    bias = keys.take("attention_bias", bool, False)
+    return DecoderSettings(
+        **sizes,
+        layers=(LayerKind(rope=_rope(keys, sizes["length"])),) * keys.size("num_hidden_layers"),
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=keys.take("mlp_bias", bool, False),
+        tied=keys.take("tie_word_embeddings", bool, False),
+    )
+
+
+def _mistral(keys: _Keys) -> DecoderSettings:
+    sizes = _sizes(keys, key_heads=8)
+    kind = LayerKind(rope=_rope(keys, sizes["length"]), window=keys.size("sliding_window", 4096, null=True))
+    layers = (kind,) * keys.size("num_hidden_layers")
+    return DecoderSettings(**sizes, layers=layers, tied=keys.take("tie_word_embeddings", bool, False))
+
+
+def _qwen2(keys: _Keys) -> DecoderSettings:
+    sizes = _sizes(keys, key_heads=32)
+    rope = _rope(keys, sizes["length"])
+    return DecoderSettings(
+        **sizes,
+        layers=_behind(keys, rope),
+        qkv_bias=True,
+        tied=keys.take("tie_word_embeddings", bool, False),
+    )
+
+
+def _qwen3(keys: _Keys) -> DecoderSettings:
+    sizes = _sizes(keys, key_heads=32, head_dim=128)
+    rope = _rope(keys, sizes["length"])
+    bias = keys.take("attention_bias", bool, False)
+    return DecoderSettings(
+        **sizes,
+        layers=_behind(keys, rope),
+        norms_of_heads=True,
+        qkv_bias=bias,
+        out_bias=bias,
+        tied=keys.take("tie_word_embeddings", bool, False),
+    )
+
+
+def _behind(keys: _Keys, rope: Rope) -> tuple[LayerKind, ...]:
+    """The layers of Qwen: from `max_window_layers` on they have a window, if `use_sliding_window` is true."""
+    count = keys.size("num_hidden_layers")
+    window = keys.size("sliding_window", 4096, null=True)
+    window = window if keys.take("use_sliding_window", bool, False) else None
+    first = keys.take("max_window_layers", int, 28)
+    return _windows(keys, [window is not None and number >= first for number in range(count)], window, rope, rope)
+
+
+def _smollm3(keys: _Keys) -> DecoderSettings:
+    sizes = _sizes(keys, key_heads=4)
+    rope = _rope(keys, sizes["length"], theta=2_000_000.0)
+    count, interval = keys.size("num_hidden_layers"), keys.size("no_rope_layer_interval", 4)
+    usual = [int((number + 1) % interval != 0) for number in range(count)]
+    turned = keys.take("no_rope_layers", list, None) or usual  # 1 for layers with position embeddings
+    if len(turned) != count or not all(number in (0, 1) for number in turned):
+        raise keys.refusal("no_rope_layers", turned, f"wanted 0 or 1 for each of {count} layers")
+    window = keys.size("sliding_window", None, null=True)
+    window = window if keys.take("use_sliding_window", bool, False) else None
+    keys.only("pretraining_tp", 1, 2)  # how the weights were divided when they were trained
+    windows = _windows(keys, [window is not None and not on for on in turned], window, rope, rope)
+    bias = keys.take("attention_bias", bool, False)
+    return DecoderSettings(
+        **sizes,
+        layers=tuple(
+            LayerKind(rope=kind.rope if on else None, window=kind.window)
+            for kind, on in zip(windows, turned, strict=True)
+        ),
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=keys.take("mlp_bias", bool, False),
+        tied=keys.take("tie_word_embeddings", bool, True),
+    )
+
+
+def _gemma2(keys: _Keys) -> DecoderSettings:
+    sizes = _gemma_sizes(keys)
+    rope = _rope(keys, sizes["length"])
+    count, window = keys.size("num_hidden_layers"), keys.size("sliding_window", 4096, null=True)
+    keys.only("sliding_window_size", window)
+    return DecoderSettings(
+        **sizes,
+        layers=_windows(keys, [number % 2 == 0 for number in range(count)], window, rope, rope),
+        score_cap=keys.take("attn_logit_softcapping", float, 50.0, null=True),
+        logit_cap=keys.take("final_logit_softcapping", float, 30.0, null=True),
+    )
+
+
+def _gemma3(keys: _Keys) -> DecoderSettings:
+    sizes = _gemma_sizes(keys)
+    rope, local = _gemma3_ropes(keys, sizes["length"])
+    count, window = keys.size("num_hidden_layers"), keys.size("sliding_window", 4096, null=True)
+    pattern = keys.size("sliding_window_pattern", None) or keys.size("_sliding_window_pattern", 6)
+    keys.unused("_sliding_window_pattern")
+    return DecoderSettings(
+        **sizes,
+        layers=_windows(keys, [(number + 1) % pattern != 0 for number in range(count)], window, rope, local),
+        norms_of_heads=True,
+        score_cap=keys.take("attn_logit_softcapping", float, None, null=True),
+        logit_cap=keys.take("final_logit_softcapping", float, None, null=True),
+    )
+
+
+def _gemma_sizes(keys: _Keys) -> dict[str, Any]:
+    sizes = _sizes(keys, head_dim=256, key_heads=4, activation=("hidden_activation", "gelu_pytorch_tanh"))
+    keys.only("hidden_act", "gelu_pytorch_tanh")
+    keys.only("use_bidirectional_attention", False, None)
+    bias = keys.take("attention_bias", bool, False)
+    return {
+        **sizes,
+        "norm_offset": 1.0,
+        "norms_after": True,
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "embedding_scale": sizes["width"] ** 0.5,
+        "score_scale": keys.take("query_pre_attn_scalar", float, 256) ** -0.5,
+        "tied": keys.take("tie_word_embeddings", bool, True),
+    }
+
+
+_FAMILIES: Mapping[str, tuple[str, Callable[[_Keys], DecoderSettings]]] = {
+    "llama": ("LlamaForCausalLM", _llama),
+    "mistral": ("MistralForCausalLM", _mistral),
+    "qwen2": ("Qwen2ForCausalLM", _qwen2),
+    "qwen3": ("Qwen3ForCausalLM", _qwen3),
+    "gemma2": ("Gemma2ForCausalLM", _gemma2),
+    "gemma3_text": ("Gemma3ForCausalLM", _gemma3),
+    "smollm3": ("SmolLM3ForCausalLM", _smollm3),
+}
+"""For each `model_type`: the class of transformers, and the function that reads its keys."""
+
+
+def _windows(keys: _Keys, slides: Sequence[bool], window: int | None, rope: Rope, local: Rope) -> tuple[LayerKind, ...]:
+    """The kinds of the layers, by `layer_types` if that is there.
+
+    Args:
+      keys: the keys.
+      slides: for each layer, whether it has a window, if `layer_types` does not say it.
+      window: the window; None: no layer may have one.
+      rope: the position embeddings of layers without a window.
+      local: those of layers with a window.
+    """
+    kinds = {"full_attention": False, "sliding_attention": True}
+    named = keys.take("layer_types", list, None)
+    if named is not None:
+        if len(named) != len(slides) or not all(name in kinds for name in named):
+            raise keys.refusal("layer_types", named, f"wanted {' or '.join(kinds)} for each of {len(slides)} layers")
+        slides = [kinds[name] for name in named]
+    if any(slides) and window is None:
+        raise UsageError("sliding_window is null or switched off, and some layers are to have a window")
+    return tuple(LayerKind(rope=local, window=window) if slide else LayerKind(rope=rope) for slide in slides)
+
+
+def _rope(keys: _Keys, length: int, *, theta: float = 10_000.0) -> Rope:
+    """Reads the position embeddings from `rope_parameters`, or from `rope_theta` and `rope_scaling` of older files."""
+    outer = keys.take("rope_theta", float, None)
+    new, old = (keys.take(key, dict, None) for key in ("rope_parameters", "rope_scaling"))
+    if new and old:
+        raise keys.refusal("rope_scaling", old, "wanted it or rope_parameters, not both")
+    keys.only("partial_rotary_factor", 1.0, 1, None)
+    name = "rope_scaling" if old else "rope_parameters"
+    return _rope_of(_Keys(new or old or {}, f"{name}."), length, outer=outer, usual=theta)
+
+
+def _gemma3_ropes(keys: _Keys, length: int) -> tuple[Rope, Rope]:
+    """The position embeddings of layers without and with a window; `rope_scaling` is for those without."""
+    outer = keys.take("rope_theta", float, None), keys.take("rope_local_base_freq", float, None)
+    new, old = (keys.take(key, dict, None) for key in ("rope_parameters", "rope_scaling"))
+    if new and old:
+        raise keys.refusal("rope_scaling", old, "wanted it or rope_parameters, not both")
+    nested = _Keys(new or {}, "rope_parameters.")
+    full, local = (nested.take(kind, dict, None) for kind in ("full_attention", "sliding_attention"))
+    nested.refuse_rest()
+    names = "rope_scaling." if old else "rope_parameters.full_attention.", "rope_parameters.sliding_attention."
+    return (
+        _rope_of(_Keys(full or old or {}, names[0]), length, outer=outer[0], usual=1_000_000.0),
+        _rope_of(_Keys(local or {}, names[1]), length, outer=outer[1], usual=10_000.0),
+    )
+
+
+def _rope_of(keys: _Keys, length: int, *, outer: float | None, usual: float) -> Rope:
+    """Reads position embeddings.
+
+    Args:
+      keys: the keys of `rope_parameters` or `rope_scaling`.
+      length: the number of positions that the model was trained on, if the keys do not say it.
+      outer: the theta beside these keys; None if there is none.
+      usual: the theta if there is none at all.
+    """
+    theta = keys.take("rope_theta", float, outer)
+    if outer is not None and theta != outer:
+        raise keys.refusal("rope_theta", theta, f"and beside it rope_theta is {outer}")
+    keys.only("partial_rotary_factor", 1.0, 1, None)
+    kind = keys.one_of("rope_type", _SCALINGS, keys.one_of("type", _SCALINGS, "default"))
+    scaling = _SCALINGS[kind](keys, length)
+    keys.refuse_rest()
+    return Rope(theta=float(usual if theta is None else theta), scaling=scaling)
+
+
+def _linear(keys: _Keys, length: int) -> Scaling:
+    del length
+    return LinearScaling(factor=keys.take("factor", float))
+
+
+def _llama3(keys: _Keys, length: int) -> Scaling:
+    return Llama3Scaling(
+        factor=keys.take("factor", float),
+        low=keys.take("low_freq_factor", float),
+        high=keys.take("high_freq_factor", float),
+        length=keys.size("original_max_position_embeddings", length),
+    )
+
+
+def _yarn(keys: _Keys, length: int) -> Scaling:
+    keys.only("mscale", None, 0)
+    keys.only("mscale_all_dim", None, 0)
+    return YarnScaling(
+        factor=keys.take("factor", float),
+        low=keys.take("beta_slow", float, None) or 1.0,
+        high=keys.take("beta_fast", float, None) or 32.0,
+        length=keys.size("original_max_position_embeddings", length),
+        attention_factor=keys.take("attention_factor", float, None),
+        truncate=keys.take("truncate", bool, True),
+    )
+
+
+_SCALINGS: Mapping[str, Callable[[_Keys, int], Scaling | None]] = {
+    "default": lambda keys, length: None,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+"""For each `rope_type`, the function that reads its keys, given the length of texts."""

@@ -1,0 +1,214 @@
+"""The decoder of Llama 3, Mistral, Qwen 2 and 3, Gemma 2 and 3 and SmolLM: one network, whose settings tell them apart.
+
+Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", 2023 (arXiv:2302.13971), section 2.2, with
+grouped queries (Ainslie et al., 2023, arXiv:2305.13245).
+
+Shapes: B batch, T tokens, D width, N query heads, K key and value heads, H features per head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from mpjax.models.activations import silu_gate, tanh_gelu_gate
+from mpjax.models.attention import Implementation, attend
+from mpjax.models.decoder.rotary import Rotation, rotate, rotation
+from mpjax.models.decoder.settings import DecoderSettings
+from mpjax.models.scan import in_series, through
+from mpjax.models.transformer import check_length
+from mpjax.precision.attention import soft_cap
+from mpjax.precision.dtypes import FLOAT32, widest
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float, Int
+
+
+GATES = {"silu": silu_gate, "tanh_gelu": tanh_gelu_gate}
+
+
+class Decoder(nnx.Module):
+    """Token embeddings, causal pre-norm blocks, a final norm, and logits.
+
+    Args:
+      settings: the sizes and the kind of the network.
+      implementation: attention implementation; see `mpjax.models.attention.attend`.
+      scan_blocks: whether the blocks are one loop over stacked arrays; see `mpjax.models.scan`.
+    """
+
+    def __init__(
+        self,
+        settings: DecoderSettings,
+        *,
+        implementation: Implementation = "auto",
+        scan_blocks: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        normal = nnx.initializers.normal(0.02)
+        self.settings = settings
+        self.tokens = nnx.Embed(settings.vocabulary, settings.width, embedding_init=normal, rngs=rngs)
+        block = functools.partial(DecoderBlock, settings, implementation=implementation)
+        self.blocks = in_series(block, len(settings.layers), rngs=rngs, scan=scan_blocks)
+        self.norm = _norm(settings, settings.width, rngs)
+        head = functools.partial(nnx.Linear, use_bias=False, kernel_init=normal, rngs=rngs)
+        self.head = None if settings.tied else head(settings.width, settings.vocabulary)
+
+    def __call__(self, tokens: Int[Array, "B T"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T V"]:
+        """Computes the logits of each next token.
+
+        Args:
+          tokens: int32, padded on the right.
+          lengths: int32, the number of tokens of each text that are not padding; all if None.
+
+        Raises:
+          UsageError: a text has more tokens than `settings.length`.
+        """
+        return self.logits(self.features(tokens, lengths))
+
+    def features(self, tokens: Int[Array, "B T"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
+        """Computes the features of each position, from which `logits` predicts the next token."""
+        settings, length = self.settings, tokens.shape[1]
+        check_length(tokens, settings.length)
+        x = self.tokens(tokens)
+        if settings.embedding_scale != 1:
+            wide = x.astype(widest(x.dtype, FLOAT32))
+            x = (wide * np.asarray(settings.embedding_scale, wide.dtype)).astype(x.dtype)
+        kinds = list(dict.fromkeys(settings.layers))
+        seen = [(rotation(kind.rope, length, settings.head_features, x.dtype), kind.window or length) for kind in kinds]
+        x = through(self.blocks, x, lengths, options=seen, chosen=[kinds.index(kind) for kind in settings.layers])
+        return self.norm(x)
+
+    def logits(self, features: Float[Array, "*S D"]) -> Float[Array, "*S V"]:
+        """Computes the logits of each next token from features."""
+        logits = self.tokens.attend(features) if self.head is None else self.head(features)
+        return logits if self.settings.logit_cap is None else soft_cap(logits, self.settings.logit_cap)
+
+
+class DecoderBlock(nnx.Module):
+    """Attention and an MLP, each with a norm before it, perhaps one behind it, and a residual connection."""
+
+    def __init__(self, settings: DecoderSettings, *, implementation: Implementation, rngs: nnx.Rngs):
+        norm = functools.partial(_norm, settings, settings.width, rngs)
+        self.norm1 = norm()
+        self.attention = GroupedAttention(settings, implementation=implementation, rngs=rngs)
+        self.norm2 = norm()
+        self.mlp = GatedMLP(settings, rngs=rngs)
+        self.norm_after_attention = norm() if settings.norms_after else _same
+        self.norm_after_mlp = norm() if settings.norms_after else _same
+
+    def __call__(
+        self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None, turned: Rotation, window: int | jax.Array
+    ) -> Float[Array, "B T D"]:
+        """Maps features to features.
+
+        Args:
+          x: the features.
+          lengths: the number of positions of each text to attend to; all if None.
+          turned: the rotation of queries and keys by position.
+          window: the number of positions that a position attends to, itself included.
+        """
+        x = x + self.norm_after_attention(self.attention(self.norm1(x), lengths, turned, window))
+        return x + self.norm_after_mlp(self.mlp(self.norm2(x)))
+
+
+class GroupedAttention(nnx.Module):
+    """Causal attention in which groups of query heads share a key and a value head."""
+
+    def __init__(self, settings: DecoderSettings, *, implementation: Implementation, rngs: nnx.Rngs):
+        width, heads, features = settings.width, settings.heads, settings.head_features
+        normal = nnx.initializers.normal
+        project = functools.partial(
+            nnx.LinearGeneral, width, kernel_init=normal(0.02), use_bias=settings.qkv_bias, rngs=rngs
+        )
+        self.query = project((heads, features))
+        self.key = project((settings.key_heads, features))
+        self.value = project((settings.key_heads, features))
+        self.out = nnx.LinearGeneral(
+            (heads, features),
+            width,
+            axis=(-2, -1),
+            kernel_init=normal(_of_branch(settings)),
+            use_bias=settings.out_bias,
+            rngs=rngs,
+        )
+        self.query_norm = _norm(settings, features, rngs) if settings.norms_of_heads else _same
+        self.key_norm = _norm(settings, features, rngs) if settings.norms_of_heads else _same
+        self.scale = settings.score_scale
+        self.cap = settings.score_cap
+        self.implementation: Implementation = implementation
+
+    def __call__(
+        self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None, turned: Rotation, window: int | jax.Array
+    ) -> Float[Array, "B T D"]:
+        query = rotate(self.query_norm(self.query(x)), turned)
+        key = rotate(self.key_norm(self.key(x)), turned)
+        mixed = attend(
+            query,
+            key,
+            self.value(x),
+            lengths=lengths,
+            is_causal=True,
+            window=window,
+            scale=self.scale,
+            cap=self.cap,
+            implementation=self.implementation,
+        )
+        return self.out(mixed)
+
+
+class GatedMLP(nnx.Module):
+    """Two linear layers, one of them with an activation, whose product a third one maps back (arXiv:2002.05202)."""
+
+    def __init__(self, settings: DecoderSettings, *, rngs: nnx.Rngs):
+        linear = functools.partial(nnx.Linear, use_bias=settings.mlp_bias, rngs=rngs)
+        normal = nnx.initializers.normal
+        self.gate = linear(settings.width, settings.hidden, kernel_init=normal(0.02))
+        self.up = linear(settings.width, settings.hidden, kernel_init=normal(0.02))
+        self.down = linear(settings.hidden, settings.width, kernel_init=normal(_of_branch(settings)))
+        self.gated = GATES[settings.activation]
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return self.down(self.gated(self.gate(x), self.up(x)))
+
+
+class RMSNorm(nnx.Module):
+    """Divides features by the root of their mean square, in float32 or wider (Zhang & Sennrich, arXiv:1910.07467).
+
+    Args:
+      features: the number of features.
+      epsilon: what is added to the mean square.
+      offset: what is added to the scale, which begins as 1 - `offset`.
+    """
+
+    def __init__(self, features: int, *, epsilon: float, offset: float, rngs: nnx.Rngs):
+        del rngs  # the initial scale is not random
+        self.scale = nnx.Param(jnp.full(features, 1 - offset, FLOAT32))
+        self.epsilon = epsilon
+        self.offset = offset
+
+    def __call__(self, x: Float[Array, "*S D"]) -> Float[Array, "*S D"]:
+        dtype = widest(x.dtype, FLOAT32)
+        wide = x.astype(dtype)
+        square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        scale = self.scale[...].astype(dtype) + np.asarray(self.offset, dtype)
+        scaled = wide * jax.lax.rsqrt(square + np.asarray(self.epsilon, dtype)) * jnp.broadcast_to(scale, x.shape)
+        return scaled.astype(x.dtype)
+
+
+def _norm(settings: DecoderSettings, features: int, rngs: nnx.Rngs) -> RMSNorm:
+    return RMSNorm(features, epsilon=settings.epsilon, offset=settings.norm_offset, rngs=rngs)
+
+
+def _same(x: jax.Array) -> jax.Array:
+    return x
+
+
+def _of_branch(settings: DecoderSettings) -> float:
+    """The standard deviation of kernels before a residual connection: of that many branches, the sum keeps its size."""
+    return 0.02 / (2 * len(settings.layers)) ** 0.5

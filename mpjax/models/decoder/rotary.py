@@ -1,0 +1,156 @@
+"""Rotary position embeddings: pairs of features are turned by angles that grow with the position.
+
+Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021 (arXiv:2104.09864), section 3.2.2. As
+in the files of Hugging Face transformers, features i and i + H/2 are a pair.
+
+Shapes: B batch, T positions, N heads, H features per head.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mpjax.precision.dtypes import FLOAT32, widest
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinearScaling:
+    """Divides all frequencies by `factor` (Chen et al., "Position Interpolation", 2023, arXiv:2306.15595)."""
+
+    factor: float
+
+    def __call__(self, frequencies: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
+        """Computes new frequencies, and the factor of cosines and sines."""
+        del theta
+        return frequencies / self.factor, 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """Divides the low frequencies by `factor`, with a linear transition to high ones, which stay.
+
+    Source: "The Llama 3 Herd of Models", 2024 (arXiv:2407.21783), and `apply_scaling` in Meta's code of Llama 3.1.
+
+    Attributes:
+      factor: the divisor of low frequencies.
+      low: waves that turn at most this often within `length` are low.
+      high: waves that turn at least this often within `length` are high.
+      length: the number of positions that the model was trained on before it was scaled.
+    """
+
+    factor: float
+    low: float
+    high: float
+    length: int
+
+    def __call__(self, frequencies: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
+        """Computes new frequencies, and the factor of cosines and sines."""
+        del theta
+        turns = self.length * frequencies / (2 * math.pi)
+        share = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
+        return frequencies * (share + (1 - share) / self.factor), 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """Divides low frequencies by `factor`, with a transition along the features, and sharpens attention.
+
+    Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023 (arXiv:2309.00071).
+
+    Attributes:
+      factor: the divisor of low frequencies.
+      low: waves that turn at most this often within `length` are low.
+      high: waves that turn at least this often within `length` are high.
+      length: the number of positions that the model was trained on before it was scaled.
+      attention_factor: the factor of cosines and sines; None: 0.1 log(factor) + 1.
+      truncate: whether the transition begins and ends at whole features.
+    """
+
+    factor: float
+    low: float = 1.0
+    high: float = 32.0
+    length: int
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __call__(self, frequencies: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
+        """Computes new frequencies, and the factor of cosines and sines."""
+        half = len(frequencies)
+
+        def feature(turns: float) -> float:
+            return half * math.log(self.length / (turns * 2 * math.pi)) / math.log(theta)
+
+        first, last = feature(self.high), feature(self.low)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * half - 1)
+        share = np.clip((np.arange(half) - first) / max(last - first, 0.001), 0, 1)
+        attention = self.attention_factor
+        if attention is None:
+            attention = 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
+        return frequencies * (1 - share + share / self.factor), attention
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rope:
+    """The angles of rotary position embeddings.
+
+    Attributes:
+      theta: the base of the frequencies: pair i of H/2 turns by theta ** (-2 i / H) radians from position to position.
+      scaling: a change of the frequencies for longer texts; None for none.
+    """
+
+    theta: float = 10_000.0
+    scaling: Scaling | None = None
+
+    def frequencies(self, features: int) -> tuple[np.ndarray, float]:
+        """Computes the radians per position, float64 [H / 2], and the factor of cosines and sines."""
+        plain = self.theta ** (-np.arange(0, features, 2, dtype=np.float64) / features)
+        return (plain, 1.0) if self.scaling is None else self.scaling(plain, self.theta)
+
+
+class Rotation(NamedTuple):
+    """The cosines and sines of the angles, float32 (or wider) [T, H / 2]."""
+
+    cos: jax.Array
+    sin: jax.Array
+
+
+def rotation(rope: Rope | None, length: int, features: int, dtype: np.dtype) -> Rotation:
+    """Computes the rotation of each position from 0 on; without `rope`, the rotation by no angle.
+
+    Args:
+      rope: the angles; None for layers without position embeddings.
+      length: T, the number of positions.
+      features: H, the number of features of a head.
+      dtype: the dtype that the model computes in. Angles are in float32 (or wider) all the same: in bfloat16, position
+        257 would be position 256.
+    """
+    dtype = widest(dtype, FLOAT32)
+    if rope is None:
+        shape = length, features // 2
+        return Rotation(jnp.ones(shape, dtype), jnp.zeros(shape, dtype))
+    frequencies, factor = rope.frequencies(features)
+    angles = jnp.arange(length, dtype=dtype)[:, None] * jnp.asarray(frequencies, dtype)[None, :]
+    factor = jnp.asarray(factor, dtype)
+    return Rotation(factor * jnp.cos(angles), factor * jnp.sin(angles))
+
+
+def rotate(x: Float[Array, "B T N H"], by: Rotation) -> Float[Array, "B T N H"]:
+    """Turns each pair of features by the angle of its position, in float32 (or wider), and casts back."""
+    cos, sin = (table[None, :, None, :] for table in by)
+    first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -1,0 +1,82 @@
+"""The settings of a decoder: its sizes, and what differs between the published families."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from mpjax.errors import UsageError
+from mpjax.models.decoder.rotary import Rope
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerKind:
+    """What a layer's attention sees.
+
+    Attributes:
+      rope: the position embeddings of queries and keys; None for none.
+      window: the number of positions that a position attends to, itself included; None for all before it.
+    """
+
+    rope: Rope | None = Rope()
+    window: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderSettings:
+    """The settings of a `Decoder`. The defaults are those of Llama.
+
+    Attributes:
+      vocabulary: V, the number of tokens.
+      length: the largest number of tokens in a text.
+      width: D.
+      heads: N, the number of query heads.
+      key_heads: K, the number of key and value heads, a divisor of `heads`.
+      head_features: H, the number of features of a head; even.
+      hidden: the hidden width of the MLP.
+      layers: the kind of each layer, first to last.
+      activation: the activation of the gate of the MLP.
+      epsilon: epsilon of the norms.
+      norm_offset: what is added to the scales of norms: 1 in Gemma, whose files have the difference from 1.
+      norms_after: whether attention and MLP have a norm behind them too, before the residual connection (Gemma).
+      norms_of_heads: whether the queries and keys of each head have a norm (Qwen 3, Gemma 3).
+      qkv_bias: whether the projections to query, key and value have biases.
+      out_bias: whether the projection behind attention has a bias.
+      mlp_bias: whether the layers of the MLP have biases.
+      embedding_scale: the factor of the token embeddings: sqrt(D) in Gemma.
+      score_scale: the factor of attention scores; None: 1 / sqrt(H).
+      score_cap: the limit of attention scores (`mpjax.precision.attention.soft_cap`); None for none.
+      logit_cap: the limit of logits; None for none.
+      tied: whether the logits are products with the token embeddings, in place of a layer of their own.
+    """
+
+    vocabulary: int
+    length: int
+    width: int
+    heads: int
+    key_heads: int
+    head_features: int
+    hidden: int
+    layers: tuple[LayerKind, ...]
+    activation: Literal["silu", "tanh_gelu"] = "silu"
+    epsilon: float = 1e-5
+    norm_offset: float = 0.0
+    norms_after: bool = False
+    norms_of_heads: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    embedding_scale: float = 1.0
+    score_scale: float | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
+    tied: bool = False
+
+    def __post_init__(self):
+        if self.heads % self.key_heads:
+            raise UsageError(
+                f"a decoder of {self.heads} heads cannot have {self.key_heads} key and value heads: wanted a divisor "
+                f"of {self.heads}"
+            )
+        if self.head_features % 2:
+            raise UsageError(f"a head of {self.head_features} features cannot be rotated: wanted an even number")
