@@ -12,19 +12,19 @@ from mpjax.errors import CONTROL
 _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def encode(values: Mapping[str, Any], *, indent: int | None = None, default: Callable | None = None) -> str:
-    """Encodes `values` as a JSON object without a trailing newline, on one line unless `indent` is given.
+def encode(value: Any, *, indent: int | None = None, default: Callable | None = None) -> str:
+    """Encodes `value` as JSON without a trailing newline, on one line unless `indent` is given.
 
     >>> encode({"loss": float("nan"), "step": 3})
     '{"loss": "NaN", "step": 3}'
 
     Args:
-      values: numbers, strings, lists and mappings.
+      value: numbers, strings, lists and mappings, or one of them.
       indent: spaces per level.
       default: converts any other value to one of these; None: any other value is a TypeError.
     """
     converted = default and (lambda value: spelled(default(value)))
-    text = json.dumps(spelled(values), indent=indent, default=converted, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(spelled(value), indent=indent, default=converted, allow_nan=False, ensure_ascii=False)
     return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

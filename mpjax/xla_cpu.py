@@ -8,7 +8,8 @@ jaxlib 0.10 nor other dtypes have the fault (`tests/test_xla_cpu.py` runs a prog
 import os
 import sys
 import warnings
-from importlib.metadata import version
+
+from jaxlib.version import __version__ as JAXLIB  # JAX imports it anyway; importlib.metadata takes longer
 
 
 OPTION = "--xla_cpu_experimental_ynn_fusion_type"
@@ -24,8 +25,7 @@ def keep_sums_right() -> None:
       PrecisionWarning: JAX has computed on a CPU before, or `XLA_FLAGS` names a file.
     """
     flags = os.environ.get("XLA_FLAGS", "")
-    jaxlib = version("jaxlib")
-    if OPTION in flags or not _FIRST <= tuple(map(int, jaxlib.split(".")[:2])) < _FIXED:
+    if OPTION in flags or not _FIRST <= tuple(map(int, JAXLIB.split(".")[:2])) < _FIXED:
         return
     option = f"{OPTION}=-LIBRARY_FUSION_TYPE_REDUCE"
     names_a_file = bool(flags) and not flags.lstrip().startswith("-")
@@ -34,7 +34,7 @@ def keep_sums_right() -> None:
 
         reason = "XLA_FLAGS names a file" if names_a_file else "JAX had computed before mpjax was imported"
         warnings.warn(
-            f"jaxlib {jaxlib} computes some bfloat16 programs wrongly on a CPU, which mpjax could not prevent because "
+            f"jaxlib {JAXLIB} computes some bfloat16 programs wrongly on a CPU, which mpjax could not prevent because "
             f"{reason}; " + (f"add {option} to it" if names_a_file else "import mpjax first"),
             PrecisionWarning,
             stacklevel=3,

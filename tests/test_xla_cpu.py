@@ -47,7 +47,7 @@ def test_the_mean_of_a_residual_block_is_right():
     ],
 )
 def test_the_option_is_added_where_jaxlib_needs_it_and_the_user_has_not_set_it(monkeypatch, jaxlib, flags, left):
-    monkeypatch.setattr(xla_cpu, "version", lambda package: jaxlib)
+    monkeypatch.setattr(xla_cpu, "JAXLIB", jaxlib)
     monkeypatch.setattr(xla_cpu, "_has_computed_on_cpu", lambda: False)
     monkeypatch.setenv("XLA_FLAGS", flags)
     xla_cpu.keep_sums_right()
@@ -62,7 +62,7 @@ def test_the_option_is_added_where_jaxlib_needs_it_and_the_user_has_not_set_it(m
     ],
 )
 def test_what_cannot_be_prevented_is_said(monkeypatch, flags, computed, message):
-    monkeypatch.setattr(xla_cpu, "version", lambda package: "0.12.0.1")
+    monkeypatch.setattr(xla_cpu, "JAXLIB", "0.12.0.1")
     monkeypatch.setattr(xla_cpu, "_has_computed_on_cpu", lambda: computed)
     monkeypatch.setenv("XLA_FLAGS", flags)
     with pytest.warns(PrecisionWarning, match=message):

@@ -8,10 +8,10 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Any
 
 import jax
-import jaxlib
 import numpy as np
 
 from mpjax.commands.build import Run
@@ -59,7 +59,14 @@ def diagnosed_evaluation(
     examined = f"Examined: the evaluation of batch {(bad or 0) + 1} of {len(run.tests)} of the test set."
     diagnosis = dataclasses.replace(diagnosis, evidence=f"{examined} {diagnosis.evidence}")
     if bad is not None and diagnosis.verdict == "healthy":
-        return diagnosis.beyond_dtypes(*_of_the_compiler(diagnosis.loss[0]))
+        reason = (
+            "The compiled program gives a loss that is not finite, and its operations one at a time give a finite one"
+        )
+        advice = (
+            f"jaxlib {version('jaxlib')}, or a library that it calls, computes this program wrongly on this device: "
+            "try another version of jaxlib."
+        )
+        return diagnosis.beyond_dtypes(reason, f"{diagnosis.loss[0]:.3g}", [advice])
     loss = evaluate(_eval_step(full), state.params, state.stats, run.tests, full.objective.conclude)["loss"]
     lagging = _advice_on_statistics(task, state, batch) if bad is not None else ()
     if not math.isfinite(loss):
@@ -68,22 +75,6 @@ def diagnosed_evaluation(
     whole = f"With these parameters, the loss of the whole test set is {loss:.3g} in float32."
     return dataclasses.replace(
         diagnosis, evidence=f"{diagnosis.evidence} {whole}", advice=(*diagnosis.advice, *lagging)
-    )
-
-
-def _of_the_compiler(loss: float) -> tuple[str, str, list[str]]:
-    """The reason, the numbers and the advice for a compiled evaluation that is not finite, although each operation is.
-
-    Args:
-      loss: the loss that a diagnosis computes, which runs one operation at a time.
-    """
-    return (
-        "The compiled program gives a loss that is not finite, and its operations one at a time give a finite one",
-        f"{loss:.3g}",
-        [
-            f"jaxlib {jaxlib.__version__}, or a library that it calls, computes this program wrongly on this device: "
-            "try another version of jaxlib."
-        ],
     )
 
 

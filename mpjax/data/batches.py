@@ -114,8 +114,8 @@ def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatc
     for padding of the last batch. Each batch holds only the rows of `share`, the part of this process.
 
     Raises:
-      UsageError: one of the splits is empty, `config` is invalid for the set, `conform` raises for an example, or the first
-        examples of the two splits differ in dtype. A streamed example is checked only when it is read.
+      UsageError: one of the splits is empty, `config` is invalid for the set, `conform` raises for an example, or the
+        first examples of the two splits differ in dtype. A streamed example is checked only when it is read.
     """
     size, batch_size = len(source.test), config.eval_batch_size
     check_data(config)

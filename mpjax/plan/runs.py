@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from mpjax.plan.hlo import Computation, HloProgram, Instruction, Module, module_named, name_of, shapes_of
-from mpjax.precision.casting.flops import TENSORFLOAT32
+from mpjax.precision.casting.flops import ALGORITHMS, TENSORFLOAT32
 
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
@@ -221,8 +221,7 @@ def _accumulation(each: Instruction, operands: list[str], by: str) -> str:
 def _rounded_to(each: Instruction, target: Target) -> str:
     """The dtype that a library rounds float32 operands to; empty if it keeps their bits."""
     if algorithm := _ALGORITHM.search(each.attributes):
-        rounded = {"tf32_tf32_f32": TENSORFLOAT32, "bf16_bf16_f32": "bfloat16"}
-        return rounded.get(algorithm[1], "")
+        return ALGORITHMS.get(algorithm[1], "")
     words = _PRECISION.search(each.attributes)
     precisions = words[1].split(",") if words else []
     if not precisions and (library := _LIBRARY_PRECISION.search(each.attributes)):

@@ -58,6 +58,18 @@ def test_an_evaluation_that_is_not_finite_in_float32_either_is_no_precision_prob
     assert f"<h1>{said}: outside of all modules</h1>" in found.to_html()
 
 
+@pytest.mark.slow
+def test_a_program_that_only_the_compiler_gets_wrong_is_no_precision_problem(healthy, monkeypatch):
+    miscompiled = lambda task: lambda params, stats, batch: {"loss": np.nan}  # noqa: E731
+    monkeypatch.setattr("mpjax.commands.diagnose_evaluation._eval_step", miscompiled)
+    found = diagnosed(healthy, 1)
+    assert (found.verdict, found.rules) == ("not_precision", {})
+    assert (
+        "But the compiled program gives a loss that is not finite, and its operations one at a time" in found.evidence
+    )
+    assert "try another version of jaxlib" in found.advice[0]
+
+
 def test_the_evaluation_of_a_checkpoint_is_diagnosed_by_a_flag(healthy, capsys):
     found: Any = diagnose_run(Diagnose(run=str(healthy), evaluation=True))
     assert (found.verdict, {row.direction for row in found.table}) == ("healthy", {"forward"})

@@ -14,6 +14,7 @@ from typing import Any
 from mpjax.errors import UsageError
 from mpjax.models.decoder.rotary import LinearScaling, Llama3Scaling, Rope, Scaling, YarnScaling
 from mpjax.models.decoder.settings import DecoderSettings, LayerKind
+from mpjax.strict_json import encode
 
 
 CONFIG = "config.json"
@@ -79,7 +80,7 @@ def settings_of(config: Mapping[str, Any]) -> DecoderSettings:
     family = keys.one_of("model_type", _FAMILIES)
     architecture, read = _FAMILIES[family]
     if (named := config.get("architectures")) not in (None, [architecture]):
-        raise UsageError(f"architectures is {json.dumps(named)}: wanted [{json.dumps(architecture)}] for {family}")
+        raise UsageError(f"architectures is {encode(named)}: wanted [{encode(architecture)}] for {family}")
     settings = read(keys)
     keys.refuse_rest()
     return settings
@@ -130,7 +131,7 @@ class _Keys:
         """Takes a key that may be missing or have one of these values, with which it changes nothing."""
         value = self._rest.pop(key, values[0])
         if not any(value == other and type(value) is type(other) for other in values):
-            wanted = " or ".join(json.dumps(other) for other in values)
+            wanted = " or ".join(encode(other) for other in values)
             raise self.refusal(key, value, f"the decoder of mpjax has {wanted} only")
 
     def unused(self, *keys: str) -> None:
@@ -140,13 +141,13 @@ class _Keys:
 
     def refusal(self, key: str, value: Any, wanted: str) -> UsageError:
         """Makes the error for a value."""
-        return UsageError(f"{self._prefix}{key} is {json.dumps(value)}: {wanted}")
+        return UsageError(f"{self._prefix}{key} is {encode(value)}: {wanted}")
 
     def refuse_rest(self) -> None:
         """Raises UsageError that names every key that was not taken, with its value."""
         rest = {key: value for key, value in self._rest.items() if self._prefix or key not in _NO_EFFECT}
         if rest:
-            listed = ", ".join(f"{self._prefix}{key} {json.dumps(value)}" for key, value in rest.items())
+            listed = ", ".join(f"{self._prefix}{key} {encode(value)}" for key, value in rest.items())
             raise UsageError(
                 f"mpjax does not know {listed}: a model without it may compute something else; if it changes no logit, "
                 f"remove it from {CONFIG}"

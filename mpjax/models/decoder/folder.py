@@ -21,6 +21,7 @@ from mpjax.precision.calls import name_scopes
 from mpjax.precision.dtypes import widest
 from mpjax.precision.modules import apply_policy
 from mpjax.precision.policy import Policy
+from mpjax.strict_json import encode
 
 
 COPIED = (
@@ -103,7 +104,7 @@ def export_decoder(
     report = export_safetensors(model, folder / SINGLE, dtype=dtype, layout="huggingface", allow_lossy=allow_lossy)
     config = json.loads((origin / CONFIG).read_text(encoding="utf-8"))
     config |= dict.fromkeys(_DTYPES & config.keys() or {"torch_dtype"}, str(widest(*(row.after for row in report))))
-    write_atomically(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+    write_atomically(folder / CONFIG, (encode(config, indent=2) + "\n").encode())
     for name in COPIED:
         if (origin / name).is_file():
             shutil.copyfile(origin / name, folder / name)

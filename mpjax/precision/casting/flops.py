@@ -17,6 +17,8 @@ from mpjax.precision.dtypes import is_floating
 
 
 TENSORFLOAT32 = "tensorfloat32"
+ALGORITHMS = {"tf32_tf32_f32": TENSORFLOAT32, "bf16_bf16_f32": "bfloat16"}
+"""The dtype that an algorithm of XLA rounds the operands of a product to, unless it keeps theirs."""
 _PRODUCTS = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
 """Matrix products of [T, H] by [H, S] in cuDNN's attention. The backward pass recomputes one (arXiv:2205.14135)."""
 _BLOCKS = "float8_blocks_multiplied_out"
@@ -102,10 +104,6 @@ def _dtype(eqn) -> str:
     dtype = str(eqn.invars[0].aval.dtype)
     precision = eqn.params.get("precision")
     if isinstance(precision, jax.lax.DotAlgorithmPreset):
-        return _ALGORITHMS.get(precision.name, dtype)
+        return ALGORITHMS.get(precision.name.lower(), dtype)
     requested = precision if isinstance(precision, tuple) else (precision,)
     return TENSORFLOAT32 if dtype == "float32" and jax.lax.Precision.HIGHEST not in requested else dtype
-
-
-_ALGORITHMS = {"TF32_TF32_F32": TENSORFLOAT32, "BF16_BF16_F32": "bfloat16"}
-"""The dtype that an algorithm rounds its operands to, unless it keeps theirs."""
