@@ -94,6 +94,14 @@ def _same(x, *_):
     return x
 
 
+DTYPES = {
+    "bfloat16": "mixed_bfloat16",
+    "float16": "mixed_float16 --precision.loss_scale none",
+    "float16, scaled": "mixed_float16",
+    "float8": "mixed_float8",
+}
+"""The policies of the table of dtypes; a ResNet has no product that may be in float8."""
+
 Patches = dict[str, Any]
 EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
     "batch norm with its own derivative": (
@@ -128,12 +136,13 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
         {
             "mpjax.training.packing.SMALL": -1,
             "mpjax.training.packing.MOST": 2**62,
-            "mpjax.models.transformer._with_cast_bias": _same,
+            "mpjax.models.transformer.with_cast_bias": _same,
+            "mpjax.models.attention.with_cast_bias": _same,
         },
     ),
     "the bias behind an MLP cast apart": (
         ("ViT-B/16", "GPT-2 small"),
-        {"mpjax.models.transformer._with_cast_bias": _same},
+        {"mpjax.models.transformer.with_cast_bias": _same},
     ),
     "layout after positions": (
         ("ViT-B/16", "GPT-2 small"),
@@ -144,7 +153,7 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
     "query, key and value as one": (("ViT-B/16", "GPT-2 small"), {"mpjax.models.attention.project": called}),
     "the product kept before GELU": (
         ("ViT-B/16", "GPT-2 small"),
-        {"mpjax.models.transformer.activated": lambda layer, function, x: function(layer(x))},
+        {"mpjax.models.activations.only_sums": lambda layer: False},
     ),
     "no barrier in GELU's gradient": (
         ("ViT-B/16", "GPT-2 small"),
@@ -165,21 +174,30 @@ def without(patches: Patches) -> Iterator[None]:
         yield
 
 
-def step_of(name: str) -> PlannedStep:
-    config = load_config(STEPS[name].split())
+def step_of(name: str, policy: str = "") -> PlannedStep:
+    flags = f"{STEPS[name]} --precision.policy {policy}" if policy else STEPS[name]
+    config = load_config(flags.split())
     return planned_step(config, fields_of(config, vocabulary=VOCABULARY.get(name, 0)))
 
 
-def measure(name: str, change: Callable[[PlannedStep], PlannedStep] = _same) -> dict[str, Any]:
+def measure(name: str, change: Callable[[PlannedStep], PlannedStep] = _same, policy: str = "") -> dict[str, Any]:
     """Compiles a step and counts its bytes, temporary memory and kernels."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        program = start(pool, change(step_of(name)), GPU).result()
+        program = start(pool, change(step_of(name, policy)), GPU).result()
     traffic = traffic_of(parse(program.executable.as_text()))
     return {
         "GB moved": round(traffic.bytes / 1e9, 2),
         "temporary GB": round(program.memory.temporary / 1e9, 2),
         "kernels": traffic.kernels,
         "of them small": traffic.small,
+    }
+
+
+def of_dtypes() -> dict[str, dict[str, dict[str, Any]]]:
+    """Measures the steps of three models with each policy of `DTYPES`."""
+    models = {"ResNet-50": list(DTYPES)[:3], "ViT-B/16": list(DTYPES), "GPT-2 small": list(DTYPES)}
+    return {
+        model: {dtype: measure(model, policy=DTYPES[dtype]) for dtype in dtypes} for model, dtypes in models.items()
     }
 
 
@@ -201,7 +219,11 @@ def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=pathlib.Path, help="JSON file for the numbers")
+    parser.add_argument("--dtypes", action="store_true", help="compare dtypes instead of edits")
     arguments = parser.parse_args()
+    if arguments.dtypes:
+        print(table(of_dtypes()))
+        return
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for name in STEPS:
         edits = {edit: patches for edit, (steps, patches) in EDITS.items() if name in steps}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from flax import nnx
 
 from mpjax.precision.calls import scope_of
 from mpjax.precision.dtypes import FLOAT32, widest
-from mpjax.precision.layers import changed, only_sums
+from mpjax.precision.layers import only_sums, without_bias
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -127,14 +127,27 @@ def _gate_in_float32(function: Function, slope: Function, gate: jax.Array, x: ja
     return _recomputed(product)(gate, x)
 
 
-def activated(layer: nnx.Linear, function: Function, x: Float[Array, "*S D"]) -> Float[Array, "*S H"]:
+class Activated(NamedTuple):
+    """The result of a layer and an activation.
+
+    Attributes:
+      value: [*S, H].
+      again: computes `value` anew, from the layer's product.
+    """
+
+    value: jax.Array
+    again: Callable[[], jax.Array]
+
+
+def activated(layer: nnx.Linear, function: Function, x: Float[Array, "*S D"]) -> Activated:
     """Computes function(layer(x)); under a half-precision policy, only the product is kept for the backward pass.
 
     By default, XLA would store the sum of product and bias as well. Here the sum is computed in float32 and rounded
     once.
     """
     if type(layer) is not nnx.Linear or layer.bias is None or not only_sums(layer):
-        return function(layer(x))
+        value = function(layer(x))
+        return Activated(value, lambda: value)
 
     @jax.checkpoint
     def biased(product: jax.Array, bias: jax.Array) -> jax.Array:
@@ -144,7 +157,9 @@ def activated(layer: nnx.Linear, function: Function, x: Float[Array, "*S D"]) ->
             added = added.astype(product.dtype)
         return function(added)
 
-    return biased(changed(layer, bias=None, use_bias=False)(x), layer.bias[...])
+    product, bias = without_bias(layer)(x), layer.bias[...]
+    # Behind a barrier: XLA would compute equal operations once.
+    return Activated(biased(product, bias), lambda: biased(jax.lax.optimization_barrier(product), bias))
 
 
 def _once(function: Function, x: jax.Array) -> jax.Array:

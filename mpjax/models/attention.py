@@ -18,6 +18,7 @@ from mpjax.errors import UsageError
 from mpjax.mesh_axes import FSDP, TENSOR
 from mpjax.models.devices import why_not_on
 from mpjax.models.projections import called, project
+from mpjax.models.residual import with_cast_bias
 from mpjax.precision import attention as plain
 from mpjax.precision.dtypes import HALF, default_device
 
@@ -74,7 +75,7 @@ class Attention(nnx.Module):
         projected = called if _is_divided(TENSOR) or _is_divided(FSDP) else project
         query, key, value, out = projected(x, self.query, self.key, self.value, self.out)
         attention = functools.partial(attend, is_causal=self.is_causal, implementation=self.implementation)
-        return out(attention(query, key, value, lengths=lengths))
+        return with_cast_bias(out)(attention(query, key, value, lengths=lengths))
 
 
 def attend(

@@ -8,6 +8,7 @@ Shapes: B batch, T positions, D width, N heads, H features per head.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +18,11 @@ from flax import nnx
 
 from mpjax.precision.calls import scope_of
 from mpjax.precision.dtypes import FLOAT32, HALF, widest
-from mpjax.precision.layers import changed, only_sums
+from mpjax.precision.float8.layers import is_quantised, scaled_by_largest_of, scales_whole_operands
+from mpjax.precision.float8.matrices import Largest
+from mpjax.precision.float8.products import gradients, reverse_mode
+from mpjax.precision.float8.scaling import largest_of_parts
+from mpjax.precision.layers import changed, only_sums, without_bias
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -52,7 +57,8 @@ def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any
     weights of a query sum to one, so the bias of the values passes through attention. The output projection turns it
     into a constant, which is added to the bias of the returned layer.
 
-    Layers that differ, or are not as `apply_policy` leaves them in half precision, are called unchanged.
+    Layers that differ, or are not as `apply_policy` leaves them in half precision, are called unchanged. Layers in
+    float8 that do not scale whole operands are called one by one, without these two biases.
 
     Args:
       x: the features.
@@ -74,8 +80,11 @@ def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any
     with scope_of(value):
         constant = jnp.sum(bias.astype(wide)[..., None] * kernel.astype(wide), axis=(0, 1))
     out = changed(out, kernel=nnx.Param(kernel), bias=nnx.Param(out.bias[...].astype(wide) + constant))
+    if is_quantised(query) and not scales_whole_operands(query):
+        return Projected(query(x), without_bias(key)(x), without_bias(value)(x), out)
     kernels = jnp.stack([_half_kernel(layer) for layer in layers], axis=1)
-    of_query, of_key, of_value = _products(layers, x.astype(query.dtype), kernels, query.bias[...])
+    products = _products_in_float8 if is_quantised(query) else _products
+    of_query, of_key, of_value = products(layers, x.astype(query.dtype), kernels, query.bias[...])
     return Projected(of_query, of_key, of_value, out)
 
 
@@ -84,18 +93,15 @@ def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) 
 
     The other two have no bias. The derivative with respect to x is one product, not three.
     """
-    without = [changed(layer, bias=None, use_bias=False) for layer in layers[1:]]
-
-    def forward(x, kernels, bias):
-        # Calls the layers themselves, so that named scopes, audits and diagnoses find them.
-        projections = (changed(layers[0], bias=nnx.Param(bias)), *without)
-        return tuple(changed(layer, kernel=nnx.Param(kernels[:, i]))(x) for i, layer in enumerate(projections))
-
+    forward = functools.partial(_called_with, layers)
     products = jax.custom_jvp(forward)
 
     @products.defjvp
     def products_jvp(primals, tangents):
         (x, kernels, bias), (of_x, of_kernels, of_bias) = primals, tangents
+        # The derivative by the kernels is written once, in half precision. Without a barrier, what reads each of the
+        # three may each finish the sums of the product again.
+        of_kernels = jax.lax.optimization_barrier(of_kernels)
         last_by_first = ((x.ndim - 1,), (0,)), ((), ())
         dot = jax.lax.dot_general
         slopes = dot(of_x, kernels, last_by_first) + dot(x, of_kernels, last_by_first)
@@ -105,6 +111,40 @@ def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) 
         return forward(*primals), (first + wide.astype(first.dtype), *others)
 
     return products(x, kernels, bias)
+
+
+def _called_with(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) -> tuple[jax.Array, ...]:
+    """Calls the layers themselves, so that named scopes, audits and diagnoses find them."""
+    projections = (changed(layers[0], bias=nnx.Param(bias)), *map(without_bias, layers[1:]))
+    return tuple(changed(layer, kernel=nnx.Param(kernels[:, i]))(x) for i, layer in enumerate(projections))
+
+
+def _products_in_float8(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) -> tuple[jax.Array, ...]:
+    """Calls three layers in float8 like `_products`: the kernels are one operand, with one scale, and so is their
+    gradient."""
+    recipe = layers[0].dot_general.recipe
+
+    def forward(x, kernels, bias):
+        return _called_with(tuple(scaled_by_largest_of(layer, weight=kernels) for layer in layers), x, kernels, bias)
+
+    def kept(x, kernels, bias):
+        return forward(x, kernels, bias), (x, kernels, bias)
+
+    def backward(residuals, given):
+        x, kernels, bias = residuals
+        g = jnp.stack(given, axis=-3).reshape(-1, kernels[0].size)
+        of_x, of_kernels = x.reshape(g.shape[0], -1), kernels.reshape(kernels.shape[0], -1)
+        with scope_of(layers[0]):  # a receipt knows by its path that the product is to be in float8
+            # Not of `g`: XLA would write the three gradients next to each other in half precision, for both readings.
+            parts = (jax.lax.stop_gradient(each).reshape(g.shape[0], -1) for each in given)
+            dx, dw = gradients(of_x, of_kernels, g, recipe, Largest(gradient=largest_of_parts(*parts)))
+        dw = jax.lax.optimization_barrier(dw)  # as in `_products`
+        wide = given[0].astype(widest(bias.dtype, FLOAT32)).reshape(-1, *bias.shape)
+        return dx.reshape(x.shape), dw.reshape(kernels.shape), jnp.sum(wide, axis=0).astype(bias.dtype)
+
+    products = jax.custom_vjp(forward)
+    products.defvjp(kept, backward)
+    return reverse_mode(products, x, kernels, bias)
 
 
 _PROMOTION = inspect.signature(nnx.LinearGeneral.__init__).parameters["promote_dtype"].default
@@ -126,7 +166,8 @@ def _is_plain(layer: Any) -> bool:
         and layer.bias is not None
         and layer.dtype in HALF
         and layer.promote_dtype is _PROMOTION
-        and layer.dot_general is layer.dot_general_cls is layer.precision is layer.preferred_element_type is None
+        and (layer.dot_general is None or is_quantised(layer))
+        and layer.dot_general_cls is layer.precision is layer.preferred_element_type is None
         and only_sums(layer)
     )
 
@@ -134,4 +175,4 @@ def _is_plain(layer: Any) -> bool:
 def _kind(layer: Any) -> tuple:
     """The properties in which layers must agree to form one product."""
     kernel, bias = layer.kernel[...], layer.bias[...]
-    return layer.dtype, layer.axis, kernel.shape, kernel.dtype, bias.dtype
+    return layer.dtype, layer.axis, kernel.shape, kernel.dtype, bias.dtype, layer.dot_general

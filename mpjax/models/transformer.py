@@ -5,7 +5,6 @@ Shapes: B batch, T positions, L positions in a table, D width.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,9 +16,9 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from mpjax.errors import UsageError
 from mpjax.models.activations import activated, gelu
 from mpjax.models.attention import Attention, Implementation
-from mpjax.precision.calls import scope_of
+from mpjax.models.residual import with_cast_bias
 from mpjax.precision.dtypes import FLOAT32, widest
-from mpjax.precision.layers import changed, only_sums
+from mpjax.precision.float8.layers import scaled_by_largest_of
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -69,32 +68,8 @@ class MLP(nnx.Module):
         self.activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return _with_cast_bias(self.down)(activated(self.up, self.activation, x))
-
-
-def _with_cast_bias(layer: nnx.Linear) -> nnx.Linear:
-    """Copies a half-precision layer with its bias rounded to half precision, by a GPU kernel of its own.
-
-    The layer itself does not change. All other layers are returned as they are.
-
-    XLA would cast the bias again for each row that it is added to. Because of that cost, it would compute the residual
-    sum and the statistics of the following norm in two kernels, and the second kernel would read the sum again.
-    """
-    if type(layer) is not nnx.Linear or layer.bias is None or not only_sums(layer):
-        return layer
-    with scope_of(layer):
-        return changed(layer, bias=nnx.Param(_cast_apart(layer.dtype, layer.bias[...])))
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _cast_apart(dtype: Any, x: jax.Array) -> jax.Array:
-    """Rounds x to `dtype`, in a GPU kernel of its own, and widens it again. The derivative is 1, in the dtype of x."""
-    return jax.lax.optimization_barrier(x.astype(dtype)).astype(x.dtype)
-
-
-@_cast_apart.defjvp
-def _cast_apart_jvp(dtype: Any, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-    return _cast_apart(dtype, *primals), tangents[0]
+        hidden = activated(self.up, self.activation, x)
+        return scaled_by_largest_of(with_cast_bias(self.down), activations=hidden.again)(hidden.value)
 
 
 def dropping(rate: float, rngs: nnx.Rngs) -> nnx.Dropout:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -36,14 +37,26 @@ def square_sum(tree: Any) -> Float[Array, ""]:
     if not arrays:
         return jnp.zeros((), FLOAT32)
     dtype = widest(FLOAT32, *(array.dtype for array in arrays))
-    if not _together.get():
+    together = _TOGETHER.get()
+    if together is None:
         return sum((jnp.sum(_squares(array)).astype(dtype) for array in arrays), jnp.zeros((), dtype))
-    partial = jnp.concatenate([_partial_sums(array).astype(dtype) for array in arrays])
+    partial = jnp.concatenate([sums.astype(dtype) for sums in _partial_sums(arrays, together)])
     # Without a barrier, XLA would finish the sum of each array separately after all.
     return jnp.sum(jax.lax.optimization_barrier(partial))
 
 
-_together: contextvars.ContextVar[bool] = contextvars.ContextVar("_together", default=False)
+@dataclasses.dataclass
+class _Together:
+    """How the sums of all arrays are finished in one kernel.
+
+    Attributes:
+      first: whether something waits for the sum, so that no update of an array can be the kernel that reads it.
+    """
+
+    first: bool = False
+
+
+_TOGETHER: contextvars.ContextVar[_Together | None] = contextvars.ContextVar("_TOGETHER", default=None)
 
 
 @contextlib.contextmanager
@@ -52,12 +65,22 @@ def added_together() -> Iterator[None]:
 
     Outside, it takes a kernel for each array. `global_norm`, `all_finite` and clipping use `square_sum` too. Use it for
     arrays on one device. For arrays that are sharded over devices, it would gather the partial sums.
+
+    From the first `all_finite` or clipping on, an update waits for the sum: one kernel then reads many arrays. Before
+    them, and without them, the kernel that updates an array adds its squares too.
     """
-    token = _together.set(True)
+    token = _TOGETHER.set(_Together())
     try:
         yield
     finally:
-        _together.reset(token)
+        _TOGETHER.reset(token)
+
+
+def _square_sum_first(tree: Any) -> Float[Array, ""]:
+    """Computes `square_sum` for something that waits for it, such as an update."""
+    if together := _TOGETHER.get():
+        together.first = True
+    return square_sum(tree)
 
 
 FEW = 2**16
@@ -66,16 +89,33 @@ FEW = 2**16
 ROW = 2**12
 """The number of elements that a GPU adds in one stage."""
 
+MOST = 64
+"""The number of large arrays that one kernel reads; XLA fuses no kernel with more than 96 operands and results."""
 
-def _partial_sums(x: jax.Array) -> jax.Array:
-    """Computes [N] values, in float32 or wider, with the same sum as the squares of x; N is small if x is large."""
-    squares = _squares(x)
-    if x.size <= FEW:
-        return squares.reshape(-1)
+
+def _partial_sums(arrays: Sequence[jax.Array], together: _Together) -> Iterator[jax.Array]:
+    """Yields [N] values, in float32 or wider, with the same sum as the squares of all arrays; N is small."""
+    large: dict[int, list[jax.Array]] = {}
+    for array in arrays:
+        if array.size <= FEW:
+            yield _squares(array).reshape(-1)
+        elif together.first:
+            length = next(length for length in range(ROW, 0, -1) if array.size % length == 0)
+            large.setdefault(length, []).append(_squares(array).reshape(-1, length))
+        else:
+            yield _sums_of_rows(array)
+    for rows in large.values():
+        for start in range(0, len(rows), MOST):
+            # The barrier keeps XLA from joining this sum and the last one, which would take the arrays apart.
+            yield jax.lax.optimization_barrier(jnp.sum(jnp.concatenate(rows[start : start + MOST]), axis=1))
+
+
+def _sums_of_rows(x: jax.Array) -> jax.Array:
+    """Sums the squares of a large array over its last axes, in a kernel that may do more with the array."""
     first = x.ndim - 1
     while math.prod(x.shape[first - 1 :]) <= ROW:
         first -= 1
-    return jnp.sum(squares, axis=tuple(range(first, x.ndim))).reshape(-1)
+    return jnp.sum(_squares(x), axis=tuple(range(first, x.ndim))).reshape(-1)
 
 
 def _squares(x: jax.Array) -> jax.Array:
@@ -86,7 +126,7 @@ def _squares(x: jax.Array) -> jax.Array:
 
 def all_finite(tree: Any) -> jax.Array:
     """True (a bool scalar array) if no floating or complex value in a tree is inf or NaN."""
-    return ~jnp.isnan(square_sum(tree))
+    return ~jnp.isnan(_square_sum_first(tree))
 
 
 def global_norm(tree: Any) -> Float[Array, ""]:
@@ -94,7 +134,10 @@ def global_norm(tree: Any) -> Float[Array, ""]:
 
     It is inf if one of them is not finite, or if the sum of their squares overflows.
     """
-    total = square_sum(tree)
+    return _root(square_sum(tree))
+
+
+def _root(total: Float[Array, ""]) -> Float[Array, ""]:
     # A skipped step is not an error. Its norm is inf, not NaN, so that `jax_debug_nans` does not stop the program.
     return jnp.where(jnp.isnan(total), jnp.inf, jnp.sqrt(total))
 
@@ -110,7 +153,7 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
 
     def update(updates, state, params=None):
         del params
-        norm = global_norm(updates)
+        norm = _root(_square_sum_first(updates))
 
         def clipped(g):
             # The norm of float16 gradients can be above 65,504, the largest float16.

@@ -80,11 +80,12 @@ def adds_up(module) -> bool:
 
 
 def only_sums(module) -> bool:
-    """True if `SumsInFloat32` is the only wrapper of `module`, besides a named scope.
+    """True if `SumsInFloat32` is the only wrapper of `module`, besides a named scope and one of the product alone.
 
     This holds for half-precision layers whose input, output and code `apply_policy` left unchanged.
     """
-    return {type(wrapper) for wrapper in wrappers_of(module)} - {Scope} == {SumsInFloat32}
+    others = {type(wrapper) for wrapper in wrappers_of(module) if not getattr(wrapper, "of_product", False)}
+    return others - {Scope} == {SumsInFloat32}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +108,7 @@ class SumsInFloat32:
 
 
 def _with_bias_after(call, module, inputs, *args, **kwargs):
-    y = call(changed(module, bias=None, use_bias=False), inputs, *args, **kwargs)
+    y = call(without_bias(module), inputs, *args, **kwargs)
     bias = module.bias[...]
     bias = bias.astype(widest(bias.dtype, FLOAT32)).reshape(_bias_shape(module, inputs))
     return y + jnp.broadcast_to(bias, y.shape).astype(module.dtype).astype(y.dtype)
@@ -138,6 +139,11 @@ def changed(module, **attributes):
     changed = object.__new__(type(module))
     vars(changed).update(vars(module), **attributes)
     return changed
+
+
+def without_bias(layer):
+    """Copies a linear layer without its bias, for use during one call."""
+    return changed(layer, bias=None, use_bias=False)
 
 
 def _cast_floating(tree, dtype: np.dtype | None):

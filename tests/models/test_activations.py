@@ -96,7 +96,7 @@ def test_a_bias_before_an_activation_is_added_unrounded_and_its_gradient_is_a_su
     x = jnp.full((5001, 4), (2**-11 - 1) / 4, jnp.float16)
 
     def loss(params, function):
-        y = activated(nnx.merge(graph, params), function, x)
+        y = activated(nnx.merge(graph, params), function, x).value
         return jnp.sum(y.astype(jnp.float32)), y
 
     of_params, y = jax.grad(loss, has_aux=True)(params, jax.nn.relu)
@@ -111,9 +111,9 @@ def test_of_a_layer_and_its_activation_the_product_is_kept_and_its_parts_keep_th
     for policy in ("mixed_float16", "float32"):
         up = layer(policy)
         x = jnp.ones((7, 4), up.dtype)
-        _, pull = jax.vjp(lambda x, up=up: activated(up, gelu, x), x)
+        _, pull = jax.vjp(lambda x, up=up: activated(up, gelu, x).value, x)
         kept[policy] = [np.unique(leaf).tolist() for leaf in jax.tree.leaves(pull) if leaf.shape == (7, 3)]
-        found = equations(jax.make_jaxpr(lambda x, up=up: activated(up, jnp.sin, x))(x))
+        found = equations(jax.make_jaxpr(lambda x, up=up: activated(up, jnp.sin, x).value)(x))
         scopes[policy] = [scope for scope, eqn in found if eqn.primitive.name in ("add", "dot_general")]
     assert kept == {"mixed_float16": [[4.0]], "float32": [[5 + 2**-12]]}
     assert scopes == {"mixed_float16": ["up"] * 2, "float32": ["up"] * 2}

@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 from mpjax.models.attention import Attention
-from mpjax.models.projections import project
-from mpjax.precision import apply_policy
+from mpjax.models.projections import called, project
+from mpjax.precision import Policy, apply_policy
 from mpjax.precision.calls import name_scopes, wrap
 from mpjax.precision.casting.walk import equations
 
@@ -186,3 +186,47 @@ def test_heads_that_are_divided_over_devices_keep_three_products():
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("tensor",))):
         divided = products(model)
     assert divided == products(module("float32"))
+
+
+FLOAT8 = Policy("float32", "bfloat16", "float32", products="float8")
+
+
+def test_in_float8_the_three_kernels_are_one_operand_with_one_scale():
+    model = module(FLOAT8)
+    model.query.kernel[...], model.key.kernel[...] = jnp.ones((16, 2, 8)), jnp.full((16, 2, 8), 2.0**-18)
+    x = jnp.ones((1, 1, 16), jnp.bfloat16)
+    # Scaled by 2^8 for the largest, 1, the smallest number of e4m3 is 2^-17, and 2^-18 rounds to zero.
+    assert jnp.all(project(x, model.query, model.key, model.value, model.out).key == 0)
+    model.key.bias[...] = jnp.zeros((2, 8))
+    assert jnp.all(model.key(x) == 2.0**-14)
+
+
+def test_in_float8_query_key_and_value_have_two_products_in_the_backward_pass():
+    scopes = products(module(FLOAT8))
+    # Three forward and these two in the scopes of the layers, and three of the output projection.
+    assert [sum(scope.endswith(name) for scope in scopes) for name in LAYERS] == [3, 1, 1, 3]
+
+
+@pytest.mark.slow
+def test_gradients_in_float8_are_no_less_exact_than_those_of_three_layers(monkeypatch):
+    expected = gradients(module("float32"))
+    joint = gradients(module(FLOAT8))
+    monkeypatch.setattr("mpjax.models.attention.project", called)
+    separate = gradients(module(FLOAT8))
+    for path in sorted(set(expected) - {"key/bias"}):  # whose gradient is zero
+        errors = [np.linalg.norm(found[path] - expected[path]) for found in (joint, separate)]
+        assert errors[0] < errors[1], path
+
+
+@pytest.mark.slow
+def test_a_gradient_within_a_loss_is_right_in_float8():
+    def penalty(policy):
+        graph, params = nnx.split(module(policy), nnx.Param)
+
+        def loss(x):
+            return jnp.sum(jnp.sin(nnx.merge(graph, params)(x).astype(jnp.float32)))
+
+        return jax.jit(jax.grad(lambda x: jnp.sum(jnp.square(jax.grad(loss)(x)))))(X)
+
+    found, expected = penalty(FLOAT8), penalty("float32")
+    assert jnp.linalg.norm(found - expected) < 0.3 * jnp.linalg.norm(expected)

@@ -80,7 +80,7 @@ def test_a_bias_that_is_cast_apart_gives_the_layers_own_numbers_and_gradients(po
         return nnx.value_and_grad(lambda mlp: (mlp(x.astype(mlp.down.dtype)).astype(jnp.float32) * x).sum())(mlp)
 
     apart = found()
-    monkeypatch.setattr("mpjax.models.transformer._with_cast_bias", lambda layer: layer)
+    monkeypatch.setattr("mpjax.models.transformer.with_cast_bias", lambda layer: layer)
     jax.tree.map(np.testing.assert_array_equal, apart, found())
 
 

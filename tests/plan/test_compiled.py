@@ -174,15 +174,63 @@ def test_a_resnet50_in_bfloat16_keeps_half_of_what_float32_keeps(plugin):
 
 
 @pytest.mark.slow
-def test_scaling_the_loss_of_a_resnet50_takes_40_kernels_and_a_thousandth_of_the_bytes(plugin):
-    """With 238 kernels when each gradient was checked and measured by kernels of its own; 0.1004 % of the bytes when
+def test_scaling_the_loss_of_a_resnet50_takes_10_kernels_and_a_thousandth_of_the_bytes(plugin):
+    """With 39 kernels when a kernel of its own read each gradient of a convolution; 0.1004 % of the bytes when
     gradients of convolutions were cast to float32 before they were laid out."""
     scaled, without = (
         moved(compiled(f"{LARGE} --precision.policy mixed_float16 {more}"))
         for more in ("", "--precision.loss_scale none")
     )
-    assert scaled.kernels - without.kernels <= 40
+    assert scaled.kernels - without.kernels <= 10
     assert scaled.bytes - without.bytes <= 0.001 * without.bytes
+
+
+VIT3 = (
+    "--data.name imagenet2012 --data.image_size 224 --data.batch_size 256 --data.crop_padding 0 --model.name vit_b16 "
+    "--model.depth 3 --optimizer.name adamw"
+)
+GPT2_2 = (
+    "--task language_modeling --data.name docstrings --data.length 1024 --data.batch_size 32 --model.name gpt2 "
+    "--model.depth 2 --optimizer.name adamw --training.label_smoothing 0"
+)
+
+
+@functools.cache
+def blocks(model: str, policy: str) -> Traffic:
+    """The traffic of three blocks of ViT-B/16, or of two of GPT-2 small; docs/performance.md has the whole models."""
+    flags, vocabulary = {"vit": (VIT3, 0), "gpt2": (GPT2_2, 50257)}[model]
+    return moved(compiled(f"{flags} --precision.policy {policy}", vocabulary=vocabulary))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["vit", "gpt2"])
+def test_float16_moves_the_bytes_of_bfloat16(plugin, model):
+    """ViT moved 0.8 % more when the bias behind attention was cast for each row: a norm then read its input again."""
+    float16, bfloat16 = blocks(model, "mixed_float16 --precision.loss_scale none"), blocks(model, "mixed_bfloat16")
+    assert float16.bytes == pytest.approx(bfloat16.bytes, rel=0.002)
+    assert float16.kernels == bfloat16.kernels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "share"), [("vit", 0.001), ("gpt2", 0.0038)])
+def test_scaling_the_loss_of_transformers_takes_8_kernels_and_one_reading_of_each_gradient(plugin, model, share):
+    """With 20 and 16 kernels, and 0.37 and 0.50 % of the bytes, when a kernel of its own read each gradient.
+
+    Of GPT-2's 0.37 %, 0.34 % are the gradient of its vocabulary in float32, which weighs more beside two blocks.
+    """
+    scaled, without = blocks(model, "mixed_float16"), blocks(model, "mixed_float16 --precision.loss_scale none")
+    assert scaled.kernels - without.kernels <= 8
+    assert scaled.bytes - without.bytes <= share * without.bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "more"), [("vit", 0.02), ("gpt2", 0.01)])
+def test_float8_by_present_scales_moves_little_more_than_bfloat16(plugin, model, more):
+    """13.1 and 3.1 % more, with 1.98 and 1.93 times the kernels, when scales were multiplied as arrays, GELU was
+    written in bfloat16 before it was quantised, and query, key and value had gradients of their own."""
+    float8, bfloat16 = blocks(model, "mixed_float8"), blocks(model, "mixed_bfloat16")
+    assert float8.bytes <= (1 + more) * bfloat16.bytes
+    assert float8.kernels <= 1.5 * bfloat16.kernels
 
 
 @pytest.mark.slow

@@ -128,9 +128,22 @@ def test_on_one_device_they_take_one_sum_for_all_small_arrays():
     assert len(re.findall(r" reduce\(", _program(added_together))) == 1
 
 
+@pytest.mark.parametrize(("waits", "sums"), [(False, 3), (True, 2)])
+def test_where_an_update_waits_one_sum_reads_all_large_arrays(waits, sums):
+    """And one more adds up its rows. Where none waits, the kernel that updates an array adds its squares too."""
+    tree = [jnp.zeros((300, 256)), jnp.zeros((256, 600), jnp.float16)]
+
+    def total(tree):
+        with added_together():
+            return (~all_finite(tree)).astype(jnp.float32) + global_norm(tree) if waits else global_norm(tree)
+
+    assert len(re.findall(r" reduce_sum", str(jax.make_jaxpr(total)(tree)))) == sums * (1 + waits)
+
+
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (257, 256), (3, 3, 64, 128), (2, 40_000), (70_001,)])
-def test_sums_of_all_arrays_together_are_those_of_each(shape):
-    """Of scalars, of what a kernel copies, and of what it adds up row by row."""
+def test_sums_of_all_arrays_together_are_those_of_each(shape, waits):
+    """Of scalars, of what a kernel copies, and of what it adds up row by row, also where an update waits for it."""
     one_by_one, together = jax.jit(square_sum), jax.jit(functools.partial(square_sum))  # a trace each
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     for bad in (None, np.inf, np.nan):
@@ -139,6 +152,8 @@ def test_sums_of_all_arrays_together_are_those_of_each(shape):
         tree = {"x": x, "half": np.full(10, 300, np.float16), "z": np.array([3 + 4j], np.complex64)}
         expected = one_by_one(tree)
         with added_together():
+            if waits:
+                all_finite({})
             found = together(tree)
         assert found.dtype == expected.dtype == jnp.float32
         np.testing.assert_allclose(found, expected, rtol=1e-5)

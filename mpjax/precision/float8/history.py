@@ -71,6 +71,7 @@ class KeepsHistory:
 
     recipe: Recipe
     depth: ClassVar[int] = 5
+    of_product: ClassVar[bool] = True
 
     def __call__(self, call, module, *args, **kwargs):
         """Calls a layer with a product that scales by its history; in training, records the operands in the history."""

@@ -1,20 +1,23 @@
 """The layers of a Flax NNX model that multiply in float8, and the tags by which rules exclude layers."""
 
+import dataclasses
 import dis
 import inspect
 import itertools
 import math
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 
 from mpjax.precision.calls import owner_of_call
 from mpjax.precision.float8.history import keep_history
+from mpjax.precision.float8.matrices import Largest
 from mpjax.precision.float8.products import Float8Dot
 from mpjax.precision.float8.recipes import Recipe
-from mpjax.precision.layers import DOT_GENERAL
+from mpjax.precision.float8.scaling import largest_of_parts
+from mpjax.precision.layers import DOT_GENERAL, changed
 from mpjax.precision.module_tree import is_item, with_lists
 from mpjax.precision.rules import FIRST_OR_LAST, LINEAR, SMALL_PRODUCT
 
@@ -131,6 +134,34 @@ def _has_weight(module: Any) -> bool:
 def is_quantised(module: Any) -> bool:
     """True if `set_products` made a module multiply in float8."""
     return isinstance(getattr(module, "dot_general", None), Float8Dot)
+
+
+def scaled_by_largest_of(
+    layer: Any, *, activations: Callable[[], jax.Array] | None = None, weight: jax.Array | None = None
+) -> Any:
+    """Copies a layer that scales whole operands to scale them by the largest values of others, for one call.
+
+    Other layers are returned as they are.
+
+    Args:
+      layer: a layer.
+      activations: computes the values that the layer is called with, a second time. On a GPU it takes fewer bytes to
+        compute cheap activations twice than to write them in half precision and read them again.
+      weight: an array that the layer's weight is a part of.
+    """
+    if not scales_whole_operands(layer):
+        return layer
+    largest = Largest(
+        None if activations is None else largest_of_parts(jax.lax.stop_gradient(activations())),
+        None if weight is None else largest_of_parts(jax.lax.stop_gradient(weight)),
+    )
+    return changed(layer, dot_general=dataclasses.replace(layer.dot_general, largest=largest))
+
+
+def scales_whole_operands(layer: Any) -> bool:
+    """True if a layer multiplies in float8 with one scale for each operand, by its present values."""
+    recipe = recipe_of(layer)
+    return recipe is not None and recipe.scaling == "tensor"
 
 
 def recipe_of(module: Any) -> Recipe | None:

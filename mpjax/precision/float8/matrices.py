@@ -14,11 +14,22 @@ import numpy as np
 from jax import lax
 
 from mpjax.precision.float8.recipes import Recipe
-from mpjax.precision.float8.scaling import BLOCK, Quantised, quantise, quantise_blocks
+from mpjax.precision.float8.scaling import BLOCK, Quantised, quantise, quantise_blocks, quantise_by
 
 
 ACTIVATIONS, WEIGHT, GRADIENT = range(3)
 """The role of an operand: activations [M, K], a weight [K, N], or the gradient of the result [M, N]."""
+
+
+class Largest(NamedTuple):
+    """The largest finite absolute values of operands or of their parts, float32; None where a product finds them."""
+
+    activations: jax.Array | None = None
+    weight: jax.Array | None = None
+    gradient: jax.Array | None = None
+
+
+UNKNOWN = Largest()
 
 
 class Way(NamedTuple):
@@ -51,7 +62,9 @@ BY_ACTIVATIONS = Way((GRADIENT, WEIGHT), (1, 1))
 BY_WEIGHT = Way((ACTIVATIONS, GRADIENT), (0, 0))
 
 
-def in_float8(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array) -> jax.Array:
+def in_float8(
+    recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array, largest: Largest = UNKNOWN
+) -> jax.Array:
     """Quantises two matrices to float8, with scales from their present values, and multiplies them.
 
     Args:
@@ -60,13 +73,22 @@ def in_float8(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Ar
       dtype: the dtype of the result.
       a: one operand, bfloat16 or float32.
       b: the other operand, bfloat16 or float32.
+      largest: what is known of the operands, for a recipe that scales whole operands.
     """
     if recipe.scaling == "block":
         rows = (x if axis else x.T for x, axis in zip((a, b), way.axes, strict=True))
         aq, bq = (quantise_blocks(x, way.dtype(recipe, i)) for i, x in enumerate(rows))
         return multiplied_in_blocks(aq, bq, dtype)
     shared = way.axes if recipe.scaling == "row" else (None, None)
-    aq, bq = (quantise(x, way.dtype(recipe, i), axis) for i, (x, axis) in enumerate(zip((a, b), shared, strict=True)))
+
+    def quantised(i: int, x: jax.Array, axis: int | None) -> Quantised:
+        known = largest[way.roles[i]]
+        if axis is None and known is not None:
+            # What computed the largest value may have rounded it otherwise, in the last bit: up to 464 rounds to 448.
+            return quantise_by(x, known, way.dtype(recipe, i))
+        return quantise(x, way.dtype(recipe, i), axis)
+
+    aq, bq = (quantised(i, x, axis) for i, (x, axis) in enumerate(zip((a, b), shared, strict=True)))
     return multiplied(way, dtype, aq, bq)
 
 

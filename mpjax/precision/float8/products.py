@@ -20,7 +20,16 @@ import numpy as np
 from jax import lax
 
 from mpjax.errors import UsageError
-from mpjax.precision.float8.matrices import BY_ACTIVATIONS, BY_WEIGHT, FORWARD, Way, derivatives, in_float8
+from mpjax.precision.float8.matrices import (
+    BY_ACTIVATIONS,
+    BY_WEIGHT,
+    FORWARD,
+    UNKNOWN,
+    Largest,
+    Way,
+    derivatives,
+    in_float8,
+)
 from mpjax.precision.float8.recipes import Recipe
 
 
@@ -34,9 +43,11 @@ class Float8Dot:
 
     Attributes:
       recipe: the recipe.
+      largest: what is known of the operands, for a recipe that scales whole operands.
     """
 
     recipe: Recipe
+    largest: Largest = UNKNOWN
 
     def __call__(
         self,
@@ -57,10 +68,16 @@ class Float8Dot:
             return lax.dot_general(*given, out_sharding=out_sharding)
         x, w, shape = as_matrices(lhs, rhs, dimension_numbers)
         dtype = np.dtype(preferred_element_type or jnp.result_type(lhs, rhs))
-        return placed(product(x, w, self.recipe, dtype).reshape(shape), out_sharding)
+        return placed(product(x, w, self.recipe, dtype, self.largest).reshape(shape), out_sharding)
 
 
-def product(x: Float[Array, "M K"], w: Float[Array, "K N"], recipe: Recipe, dtype: np.dtype) -> Float[Array, "M N"]:
+def product(
+    x: Float[Array, "M K"],
+    w: Float[Array, "K N"],
+    recipe: Recipe,
+    dtype: np.dtype,
+    largest: Largest = UNKNOWN,
+) -> Float[Array, "M N"]:
     """Multiplies two matrices in float8 with a recipe, forward and backward.
 
     Second derivatives are right too; their products are in the dtype of the operands. Outside `jax.jit`, forward-mode
@@ -71,10 +88,11 @@ def product(x: Float[Array, "M K"], w: Float[Array, "K N"], recipe: Recipe, dtyp
       w: a weight, bfloat16 or float32.
       recipe: the recipe; a delayed recipe uses the present values here.
       dtype: the dtype of the result; sums are in float32.
+      largest: what is known of both, for a recipe that scales whole operands.
     """
     if not (x.size and w.size):
         return lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=dtype)
-    return reverse_mode(_product, recipe, dtype, x, w)
+    return reverse_mode(_product, recipe, dtype, x, w, largest)
 
 
 def reverse_mode(multiply: Callable, *given: Any) -> Any:
@@ -119,42 +137,57 @@ def _matrix(x: jax.Array, rows: Sequence[int], columns: Sequence[int]) -> jax.Ar
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _product(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array) -> jax.Array:
+def _product(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array, largest: Largest) -> jax.Array:
     """Multiplies [M, K] by [K, N] in float8; its derivatives are products in float8 too."""
-    return in_float8(recipe, FORWARD, dtype, x, w)
+    return in_float8(recipe, FORWARD, dtype, x, w, largest)
 
 
-def _forward(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array):
+def _forward(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array, largest: Largest):
     # XLA quantises equal arrays once. Residuals must not be in float8: `jax.checkpoint` rounds residuals to their bits
     # of exponent and mantissa. Numbers of 256 and more then become NaN: e4m3fn has them, the IEEE format does not.
-    return _product(recipe, dtype, x, w), (x, w)
+    return _product(recipe, dtype, x, w, largest), (x, w, largest)
 
 
-def _backward(recipe: Recipe, dtype: np.dtype, kept: tuple[jax.Array, jax.Array], g: jax.Array):
+def _backward(recipe: Recipe, dtype: np.dtype, kept: tuple[jax.Array, jax.Array, Largest], g: jax.Array):
     del dtype
-    x, w = kept
-    return _once(recipe, BY_ACTIVATIONS, x.dtype, g, w), _once(recipe, BY_WEIGHT, w.dtype, x, g)
+    x, w, largest = kept
+    dx, dw = gradients(x, w, g, recipe, largest)
+    return dx, dw, _zeros(largest)
 
 
 _product.defvjp(_forward, _backward)
 
 
+def gradients(
+    x: Float[Array, "M K"], w: Float[Array, "K N"], g: Float[Array, "M N"], recipe: Recipe, largest: Largest = UNKNOWN
+) -> tuple[Float[Array, "M K"], Float[Array, "K N"]]:
+    """Computes the derivatives of a product by both of its operands, from the gradient of its result, in float8."""
+    dx = _once(recipe, BY_ACTIVATIONS, x.dtype, g, w, largest)
+    return dx, _once(recipe, BY_WEIGHT, w.dtype, x, g, largest)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _once(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array) -> jax.Array:
+def _once(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array, largest: Largest) -> jax.Array:
     """Multiplies two matrices in float8. Its derivatives, the second derivatives of a layer, are not in float8.
 
     Without its own rule, JAX would cast the gradient of a float8 operand to float8, unscaled.
     """
-    return in_float8(recipe, way, dtype, a, b)
+    return in_float8(recipe, way, dtype, a, b, largest)
 
 
-def _once_forward(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array):
-    return _once(recipe, way, dtype, a, b), (a, b)
+def _once_forward(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array, largest: Largest):
+    return _once(recipe, way, dtype, a, b, largest), (a, b, largest)
 
 
-def _once_backward(recipe: Recipe, way: Way, dtype: np.dtype, kept: tuple[jax.Array, jax.Array], u: jax.Array):
+def _once_backward(recipe: Recipe, way: Way, dtype: np.dtype, kept: tuple[jax.Array, jax.Array, Largest], u: jax.Array):
     del recipe
-    return derivatives(way, dtype, *kept, u)
+    a, b, largest = kept
+    return *derivatives(way, dtype, a, b, u), _zeros(largest)
 
 
 _once.defvjp(_once_forward, _once_backward)
+
+
+def _zeros(largest: Largest) -> Largest:
+    """The derivatives by the largest values: none flows through them."""
+    return jax.tree.map(jnp.zeros_like, largest)

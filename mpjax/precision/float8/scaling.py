@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.precision.dtypes import FLOAT32
+from mpjax.precision.dtypes import BFLOAT16, FLOAT32
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -21,6 +23,7 @@ BLOCK = 32
 SATURATE = "saturate_in_"
 """The prefix in the name of the call that limits values to a float8 dtype; the name of the dtype follows."""
 
+_MANTISSA_BITS = 23
 _EXPONENT = np.uint32(0x7F800000)
 _LARGEST_SCALE = 2.0**126
 """The inverse of a larger scale would be subnormal, and devices may flush it to zero."""
@@ -50,15 +53,24 @@ def scale_of(largest: Float[Array, "*S"], dtype: np.dtype) -> Float[Array, "*S"]
     Returns:
       float32.
     """
-    limit = float(jnp.finfo(dtype).max)
-    ratio = jnp.float32(limit) / jnp.maximum(largest.astype(FLOAT32), jnp.float32(limit / _LARGEST_SCALE))
-    bits = jax.lax.bitcast_convert_type(ratio, jnp.uint32) & _EXPONENT
-    scale = jax.lax.bitcast_convert_type(bits, FLOAT32)
-    return jnp.where(jnp.isfinite(largest), scale, jnp.float32(1))
+    return jnp.where(jnp.isfinite(largest), 1 / _inverse_for(largest.astype(FLOAT32), dtype), jnp.float32(1))
 
 
-def largest_of(x: Float[Array, "*S"], axis: int | None = None) -> Float[Array, "*T"]:
-    """Finds the largest finite absolute value, as float32, of the array or along an axis, which keeps length 1.
+def _inverse_for(largest: Float[Array, "*S"], dtype: np.dtype) -> Float[Array, "*S"]:
+    """Computes the inverse of the scale for finite float32 values, without a division.
+
+    XLA for GPUs would divide in a kernel of its own, apart from the reduction that reads the result.
+    """
+    limit = np.float32(jnp.finfo(dtype).max)
+    exponent, mantissa = divmod(int(limit.view(np.uint32)), 1 << _MANTISSA_BITS)
+    bits = jax.lax.bitcast_convert_type(jnp.maximum(largest, limit / np.float32(_LARGEST_SCALE)), jnp.uint32)
+    # The exponent of largest / limit, rounded up: 1 more where the mantissa of `largest` is above that of the limit.
+    above = bits + jnp.uint32((1 << _MANTISSA_BITS) - 1 - mantissa) & _EXPONENT
+    return jax.lax.bitcast_convert_type(above - jnp.uint32(exponent - 127 << _MANTISSA_BITS), FLOAT32)
+
+
+def largest_of(x: Float[Array, "*S"], axes: Sequence[int] | None = None) -> Float[Array, "*T"]:
+    """Finds the largest finite absolute value, as float32, of the array or along axes, which it removes.
 
     Values that are not finite stay visible under every scale, and must not determine the scale of other values.
     """
@@ -68,9 +80,26 @@ def largest_of(x: Float[Array, "*S"], axis: int | None = None) -> Float[Array, "
 
     # The reduction itself leaves out values that are not finite. With a mask before it, XLA would not fuse it with the
     # operations that compute `x`.
-    axes = tuple(range(x.ndim)) if axis is None else (axis,)
-    largest = jax.lax.reduce(jnp.abs(x), np.zeros((), x.dtype), larger, axes).astype(FLOAT32)
-    return largest if axis is None else jnp.expand_dims(largest, axis)
+    axes = tuple(range(x.ndim)) if axes is None else tuple(axes)
+    return jax.lax.reduce(jnp.abs(x), np.zeros((), x.dtype), larger, axes).astype(FLOAT32)
+
+
+def largest_of_parts(*arrays: Float[Array, "M ..."]) -> Float[Array, " P"]:
+    """Finds the largest finite absolute value, as float32, of each of P parts of arrays that differ in M alone.
+
+    The largest of these is that of the arrays. On a GPU, one kernel reads all arrays, and may compute them too.
+    """
+    x = arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays)
+    if not x.ndim:
+        return largest_of(x)
+    length = math.prod(x.shape[1:])
+    rows = next((rows for rows in range(x.shape[0], 0, -1) if not x.shape[0] % rows and rows * length <= _PART), 1)
+    parts = x.reshape(-1, rows, *x.shape[1:])  # splits the first axis alone, which keeps a division over devices
+    return largest_of(parts, tuple(range(1, parts.ndim)))
+
+
+_PART = 2**14
+"""The most elements that a GPU reduces to one in one kernel, about."""
 
 
 def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) -> Quantised:
@@ -84,17 +113,34 @@ def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) ->
       dtype: the float8 dtype.
       axis: the axis of numbers that share a scale, with length 1 in `inverse`; None if all numbers share one scale.
     """
-    return quantise_by(x, largest_of(x, axis), dtype)
+    if axis is None:
+        return quantise_by(x, largest_of_parts(x), dtype)
+    return _divided(x, _inverse_for(jnp.expand_dims(largest_of(x, (axis,)), axis), dtype), dtype)
 
 
-def quantise_by(x: Float[Array, "*S"], largest: Float[Array, "*T"], dtype: np.dtype) -> Quantised:
+def quantise_by(x: Float[Array, "*S"], largest: Float[Array, "*P"], dtype: np.dtype) -> Quantised:
     """Quantises `x` like `quantise`, with a scale from a given `largest` instead of the largest value of `x`.
 
-    Use it for a part of a larger array: `largest` is the largest finite absolute value of the whole. It must be at
-    least as large as all finite values of `x`, because larger values do not saturate.
+    Use it for a part of a larger array: `largest` is the largest finite absolute value of the whole, or those of its
+    parts. It must be at least as large as all finite values of `x`, because larger values do not saturate.
     """
-    scale = scale_of(largest, dtype)
-    return Quantised((x * scale.astype(x.dtype)).astype(dtype), 1 / scale)
+    return _divided(x, _one_inverse(x, largest, dtype), dtype)
+
+
+def _divided(x: jax.Array, inverse: jax.Array, dtype: np.dtype) -> Quantised:
+    return Quantised((x / inverse.astype(x.dtype)).astype(dtype), inverse.astype(FLOAT32))
+
+
+def _one_inverse(x: jax.Array, largest: Float[Array, "*P"], dtype: np.dtype) -> Float[Array, ""]:
+    """Computes the inverse of one scale for x, once: in the kernel that finds the largest of finite values.
+
+    Without a barrier, XLA for GPUs computes it again in the kernel of each product. Its inputs then are too many for it
+    to multiply the result there too: it would write copies of the inverse, as large as the result.
+    """
+    inverse = _inverse_for(largest.astype(FLOAT32), dtype)
+    if x.dtype == BFLOAT16:  # exact, and another kernel need not cast it
+        inverse = inverse.astype(BFLOAT16)
+    return jax.lax.optimization_barrier(jnp.max(inverse))
 
 
 def quantise_to(x: Float[Array, "*S"], largest: Float[Array, ""], dtype: np.dtype) -> Quantised:
@@ -103,13 +149,14 @@ def quantise_to(x: Float[Array, "*S"], largest: Float[Array, ""], dtype: np.dtyp
     inf and NaN stay NaN, or inf where the dtype has it. The same holds for values that overflow to inf when scaled,
     which are at least 2^100 times as large as expected.
     """
-    scale, limit = scale_of(largest, dtype), float(jnp.finfo(dtype).max)
+    limit = float(jnp.finfo(dtype).max)
+    inverse = _one_inverse(x, largest, dtype)
 
     def saturate(x: jax.Array) -> jax.Array:
         return jnp.where(jnp.isfinite(x), jnp.clip(x, -limit, limit), x)
 
     saturate.__name__ = f"{SATURATE}{dtype}"  # a diagnosis finds the call by this name
-    return Quantised(jax.jit(saturate)(x * scale.astype(x.dtype)).astype(dtype), 1 / scale)
+    return Quantised(jax.jit(saturate)(x / inverse.astype(x.dtype)).astype(dtype), inverse.astype(FLOAT32))
 
 
 def quantise_blocks(x: Float[Array, "M K"], dtype: np.dtype) -> Quantised:
