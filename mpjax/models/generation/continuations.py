@@ -42,6 +42,7 @@ def generate(
     end: Collection[int] = (),
     watch: Callable[[int, int], bool] | None = None,
     numbers: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
     cast: Callable[[Callable], Callable] = uncast,
 ) -> list[Continuation]:
     """Continues a batch of prompts, token by token, under the policy of the model.
@@ -60,6 +61,7 @@ def generate(
       end: the end-of-text tokens.
       watch: called with the position of a prompt in `prompts` and its next token, in order; True ends that text.
       numbers: the number of each prompt, for its random numbers; None: its position.
+      names: the name of each prompt, for messages; None: `prompt 0` and so on.
       cast: the casts of a policy per operation; see `mpjax.training.make_train_step`.
 
     Raises:
@@ -70,8 +72,9 @@ def generate(
     rows = [np.asarray(prompt, np.int32).reshape(-1) for prompt in prompts]
     if max_tokens < 1:
         raise UsageError(f"max_tokens is {max_tokens}: wanted at least 1")
-    for number, row in enumerate(rows):
-        check_prompt(row, parts, name=f"prompt {number}")
+    names = [f"prompt {number}" for number in range(len(rows))] if names is None else names
+    for name, row in zip(names, rows, strict=True):
+        check_prompt(row, parts, name=name)
     if not rows:
         raise UsageError("there is no prompt: wanted one or more")
     texts: list[list[int]] = [[] for _ in rows]
@@ -86,7 +89,8 @@ def generate(
                 continue
             if not finite:
                 raise UsageError(
-                    f"prompt {number}: a logit of token {len(texts[number])} behind it is not finite; compute in float32"
+                    f"{names[number]}: a logit of token {len(texts[number]) + 1} behind it is not finite; compute in "
+                    "float32, or with another checkpoint"
                 )
             texts[number].append(int(token))
             scores[number].append(score)
