@@ -44,13 +44,15 @@ class Writer(NamedTuple):
       tokenizer: its tokenizer.
       start: makes the tokens of a prompt.
       end: the end-of-text tokens.
+      header: the column names of tables without a line of names.
     """
 
     model: Split
     cast: Callable[[Callable], Callable]
     tokenizer: Tokenizer
-    start: Callable[[str], np.ndarray]
+    start: Callable[[str], list[int]]
     end: frozenset[int]
+    header: tuple[str, ...] = ()
 
 
 class Prompt(NamedTuple):
@@ -59,14 +61,14 @@ class Prompt(NamedTuple):
     name: str
     number: int
     text: str
-    tokens: np.ndarray
+    tokens: list[int]
 
 
 def continue_texts(settings: Prediction, file: TextIO) -> int:
     """Continues the prompts of the settings, and returns their number.
 
-    The texts of `--prompt` go to stdout as they are written; with `--json` or `--output`, and for inputs, each is a JSON
-    line of `file`.
+    The texts of `--prompt` go to stdout as they are written. With `--json` or `--output`, and for inputs, each is a
+    JSON line of `file`.
 
     Raises:
       UsageError: there is no such run, checkpoint or file, the model is no language model of mpjax, a prompt cannot be
@@ -102,12 +104,13 @@ def _of_run(settings: Prediction) -> Writer:
     model = task.structure.assemble(state.ema if settings.ema else state.params, state.stats)
     tokenizer = load_tokenizer(config.data.tokenizer)
 
-    def start(text: str) -> np.ndarray:
+    def start(text: str) -> list[int]:
         """As in training, an end-of-text token stands before a text."""
-        return np.asarray([tokenizer.end, *tokenizer.whole([text]).values], np.int32)
+        return [tokenizer.end, *tokenizer.whole([text]).values.tolist()]
 
     files = _ends(find_folder(config.model.folder)) if config.model.folder else frozenset()
-    return Writer(split(model, cast=task.cast), task.cast, tokenizer, start, files | {tokenizer.end})
+    parts = split(model, cast=task.cast)
+    return Writer(parts, task.cast, tokenizer, start, files | {tokenizer.end}, tuple(config.data.header))
 
 
 def _of_files(settings: Prediction) -> Writer:
@@ -123,9 +126,9 @@ def _of_files(settings: Prediction) -> Writer:
     tokenizer = load_tokenizer(str(folder))
     model = split(load_decoder(folder, policy=plan.module_policy))
 
-    def start(text: str) -> np.ndarray:
+    def start(text: str) -> list[int]:
         """As the tokenizer frames a text, such as with a token that begins it."""
-        return tokenizer.framed([text], 1 << 30).values
+        return tokenizer.framed([text], 1 << 30).values.tolist()
 
     return Writer(model, uncast, tokenizer, start, _ends(folder) or frozenset({tokenizer.end}))
 
@@ -142,7 +145,9 @@ def _ends(folder: pathlib.Path) -> frozenset[int]:
             raise UsageError(f"{file} cannot be read ({error}); fetch it again") from error
         tokens = tokens if isinstance(tokens, list) else [] if tokens is None else [tokens]
         if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
-            raise UsageError(f"{file}: eos_token_id is {strict_json.encode(tokens)}: wanted one token or a list of them")
+            raise UsageError(
+                f"{file}: eos_token_id is {strict_json.encode(tokens)}: wanted one token or a list of them"
+            )
         if tokens:
             return frozenset(tokens)
     return frozenset()
@@ -152,14 +157,14 @@ def _prompts(settings: Prediction, writer: Writer) -> list[Prompt]:
     if settings.prompt:
         named = [(f"prompt {number}", lambda text=text: text) for number, text in enumerate(settings.prompt, 1)]
     else:
-        lines = stored_texts(settings.inputs, column=settings.column)
+        lines = stored_texts(settings.inputs, column=settings.column, header=writer.header)
         named = [(line.name, lambda line=line: decoded(line)) for line in lines]
     prompts = []
     for number, (name, read) in enumerate(named):
         try:
             text = read()
             tokens = writer.start(text)
-            check_prompt(tokens, writer.model, name=name)
+            check_prompt(np.asarray(tokens), writer.model, name=name)
         except UsageError as error:
             if not settings.skip_bad:
                 raise

@@ -1,7 +1,7 @@
 """Compares the probabilities that two forward passes give to the same tokens.
 
-A language model is trained by one program and writes texts by another, perhaps in other dtypes. Training on texts that a
-model wrote itself weights each token by the ratio of its two probabilities, and takes it for 1 where it is left out.
+A language model is trained by one program and writes texts by another, perhaps in other dtypes. Training on texts that
+a model wrote itself weights each token by the ratio of its two probabilities, and takes it for 1 where it is left out.
 
 Shapes: B batch, T tokens, V vocabulary.
 """
@@ -23,7 +23,7 @@ from mpjax.precision.dtypes import FLOAT32, widest
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Array, Float, Int
 
-    Pass = Callable[[Array], Array] | Array | np.ndarray
+    Pass = Callable[[Any], Any] | Array | np.ndarray
 
 
 BAND = (0.999, 1.002)
@@ -63,8 +63,8 @@ class Mismatch:
 
     Attributes:
       tokens: the number of tokens that were compared.
-      not_finite: how many of them have a ratio of 0, inf or NaN, because a probability is 0 or NaN. They count as outside
-        the band, and are in no mean.
+      not_finite: how many of them have a ratio of 0, inf or NaN, because a probability is 0 or NaN. They count as
+        outside the band, and are in no mean.
       mean: the mean ratio of the others; NaN without any.
       lowest: their smallest ratio; NaN without any.
       highest: their largest ratio; NaN without any.
@@ -109,7 +109,9 @@ class Mismatch:
             for row in self.worst
         ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines += [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
         return "\n".join(lines)
 
 
@@ -126,8 +128,8 @@ def mismatch(
 ) -> Mismatch:
     """Compares the probabilities that two forward passes give to each token of texts, from the second token on.
 
-    A pass is a function from tokens [B, T] to the logits [B, T, V] of each next token, such as a model under a policy, or
-    the logarithms of the probabilities of the tokens, [B, T - 1], from any other program. Softmax is in float32 (or
+    A pass is a function from tokens [B, T] to the logits [B, T, V] of each next token, such as a model under a policy,
+    or the logarithms of the probabilities of the tokens, [B, T - 1], from any other program. Softmax is in float32 (or
     wider), ratios are in float64.
 
     Args:
@@ -144,20 +146,20 @@ def mismatch(
     Raises:
       UsageError: there is no token to compare, a pass has another shape, or a setting is out of range.
     """
-    tokens = np.asarray(tokens)
-    if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
-        raise UsageError(f"tokens are {tokens.dtype}{list(tokens.shape)}: wanted whole numbers [B, T]")
+    given = np.asarray(tokens)
+    if given.ndim != 2 or given.dtype.kind not in "iu":
+        raise UsageError(f"tokens are {given.dtype}{list(given.shape)}: wanted whole numbers [B, T]")
     low, high = band
     if not 0 <= low <= 1 <= high:
         raise UsageError(f"the band is [{low:g}, {high:g}]: wanted a number up to 1 and one from 1 on")
-    texts, size = tokens.shape
+    texts, size = given.shape
     ends = _of_each(size if lengths is None else lengths, texts, "lengths", 0, size)
     starts = _of_each(prompt, texts, "prompt", 1, max(size, 1))
     positions = np.arange(1, size)[None]
     compared = (positions >= starts[:, None]) & (positions < ends[:, None])
     if not compared.any():
         raise UsageError("there is no token to compare: wanted texts that are longer than their prompts, of 1 or more")
-    a, b = (_log_probs(given, tokens, name)[compared] for given, name in ((first, "first"), (second, "second")))
+    a, b = (_log_probs(scores, given, name)[compared] for scores, name in ((first, "first"), (second, "second")))
     with np.errstate(invalid="ignore", over="ignore"):
         change = a - b  # NaN of two that are -inf
         ratios = np.exp(change)
@@ -168,8 +170,10 @@ def mismatch(
 
     def row(at: int) -> TokenRatio:
         place = int(rows[at]), int(columns[at]) + 1
-        token = int(tokens[place])
-        return TokenRatio(*place, token, text_of([token]) if text_of else "", float(a[at]), float(b[at]), float(ratios[at]))
+        token = int(given[place])
+        return TokenRatio(
+            *place, token, text_of([token]) if text_of else "", float(a[at]), float(b[at]), float(ratios[at])
+        )
 
     usable = ratios[finite]
     nothing = float("nan")
@@ -188,7 +192,9 @@ def mismatch(
 def _of_each(values: Any, texts: int, name: str, least: int, most: int) -> np.ndarray:
     numbers = np.asarray(values)
     if numbers.shape not in ((), (texts,)) or numbers.dtype.kind not in "iu":
-        raise UsageError(f"{name} is {numbers.dtype}{list(numbers.shape)}: wanted a whole number for each of {texts} texts")
+        raise UsageError(
+            f"{name} is {numbers.dtype}{list(numbers.shape)}: wanted a whole number for each of {texts} texts"
+        )
     if np.any((numbers < least) | (numbers > most)):
         raise UsageError(f"{name} is {numbers.tolist()}: wanted {least} to {most}")
     return np.broadcast_to(numbers, (texts,))
@@ -201,8 +207,8 @@ def _log_probs(given: Any, tokens: np.ndarray, name: str) -> np.ndarray:
         scores = np.asarray(given)
         if scores.shape != (texts, size - 1):
             raise UsageError(
-                f"the {name} pass has the shape {list(scores.shape)}: wanted log-probabilities [{texts}, {size - 1}], or a "
-                "function from tokens to logits"
+                f"the {name} pass has the shape {list(scores.shape)}: wanted log-probabilities [{texts}, {size - 1}], "
+                "or a function from tokens to logits"
             )
         if np.any(scores > _ROUNDING):
             raise UsageError(

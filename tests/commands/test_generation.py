@@ -35,14 +35,12 @@ def lines(capsys, **settings):
     return out
 
 
-@pytest.mark.parametrize("drawn", [{}, {"temperature": 1.0, "top_k": 50, "seed": 3}], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("drawn", [{}, {"temperature": 1.0, "top_k": 50, "policy": "float32"}], ids=["greedy", "drawn"])
 def test_printed_texts_are_those_of_the_lines(folder, drawn, capsys):
     settings = {"run": folder, "prompt": ("Return the", "Open"), "max_tokens": 12, **drawn}
     records = lines(capsys, json=True, **settings)
-    assert [(record["input"], record["tokens"], record["stopped"]) for record in records] == [
-        ("prompt 1", 12, "limit"),
-        ("prompt 2", 12, "limit"),
-    ]
+    assert [record["input"] for record in records] == ["prompt 1", "prompt 2"]
+    assert all(record["stopped"] == "end" or record["tokens"] == 12 for record in records)
     assert predict_run(Prediction(**settings)) == 2
     whole = [record["prompt"] + record["text"] for record in records]
     assert capsys.readouterr().out == "\n\n".join(whole) + "\n"

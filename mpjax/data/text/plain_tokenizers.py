@@ -127,7 +127,9 @@ class WordsTokenizer:
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """Raises UsageError: several words share a token."""
-        raise UsageError("the tokenizer `words` has no text for a token: train with --data.tokenizer bytes to get texts")
+        raise UsageError(
+            "the tokenizer `words` has no text for a token: train with --data.tokenizer bytes to get texts"
+        )
 
     def _numbers(self, text: str) -> list[int]:
         buckets = self.vocabulary - SPECIAL

@@ -73,7 +73,7 @@ class HuggingFaceTokenizer:
         return self._encoded(texts, special=True)
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, without special ones, and with U+FFFD for unknown ones and for bytes that are no character."""
+        """The text of tokens, without special ones, and with U+FFFD for unknown tokens and broken characters."""
         known = [[]]
         for token in map(int, tokens):
             if self.tokenizer.id_to_token(token) is None:  # a model may have more tokens than its tokenizer

@@ -3,7 +3,7 @@
 Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", 2023 (arXiv:2302.13971), section 2.2, with
 grouped queries (Ainslie et al., 2023, arXiv:2305.13245).
 
-Shapes: B batch, T tokens (of the whole text, or of a part of it), D width, N query heads, K key and value heads, H features per head, V vocabulary.
+Shapes: B batch, T tokens, D width, N query heads, K key and value heads, H features per head, V vocabulary.
 """
 
 from __future__ import annotations
@@ -114,7 +114,10 @@ class Decoder(nnx.Module):
         self, kinds: Sequence[LayerKind], positions: Int[Array, "B T"], dtype: np.dtype
     ) -> list[tuple[Rotation, int]]:
         """The rotation and the window of each kind of layer."""
-        turned = {rope: rotation(rope, positions, self.settings.head_features, dtype) for rope in dict.fromkeys(kind.rope for kind in kinds)}
+        turned = {
+            rope: rotation(rope, positions, self.settings.head_features, dtype)
+            for rope in dict.fromkeys(kind.rope for kind in kinds)
+        }
         return [(turned[kind.rope], kind.window or self.length) for kind in kinds]
 
     def logits(self, features: Float[Array, "*S D"]) -> Float[Array, "*S V"]:

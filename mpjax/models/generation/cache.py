@@ -49,8 +49,8 @@ class Reads:
 class Continues:
     """Attention of one more token of each text, over the tokens before it and itself.
 
-    It is called once. Afterwards, `kept` has the key and the value of the token too. A token whose position has no slot is
-    not kept.
+    It is called once. Afterwards, `kept` has the key and the value of the token too. A token whose position has no slot
+    is not kept.
 
     Args:
       slots: the keys and values of the tokens before it.

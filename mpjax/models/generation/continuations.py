@@ -1,4 +1,4 @@
-"""Continues prompts: compiles once for each size, reads tokens on the host while the device draws the next, and stops."""
+"""Continues prompts: the host reads tokens while the device draws the next, and says where each text ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Continuation(NamedTuple):
 
     Attributes:
       tokens: int32 [N], with the end-of-text token if that is why it ends.
-      log_probs: float32 (or wider) [N], the logarithm of each token's probability under the model, whatever the sampling.
+      log_probs: float32 (or wider) [N], the logarithm of each token's probability under the model, whatever the
+        sampling.
       stopped: why it ends.
     """
 
@@ -47,9 +48,8 @@ def generate(
 ) -> list[Continuation]:
     """Continues a batch of prompts, token by token, under the policy of the model.
 
-    Logits, softmax and sampling are in float32 (or wider). A text does not depend on the others in its batch, but for the
-    rounding of products of another size: in half precision, two tokens may change places that are as probable to its
-    precision.
+    Logits, softmax and sampling are in float32 (or wider). A text does not depend on the others in its batch, but for
+    the rounding of products of another size: in half precision, two tokens of about one probability may change places.
 
     Args:
       model: a language model of mpjax (`mpjax.models.decoder.Decoder`, `mpjax.models.gpt2.GPT2`), which stays as it is,
@@ -65,11 +65,11 @@ def generate(
       cast: the casts of a policy per operation; see `mpjax.training.make_train_step`.
 
     Raises:
-      UsageError: the model cannot continue texts, there is no prompt, a prompt is empty, has a token that the model does
-        not know or leaves no room, or a logit is not finite.
+      UsageError: the model cannot continue texts, there is no prompt, a prompt is empty, has a token that the model
+        does not know or leaves no room, or a logit is not finite.
     """
     parts = model if isinstance(model, Split) else split(model, cast=cast)
-    rows = [np.asarray(prompt, np.int32).reshape(-1) for prompt in prompts]
+    rows = [np.asarray(prompt) for prompt in prompts]
     if max_tokens < 1:
         raise UsageError(f"max_tokens is {max_tokens}: wanted at least 1")
     names = [f"prompt {number}" for number in range(len(rows))] if names is None else names
@@ -78,7 +78,7 @@ def generate(
     if not rows:
         raise UsageError("there is no prompt: wanted one or more")
     texts: list[list[int]] = [[] for _ in rows]
-    scores: list[list[float]] = [[] for _ in rows]
+    scores: list[list[Any]] = [[] for _ in rows]
     stopped: list[Stopped | None] = [None for _ in rows]
     room = [min(max_tokens, parts.length - len(row)) for row in rows]
     keys = _keys(seed, range(len(rows)) if numbers is None else numbers)
@@ -111,12 +111,14 @@ def generate(
 
 def check_prompt(tokens: np.ndarray, model: Split, *, name: str) -> None:
     """Raises UsageError if a prompt is empty or as long as the model's texts, or has tokens that it does not know."""
-    if not len(tokens):
+    if not tokens.size:
         raise UsageError(f"{name} has no tokens: wanted one or more, such as the end-of-text token")
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise UsageError(f"{name} is {tokens.dtype}{list(tokens.shape)}: wanted a list of whole numbers")
     if len(tokens) >= model.length:
         raise UsageError(
-            f"{name} has {len(tokens)} tokens, and the model takes texts of at most {model.length}, which leaves no room: "
-            f"cut it to {model.length - 1} tokens or fewer"
+            f"{name} has {len(tokens)} tokens, and the model takes texts of at most {model.length}, which leaves no "
+            f"room: cut it to {model.length - 1} tokens or fewer"
         )
     if len(unknown := tokens[(tokens < 0) | (tokens >= model.vocabulary)]):
         raise UsageError(f"{name} has the token {unknown[0]}, and the model knows 0 to {model.vocabulary - 1}")

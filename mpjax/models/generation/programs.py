@@ -1,7 +1,7 @@
 """The two compiled programs of generation: one reads prompts, the other draws one more token of each text.
 
-Prompts are padded to 32, 64, 128, ... tokens, and so is the cache, so that few programs are compiled: at most one pair for
-each size. All values that change from token to token are arguments.
+Prompts are padded to 32, 64, 128, ... tokens, and so is the cache, so that few programs are compiled. All values that
+change from token to token are arguments.
 
 Shapes: B batch, T tokens, V vocabulary.
 """

@@ -91,7 +91,9 @@ def test_the_most_probable_token_is_that_of_the_whole_text(model):
         assert text.stopped == "limit"
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_k=9, top_p=0.9)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=1.0, top_k=9, top_p=0.9)], ids=["greedy", "drawn"]
+)
 def test_a_text_of_a_batch_is_the_text_alone(model, sampling):
     together = generate(model, PROMPTS, max_tokens=6, sampling=sampling, seed=3)
     for number, prompt in enumerate(PROMPTS):
@@ -132,16 +134,17 @@ def test_a_text_ends_at_the_length_of_the_model(model):
 def test_keys_are_kept_in_the_dtype_that_attention_computes_in():
     model = made("llama")
     apply_policy(model, "mixed_bfloat16;blocks/1/attention=float32")
-    parts = split(model)
-    read, step = programs_of(parts, Sampling()).read(32), programs_of(parts, Sampling()).step
     keys = jax.eval_shape(lambda: jax.random.key(0)[None])
     text = jax.ShapeDtypeStruct((1, 4), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32)
-    _, progress = jax.eval_shape(read, parts.arrays, *text, keys)
+    with jax.numpy_dtype_promotion("standard"):  # of the blocks' sums
+        parts = split(model)
+        programs = programs_of(parts, Sampling())
+        _, progress = jax.eval_shape(programs.read(32), parts.arrays, *text, keys)
+        drawn, after = jax.eval_shape(programs.step, parts.arrays, progress)
     assert [(slots.keys.dtype, slots.keys.shape) for slots in progress.cache] == [
         (jnp.bfloat16, (1, 32, 2, 4)),
         (jnp.float32, (1, 32, 2, 4)),
     ]
-    drawn, after = jax.eval_shape(step, parts.arrays, progress)
     assert after == progress
     assert drawn.log_probs.dtype == jnp.float32
 
@@ -182,6 +185,8 @@ def test_prompts_of_other_lengths_compile_nothing():
         ([[1] * 40], {}, "prompt 0 has 40 tokens, and the model takes texts of at most 40.*cut it to 39"),
         ([[1, 20]], {}, "prompt 0 has the token 20, and the model knows 0 to 19"),
         ([[-1]], {}, "prompt 0 has the token -1"),
+        ([[1.5]], {}, r"prompt 0 is float64\[1\]: wanted a list of whole numbers"),
+        ([[[1, 2]]], {}, r"prompt 0 is int64\[1, 2\]: wanted a list of whole numbers"),
         ([[1]], {"max_tokens": 0}, "max_tokens is 0: wanted at least 1"),
     ],
 )

@@ -113,9 +113,9 @@ def test_a_folder_without_a_run_writes_what_transformers_does(saved, capsys):
 
 def test_drawn_tokens_are_as_frequent_as_those_of_transformers_with_the_same_settings():
     """Of the first token behind a prompt, by the warpers of transformers."""
-    from mpjax.models.generation.sampling import Sampling, sampled
-
     import jax
+
+    from mpjax.models.generation.sampling import Sampling, sampled
 
     logits = np.random.default_rng(0).normal(0, 2, 30).astype(np.float32)
     scores = torch.tensor(logits)[None]
