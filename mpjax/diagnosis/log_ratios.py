@@ -215,7 +215,7 @@ def _log_probs(given: Any, tokens: np.ndarray, name: str) -> np.ndarray:
                 f"the {name} pass has values up to {np.nanmax(scores):g}: wanted logarithms of probabilities, at most 0"
             )
         return scores.astype(np.float64)
-    logits = given(jnp.asarray(tokens, jnp.int32))
+    logits: Any = given(jnp.asarray(tokens, jnp.int32))
     if logits.ndim != 3 or logits.shape[:2] != tokens.shape:
         raise UsageError(f"the {name} pass gives {list(logits.shape)}: wanted logits [{texts}, {size}, V]")
     if tokens.min() < 0 or tokens.max() >= logits.shape[2]:
