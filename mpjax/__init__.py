@@ -51,6 +51,8 @@ _HOME = {
     # Results.
     "diagnose_function": "mpjax.diagnosis",
     "Diagnosis": "mpjax.diagnosis",
+    "mismatch": "mpjax.diagnosis.log_ratios",
+    "Mismatch": "mpjax.diagnosis.log_ratios",
     "Receipt": "mpjax.plan.receipt",
     # What a callback is called with.
     "RunInfo": "mpjax.extend",

@@ -44,6 +44,8 @@ from mpjax.training import Mean as Mean
 # Results.
 from mpjax.diagnosis import diagnose_function as diagnose_function
 from mpjax.diagnosis import Diagnosis as Diagnosis
+from mpjax.diagnosis.log_ratios import mismatch as mismatch
+from mpjax.diagnosis.log_ratios import Mismatch as Mismatch
 from mpjax.plan.receipt import Receipt as Receipt
 
 # What a callback is called with.

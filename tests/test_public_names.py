@@ -29,7 +29,7 @@ OTHERS = shlex.split("""
 audit check_dtypes
 scale_loss loss_scale_state LossScaleState
 Duration take_apart make_eval_step Mean
-diagnose_function Diagnosis Receipt RunInfo
+diagnose_function Diagnosis mismatch Mismatch Receipt RunInfo
 CallbackError DtypeError Interrupted CheckpointWarning DataWarning LoggerWarning PrecisionWarning
 """)
 

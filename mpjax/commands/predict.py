@@ -46,6 +46,11 @@ def predict_run(settings: Prediction) -> int:
       OSError: the output cannot be written.
     """
     settings.check()
+    if settings.continues:
+        from mpjax.commands.generation import continue_texts  # local, because most runs have no texts
+
+        with _lines(settings.output) as file:
+            return continue_texts(settings, file)
     config = stored_settings(settings)
     if config.task == "own":
         raise UsageError(

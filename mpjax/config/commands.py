@@ -74,23 +74,31 @@ class Evaluation(CommandSettings):
     """Print one JSON object instead of lines."""
 
 
+FROM_FILES = "hf:"
+"""The prefix of a model of Hugging Face files in place of a run."""
+
+_OF_TEXTS = ("json", "max_tokens", "stop", "temperature", "top_k", "top_p", "seed")
+"""The settings of texts that are continued."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction(CommandSettings):
     """Predict with a checkpoint of a run: a JSON line for each image, text or example of a split, in order.
 
     Images are files, folders or quoted globs. Texts are the lines of files, or of stdin for `-`, or a column of .csv
-    and .tsv files. They are read as the run's evaluation reads its data set, which has to be there too."""
+    and .tsv files. They are read as the run's evaluation reads its data set, which has to be there too. A language
+    model continues the texts of --prompt, and with --generate those of the inputs."""
 
     inputs: Annotated[tyro.conf.Positional[Texts], tyro.conf.arg(metavar="INPUT ...")] = ()
     """Images, or files of texts."""
     run: str
-    """Folder of the run."""
+    """Folder of the run. To continue texts: also `hf:FOLDER`, a folder of Hugging Face files or an id on the hub."""
     split: str = ""
     """Split of the run's data set to predict instead of inputs, such as `test` or `train[80%:]`."""
     checkpoint: str = "best"
     """`best`, `latest`, or a number of attempted steps."""
     policy: str = ""
-    """Precision policy; empty: the policy of the run."""
+    """Precision policy; empty: the policy of the run, and float32 for `hf:FOLDER`."""
     ema: bool = False
     """Predict with the exponential moving average of the parameters."""
     top: Annotated[int, at_least(1)] = 5
@@ -100,17 +108,59 @@ class Prediction(CommandSettings):
     output: str = ""
     """File of the JSON lines; empty: stdout. For segmentation: folder of the masks, as PNG with class numbers."""
     batch_size: Annotated[int, at_least(0)] = 0
-    """Examples per batch; 0: as in the run's evaluation."""
+    """Examples per batch; 0: as in the run's evaluation, and 8 texts to continue."""
     skip_bad: bool = False
     """Report an input that cannot be read on stderr and go on without it."""
     trust_code: bool = False
     """Allow execution of code outside mpjax that the run names: a model, or a function for its data."""
+    prompt: Texts = ()
+    """Texts to continue with a language model. They are printed as they are written, one after the other."""
+    generate: bool = False
+    """Continue the inputs with a language model: a JSON line for each."""
+    json: bool = False
+    """Print a JSON line for each `--prompt` too. So does `--output`."""
+    max_tokens: Annotated[int, at_least(1)] = 128
+    """Most tokens behind a prompt. A text also ends with an end-of-text token, and at the length of the model."""
+    stop: Texts = ()
+    """Strings that end a text, which ends before the first of them."""
+    temperature: NotNegative = 0.0
+    """Divisor of the logits, from which a token is then drawn; 0: take the most probable token."""
+    top_k: Annotated[int, at_least(0)] = 0
+    """Draw from this many of the most probable tokens; 0: from all."""
+    top_p: Annotated[float, Limit("more than 0 and at most 1", lambda value: 0 < value <= 1)] = 1.0
+    """Draw from the fewest tokens that have this probability together; 1: from all."""
+    seed: Annotated[int, at_least(0)] = 0
+    """Seed of the draws: the same one gives the same texts."""
+
+    @property
+    def continues(self) -> bool:
+        """Whether texts are continued."""
+        return self.generate or bool(self.prompt)
 
     def faults(self, run: Config) -> Iterator[str]:
-        """Yields a message if there are neither inputs nor a split, or both."""
-        if bool(self.inputs) == bool(self.split):
-            both = "both inputs and --split" if self.split else "neither inputs nor --split"
-            yield f"{both}: wanted one, such as photos/ or 'photos/*.jpg' or --split test"
+        """Yields a message for inputs that are missing or of two kinds, and for each setting without a meaning."""
+        ways = {"inputs": self.inputs, "--split": self.split, "--prompt": self.prompt}
+        named = [name for name, value in ways.items() if value]
+        if len(named) != 1:
+            which = f"both {' and '.join(named)}" if named else "neither inputs nor --split nor --prompt"
+            yield f"{which}: wanted one, such as photos/ or 'photos/*.jpg' or --split test"
+        if self.generate and self.split:
+            yield "--generate continues inputs: write files in place of --split"
+        usual = Prediction(run="")
+        for name in ("top",) if self.continues else _OF_TEXTS:
+            if getattr(self, name) != getattr(usual, name):
+                why = "texts that are continued" if self.continues else "what is not --prompt or --generate"
+                yield f"--{name} has no meaning for {why}: leave it out"
+        if self.json and self.generate:
+            yield "--json: --generate prints JSON lines anyway; leave it out"
+        if "" in self.stop:
+            yield "--stop has an empty string, which every text begins with: leave it out"
+        if self.temperature == 0 and (self.top_k, self.top_p) != (0, 1):
+            yield "--top_k and --top_p choose among draws, and --temperature is 0: write --temperature 1"
+        if self.run.startswith(FROM_FILES) and not self.continues:
+            yield f"--run {self.run} is a model without a run, which can continue texts: write --prompt or --generate"
+        if self.run.startswith(FROM_FILES) and (self.ema or self.checkpoint != usual.checkpoint):
+            yield f"--run {self.run} has no checkpoints: leave out --checkpoint and --ema"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,26 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 Implementation = Literal["auto", "xla", "cudnn"]
+
+
+class Attend(Protocol):
+    """A function of attention with the parameters of `attend`, which is one of them."""
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *,
+        lengths: jax.Array | None = None,
+        is_causal: bool = False,
+        window: int | jax.Array | None = None,
+        scale: float | None = None,
+        cap: float | None = None,
+        implementation: Implementation = "auto",
+    ) -> jax.Array:
+        """Computes the mixed values of each query, [B, T, N, H]."""
+        ...
 
 
 class Attention(nnx.Module):
@@ -72,13 +92,18 @@ class Attention(nnx.Module):
         self.is_causal = is_causal
         self.implementation: Implementation = implementation
 
-    def __call__(self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
-        """Maps features to features; no position attends to those of sequence b from `lengths[b]` on (None: to all)."""
+    def __call__(
+        self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None = None, attends: Attend | None = None
+    ) -> Float[Array, "B T D"]:
+        """Maps features to features; no position attends to those of sequence b from `lengths[b]` on (None: to all).
+
+        `attends` takes the place of `attend`.
+        """
         # `project` adds a constant to the bias of `out`: the compiler would sum it over the devices that divide the
         # heads. Under fsdp, the stacked kernels of `project` would be kept from the forward to the backward pass.
         projected = called if _is_divided(TENSOR) or _is_divided(FSDP) else project
         query, key, value, out = projected(x, self.query, self.key, self.value, self.out)
-        attention = functools.partial(attend, is_causal=self.is_causal, implementation=self.implementation)
+        attention = functools.partial(attends or attend, is_causal=self.is_causal, implementation=self.implementation)
         return with_cast_bias(out)(attention(query, key, value, lengths=lengths))
 
 

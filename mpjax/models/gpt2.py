@@ -9,12 +9,13 @@ Shapes: B batch, T tokens, D width, V vocabulary.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flax import nnx
 
 from mpjax.models.activations import tanh_gelu
-from mpjax.models.attention import Implementation
+from mpjax.models.attention import Attend, Implementation
 from mpjax.models.scan import in_series, through
 from mpjax.models.transformer import Block, NormKernel, check_length, dropping, pre_norm_by, with_positions
 
@@ -83,15 +84,36 @@ class GPT2(nnx.Module):
         """
         return self.logits(self.features(tokens))
 
+    @property
+    def length(self) -> int:
+        """The largest number of tokens in a text."""
+        return self.positions.shape[0]
+
     def features(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Computes the features of each position after the final norm, from which `logits` predicts the next token.
 
         Raises:
           UsageError: a text has more tokens than there are position embeddings.
         """
-        check_length(tokens, self.positions.shape[0])
+        check_length(tokens, self.length)
         x = self.dropout(with_positions(self.tokens(tokens), self.positions[...]))
         x = through(self.blocks, x)
+        return self.norm(x)
+
+    def continued(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], attend_by: Sequence[Attend]
+    ) -> Float[Array, "B T D"]:
+        """Computes the features of tokens at any positions, as `features` does, with other functions of attention.
+
+        Args:
+          tokens: int32, a part of each text.
+          positions: int32, the position of each token in its text.
+          attend_by: the function of attention of each block, which may know more keys than those of these tokens.
+        """
+        x = self.tokens(tokens)
+        x = self.dropout(x + self.positions[...][positions].astype(x.dtype))
+        for block, attends in zip(self.blocks, attend_by, strict=True):
+            x = block(x, None, attends)
         return self.norm(x)
 
     def logits(self, features: Float[Array, "*S D"]) -> Float[Array, "*S V"]:

@@ -15,7 +15,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from mpjax.errors import UsageError
 from mpjax.models.activations import activated, gelu
-from mpjax.models.attention import Attention, Implementation
+from mpjax.models.attention import Attend, Attention, Implementation
 from mpjax.models.residual import with_cast_bias
 from mpjax.precision.dtypes import FLOAT32, widest
 from mpjax.precision.float8.layers import scaled_by_largest_of
@@ -120,9 +120,14 @@ class Block(nnx.Module):
         self.dropout = dropping(dropout, rngs)
         self.order = order
 
-    def __call__(self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
-        """Maps features to features; no position attends to those of sequence b from `lengths[b]` on (None: to all)."""
-        x = self.order(x, self.norm1, lambda x: self.dropout(self.attention(x, lengths)))
+    def __call__(
+        self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None = None, attends: Attend | None = None
+    ) -> Float[Array, "B T D"]:
+        """Maps features to features; no position attends to those of sequence b from `lengths[b]` on (None: to all).
+
+        `attends` takes the place of `mpjax.models.attention.attend`.
+        """
+        x = self.order(x, self.norm1, lambda x: self.dropout(self.attention(x, lengths, attends)))
         return self.order(x, self.norm2, lambda x: self.dropout(self.mlp(x)))
 
 

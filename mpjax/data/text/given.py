@@ -52,17 +52,22 @@ def given_texts(inputs: Sequence[str], source: Source, config: Data, *, column: 
       UsageError: a file does not exist or holds no lines, or `column_of_table` or `load_tokenizer` raises. When a text
         is tokenized: it is not UTF-8, or its row has another length.
     """
-    lines = [line for path in inputs for line in _lines_of(path, column, config.header)]
+    lines = stored_texts(inputs, column=column, header=config.header)
     tokenizer = load_tokenizer(config.tokenizer)
     rows_of = _classified if "length" in source.fields else _modelled
     fields = {name: field for name, field in source.fields.items() if name != "label"}
 
     def rows(line: StoredText) -> Arrays:
-        arrays = rows_of(_decoded(line), tokenizer, config.length)
+        arrays = rows_of(decoded(line), tokenizer, config.length)
         counted = {"count": arrays.pop("count")} if "count" in arrays else {}
         return conform(arrays, fields) | counted
 
     return Inputs([line.name for line in lines], lambda positions: [lines[position] for position in positions], rows)
+
+
+def stored_texts(inputs: Sequence[str], *, column: str, header: Sequence[str] = ()) -> list[StoredText]:
+    """Reads the texts of files or stdin, with the arguments and errors of `given_texts`."""
+    return [line for path in inputs for line in _lines_of(path, column, header)]
 
 
 def _classified(text: str, tokenizer: Tokenizer, length: int) -> Arrays:
@@ -89,7 +94,8 @@ def _modelled(text: str, tokenizer: Tokenizer, length: int) -> Arrays:
     return {"tokens": tokens, "count": count}
 
 
-def _decoded(line: StoredText) -> str:
+def decoded(line: StoredText) -> str:
+    """The text of a line. Raises UsageError if it is not UTF-8 or its row has another length."""
     if isinstance(line.text, UsageError):
         raise line.text
     if isinstance(line.text, str):

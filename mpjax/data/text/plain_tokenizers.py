@@ -55,6 +55,10 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without special ones, and with U+FFFD for bytes that are no character (yet)."""
+        ...
+
 
 PADDING, END, START, SPECIAL = 0, 1, 2, 3  # the special tokens and their number
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -103,6 +107,16 @@ class BytesTokenizer:
         values[ends - lengths], values[ends - 1] = START, END
         return Ragged(values, lengths)
 
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without special ones, and with U+FFFD for bytes that are no character (yet).
+
+        >>> BytesTokenizer().text_of([107, 108, 1])
+        'hi'
+        """
+        # No text has the byte 255, which stands for tokens of a model with more of them.
+        values = (min(token - SPECIAL, 255) for token in tokens if token >= SPECIAL)
+        return bytes(values).decode(errors="replace")
+
 
 @dataclasses.dataclass(frozen=True)
 class WordsTokenizer:
@@ -129,6 +143,12 @@ class WordsTokenizer:
         if length < 3:
             raise UsageError(f"--data.length {length}: wanted at least 3: the tokenizer adds a start and an end")
         return _ragged([[START, *self._numbers(text)[: length - 2], END] for text in texts])
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """Raises UsageError: several words share a token."""
+        raise UsageError(
+            "the tokenizer `words` has no text for a token: train with --data.tokenizer bytes to get texts"
+        )
 
     def _numbers(self, text: str) -> list[int]:
         buckets = self.vocabulary - SPECIAL

@@ -73,6 +73,16 @@ class HuggingFaceTokenizer:
         self.tokenizer.enable_truncation(length)
         return self._encoded(texts, special=True)
 
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without special ones, and with U+FFFD for unknown tokens and broken characters."""
+        known = [[]]
+        for token in map(int, tokens):
+            if self.tokenizer.id_to_token(token) is None:  # a model may have more tokens than its tokenizer
+                known.append([])
+            else:
+                known[-1].append(token)
+        return "\ufffd".join(self.tokenizer.decode(ids, skip_special_tokens=True) for ids in known)
+
     def _encoded(self, texts: Sequence[str], *, special: bool) -> Ragged:
         self.tokenizer.no_padding()
         ids = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)]

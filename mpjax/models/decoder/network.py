@@ -9,6 +9,7 @@ Shapes: B batch, T tokens, D width, N query heads, K key and value heads, H feat
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -17,9 +18,9 @@ import numpy as np
 from flax import nnx
 
 from mpjax.models.activations import silu_gate, tanh_gelu_gate
-from mpjax.models.attention import Implementation, attend
+from mpjax.models.attention import Attend, Implementation, attend
 from mpjax.models.decoder.rotary import Rotation, rotate, rotation
-from mpjax.models.decoder.settings import DecoderSettings
+from mpjax.models.decoder.settings import DecoderSettings, LayerKind
 from mpjax.models.scan import in_series, through
 from mpjax.models.transformer import check_length
 from mpjax.precision.attention import soft_cap
@@ -71,21 +72,56 @@ class Decoder(nnx.Module):
         """
         return self.logits(self.features(tokens, lengths))
 
+    @property
+    def length(self) -> int:
+        """The largest number of tokens in a text."""
+        return self.settings.length
+
     def features(self, tokens: Int[Array, "B T"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
         """Computes the features of each position after the final norm, from which `logits` predicts the next token.
 
         Arguments and errors are those of a call of the model.
         """
-        settings, length = self.settings, tokens.shape[1]
-        check_length(tokens, settings.length)
-        x = self.tokens(tokens)
-        if settings.embedding_scale != 1:
-            wide = x.astype(widest(x.dtype, FLOAT32))
-            x = (wide * np.asarray(settings.embedding_scale, wide.dtype)).astype(x.dtype)
-        kinds = list(dict.fromkeys(settings.layers))
-        seen = [(rotation(kind.rope, length, settings.head_features, x.dtype), kind.window or length) for kind in kinds]
-        x = through(self.blocks, x, lengths, options=seen, chosen=[kinds.index(kind) for kind in settings.layers])
+        check_length(tokens, self.length)
+        layers, length = self.settings.layers, tokens.shape[1]
+        kinds = list(dict.fromkeys(layers))
+        x = self._embedded(tokens)
+        seen = self._seen(kinds, jnp.arange(length, dtype=jnp.int32)[None], x.dtype)
+        x = through(self.blocks, x, lengths, options=seen, chosen=[kinds.index(kind) for kind in layers])
         return self.norm(x)
+
+    def continued(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], attend_by: Sequence[Attend]
+    ) -> Float[Array, "B T D"]:
+        """Computes the features of tokens at any positions, as `features` does, with other functions of attention.
+
+        Args:
+          tokens: int32, a part of each text.
+          positions: int32, the position of each token in its text.
+          attend_by: the function of attention of each block, which may know more keys than those of these tokens.
+        """
+        x = self._embedded(tokens)
+        seen = self._seen(self.settings.layers, positions, x.dtype)
+        for block, option, attends in zip(self.blocks, seen, attend_by, strict=True):
+            x = block(x, None, *option, attends)
+        return self.norm(x)
+
+    def _embedded(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        x, scale = self.tokens(tokens), self.settings.embedding_scale
+        if scale == 1:
+            return x
+        wide = x.astype(widest(x.dtype, FLOAT32))
+        return (wide * np.asarray(scale, wide.dtype)).astype(x.dtype)
+
+    def _seen(
+        self, kinds: Sequence[LayerKind], positions: Int[Array, "B T"], dtype: np.dtype
+    ) -> list[tuple[Rotation, int]]:
+        """The rotation and the window of each kind of layer."""
+        turned = {
+            rope: rotation(rope, positions, self.settings.head_features, dtype)
+            for rope in dict.fromkeys(kind.rope for kind in kinds)
+        }
+        return [(turned[kind.rope], kind.window or self.length) for kind in kinds]
 
     def logits(self, features: Float[Array, "*S D"]) -> Float[Array, "*S V"]:
         """Computes the logits of each next token from features, limited by `settings.logit_cap` if that is set."""
@@ -109,7 +145,12 @@ class DecoderBlock(nnx.Module):
         self.norm_after_mlp = norm() if settings.norms_after else _same
 
     def __call__(
-        self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None, turned: Rotation, window: int | jax.Array
+        self,
+        x: Float[Array, "B T D"],
+        lengths: Int[Array, " B"] | None,
+        turned: Rotation,
+        window: int | jax.Array,
+        attends: Attend = attend,
     ) -> Float[Array, "B T D"]:
         """Maps features to features.
 
@@ -118,8 +159,9 @@ class DecoderBlock(nnx.Module):
           lengths: the number of positions of each text to attend to; all if None.
           turned: the rotary cosines and sines of each position, for queries and keys.
           window: the number of positions that a position attends to, itself and those right before it.
+          attends: takes the place of `mpjax.models.attention.attend`.
         """
-        x = x + self.norm_after_attention(self.attention(self.norm1(x), lengths, turned, window))
+        x = x + self.norm_after_attention(self.attention(self.norm1(x), lengths, turned, window, attends))
         return x + self.norm_after_mlp(self.mlp(self.norm2(x)))
 
 
@@ -150,11 +192,16 @@ class GroupedAttention(nnx.Module):
         self.implementation: Implementation = implementation
 
     def __call__(
-        self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None, turned: Rotation, window: int | jax.Array
+        self,
+        x: Float[Array, "B T D"],
+        lengths: Int[Array, " B"] | None,
+        turned: Rotation,
+        window: int | jax.Array,
+        attends: Attend = attend,
     ) -> Float[Array, "B T D"]:
         query = rotate(self.query_norm(self.query(x)), turned)
         key = rotate(self.key_norm(self.key(x)), turned)
-        mixed = attend(
+        mixed = attends(
             query,
             key,
             self.value(x),

@@ -3,7 +3,7 @@
 Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021 (arXiv:2104.09864), section 3.2.2. As
 in the files of Hugging Face transformers, features i and i + H/2 are a pair.
 
-Shapes: B batch, T positions, N heads, H features per head.
+Shapes: B batch (1 for the same positions in all texts), T positions, N heads, H features per head.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mpjax.precision.dtypes import FLOAT32, widest
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Array, Float
+    from jaxtyping import Array, Float, Int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,28 +128,28 @@ class Rope:
 
 
 class Rotation(NamedTuple):
-    """The cosines and sines of the angles of each position and pair of features, float32 (or wider) [T, H / 2]."""
+    """The cosines and sines of the angles of each position and pair of features, float32 (or wider) [B, T, H / 2]."""
 
     cos: jax.Array
     sin: jax.Array
 
 
-def rotation(rope: Rope | None, length: int, features: int, dtype: np.dtype) -> Rotation:
-    """Computes the cosines and sines for positions 0 to `length` - 1; without `rope`, those of the angle 0.
+def rotation(rope: Rope | None, positions: Int[Array, "B T"], features: int, dtype: np.dtype) -> Rotation:
+    """Computes the cosines and sines for positions; without `rope`, those of the angle 0.
 
     Args:
       rope: the angles; None for layers without position embeddings.
-      length: T, the number of positions.
+      positions: int32, counted from 0.
       features: H, the number of features of a head.
       dtype: the dtype that the model computes in. Angles are in float32 (or wider) all the same: in bfloat16, position
         257 would be position 256.
     """
     dtype = widest(dtype, FLOAT32)
     if rope is None:
-        shape = length, features // 2
+        shape = *positions.shape, features // 2
         return Rotation(jnp.ones(shape, dtype), jnp.zeros(shape, dtype))
     frequencies, factor = rope.frequencies(features)
-    angles = jnp.arange(length, dtype=dtype)[:, None] * jnp.asarray(frequencies, dtype)[None, :]
+    angles = positions.astype(dtype)[..., None] * jnp.asarray(frequencies, dtype)[None, None, :]
     factor = jnp.asarray(factor, dtype)
     return Rotation(factor * jnp.cos(angles), factor * jnp.sin(angles))
 
@@ -159,6 +159,6 @@ def rotate(x: Float[Array, "B T N H"], by: Rotation) -> Float[Array, "B T N H"]:
 
     It computes in the dtype of the rotation, float32 or wider.
     """
-    cos, sin = (table[None, :, None, :] for table in by)
+    cos, sin = (table[:, :, None, :] for table in by)
     first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -13,9 +13,13 @@ from mpjax.models.decoder.rotary import LinearScaling, Llama3Scaling, Rope, Rota
 F32 = np.dtype("float32")
 
 
+def upto(count):
+    return jnp.arange(count, dtype=jnp.int32)[None]
+
+
 def test_each_pair_is_a_complex_number_that_is_turned_by_its_angle():
     x = jax.random.normal(jax.random.key(0), (2, 5, 3, 8))
-    actual = rotate(x, rotation(Rope(theta=100.0), 5, 8, F32))
+    actual = rotate(x, rotation(Rope(theta=100.0), upto(5), 8, F32))
     pairs = np.asarray(x[..., :4]) + 1j * np.asarray(x[..., 4:])
     angles = np.arange(5)[:, None] * 100.0 ** (-np.arange(4) / 4)[None, :]
     turned = pairs * np.exp(1j * angles)[None, :, None, :]
@@ -24,21 +28,21 @@ def test_each_pair_is_a_complex_number_that_is_turned_by_its_angle():
 
 def test_without_angles_nothing_turns():
     x = jax.random.normal(jax.random.key(0), (1, 3, 2, 4))
-    assert np.array_equal(rotate(x, rotation(None, 3, 4, F32)), x)
+    assert np.array_equal(rotate(x, rotation(None, upto(3), 4, F32)), x)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_angles_are_float32_in_half_precision_too(dtype):
     """In bfloat16, 257 is 256."""
-    angles = rotation(Rope(), 258, 4, np.dtype(dtype))
+    angles = rotation(Rope(), upto(258), 4, np.dtype(dtype))
     assert {table.dtype for table in angles} == {F32}
-    np.testing.assert_allclose(angles.cos[257], [math.cos(257.0), math.cos(2.57)], atol=1e-4)
+    np.testing.assert_allclose(angles.cos[0, 257], [math.cos(257.0), math.cos(2.57)], atol=1e-4)
     assert rotate(jnp.ones((1, 258, 1, 4), dtype), angles).dtype == dtype
 
 
 def test_the_product_is_in_float32_and_rounds_once():
     x = jnp.asarray([1.0, 1.0], jnp.bfloat16).reshape(1, 1, 1, 2)
-    third = jnp.full((1, 1), 1 / 3, jnp.float32)
+    third = jnp.full((1, 1, 1), 1 / 3, jnp.float32)
     actual = rotate(x, Rotation(third, -third))
     assert actual.ravel().tolist() == [float(jnp.bfloat16(2 / 3)), 0.0]
 

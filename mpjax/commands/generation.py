@@ -1,0 +1,237 @@
+"""Continues texts with the language model of a run, or of a folder of Hugging Face files."""
+
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TextIO
+
+import jax
+import numpy as np
+
+from mpjax import strict_json
+from mpjax.commands.evaluate import open_split, stored_settings, trained_state
+from mpjax.commands.jax_settings import set_up_jax
+from mpjax.config import Config
+from mpjax.config.commands import FROM_FILES, Prediction
+from mpjax.config.folders import with_policy
+from mpjax.config.schema import with_settings
+from mpjax.data.text.given import decoded, stored_texts
+from mpjax.data.text.plain_tokenizers import Tokenizer
+from mpjax.data.text.tokenizers import load_tokenizer
+from mpjax.data.text.written import Written
+from mpjax.errors import UsageError, printable
+from mpjax.models.decoder.folder import load_decoder
+from mpjax.models.generation import Sampling, generate
+from mpjax.models.generation.continuations import check_prompt
+from mpjax.models.generation.programs import Split, split, uncast
+from mpjax.models.pretrained.files import find_folder
+from mpjax.training.layout import Layout
+from mpjax.training.mesh import make_mesh
+from mpjax.training.precision_plan import plan_precision
+
+
+BATCH = 8
+"""Texts of a batch, unless `--batch_size` says otherwise. Each has a cache of its own."""
+
+
+class Writer(NamedTuple):
+    """A language model with all that turns texts into texts.
+
+    Attributes:
+      model: the model, taken apart.
+      cast: the casts of its policy per operation.
+      tokenizer: its tokenizer.
+      start: makes the tokens of a prompt.
+      end: the end-of-text tokens.
+      header: the column names of tables without a line of names.
+    """
+
+    model: Split
+    cast: Callable[[Callable], Callable]
+    tokenizer: Tokenizer
+    start: Callable[[str], list[int]]
+    end: frozenset[int]
+    header: tuple[str, ...] = ()
+
+
+class Prompt(NamedTuple):
+    """A text to continue: its name, its number among all inputs, the text, and its tokens."""
+
+    name: str
+    number: int
+    text: str
+    tokens: list[int]
+
+
+def continue_texts(settings: Prediction, file: TextIO) -> int:
+    """Continues the prompts of the settings, and returns their number.
+
+    The texts of `--prompt` go to stdout as they are written. With `--json` or `--output`, and for inputs, each is a
+    JSON line of `file`.
+
+    Raises:
+      UsageError: there is no such run, checkpoint or file, the model is no language model of mpjax, a prompt cannot be
+        read or leaves no room (with `settings.skip_bad`: none can), or a logit is not finite.
+    """
+    writer = _of_files(settings) if settings.run.startswith(FROM_FILES) else _of_run(settings)
+    writer.tokenizer.text_of([])  # raises, before anything is computed, where tokens have no text
+    prompts = _prompts(settings, writer)
+    if settings.prompt and not settings.json and not settings.output:
+        for place, prompt in enumerate(prompts):
+            _shown(settings, writer, prompt, first=place == 0)
+        return len(prompts)
+    size = min(settings.batch_size or BATCH, len(prompts))
+    for start in range(0, len(prompts), size):
+        batch = prompts[start : start + size]
+        for record in _records(settings, writer, batch, size):
+            print(strict_json.encode(record), file=file)
+        file.flush()
+    return len(prompts)
+
+
+def _of_run(settings: Prediction) -> Writer:
+    config = stored_settings(settings)
+    if config.task != "language_modeling":
+        raise UsageError(
+            f"the run in {settings.run} is for {config.task}: --prompt and --generate want one with --task "
+            "language_modeling"
+        )
+    config = with_settings(config, {"training.remat": "none"})  # nothing is kept for a backward pass
+    _, _, task = open_split(settings, config)
+    layout = Layout(make_mesh(jax.local_devices()[:1]))
+    _, state, _ = trained_state(task, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
+    model = task.structure.assemble(state.ema if settings.ema else state.params, state.stats)
+    tokenizer = load_tokenizer(config.data.tokenizer)
+
+    def start(text: str) -> list[int]:
+        """As in training, an end-of-text token stands before a text."""
+        return [tokenizer.end, *tokenizer.whole([text]).values.tolist()]
+
+    files = _ends(find_folder(config.model.folder)) if config.model.folder else frozenset()
+    parts = split(model, cast=task.cast)
+    return Writer(parts, task.cast, tokenizer, start, files | {tokenizer.end}, tuple(config.data.header))
+
+
+def _of_files(settings: Prediction) -> Writer:
+    folder = find_folder(settings.run.removeprefix(FROM_FILES))
+    config = with_policy(Config(), settings.policy or "float32")
+    plan = plan_precision(config.precision)
+    if plan.mode == "autocast":
+        raise UsageError(
+            f"--policy {settings.policy} casts per operation, and a model without a run casts by module: write "
+            "--policy mixed_float16"
+        )
+    set_up_jax(config, plan)
+    tokenizer = load_tokenizer(str(folder))
+    model = split(load_decoder(folder, policy=plan.module_policy))
+
+    def start(text: str) -> list[int]:
+        """As the tokenizer frames a text, such as with a token that begins it."""
+        return tokenizer.framed([text], 1 << 30).values.tolist()
+
+    return Writer(model, uncast, tokenizer, start, _ends(folder) or frozenset({tokenizer.end}))
+
+
+def _ends(folder: pathlib.Path) -> frozenset[int]:
+    """The end-of-text tokens in the files of a model: those of generation_config.json, else of config.json."""
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        if not file.is_file():
+            continue
+        try:
+            tokens = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
+            raise UsageError(f"{file} cannot be read ({error}); fetch it again") from error
+        tokens = tokens if isinstance(tokens, list) else [] if tokens is None else [tokens]
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
+            raise UsageError(
+                f"{file}: eos_token_id is {strict_json.encode(tokens)}: wanted one token or a list of them"
+            )
+        if tokens:
+            return frozenset(tokens)
+    return frozenset()
+
+
+def _prompts(settings: Prediction, writer: Writer) -> list[Prompt]:
+    if settings.prompt:
+        named = [(f"prompt {number}", lambda text=text: text) for number, text in enumerate(settings.prompt, 1)]
+    else:
+        lines = stored_texts(settings.inputs, column=settings.column, header=writer.header)
+        named = [(line.name, lambda line=line: decoded(line)) for line in lines]
+    prompts = []
+    for number, (name, read) in enumerate(named):
+        try:
+            text = read()
+            tokens = writer.start(text)
+            check_prompt(np.asarray(tokens), writer.model, name=name)
+        except UsageError as error:
+            if not settings.skip_bad:
+                raise
+            print(printable(f"skipped: {error}"), file=sys.stderr)
+        else:
+            prompts.append(Prompt(name, number, text, tokens))
+    if not prompts:
+        raise UsageError(f"none of {len(named)} inputs could be read, see above")
+    return prompts
+
+
+def _records(settings: Prediction, writer: Writer, batch: list[Prompt], size: int) -> Iterator[dict[str, Any]]:
+    """Yields a line for each prompt of a batch, which is filled up to `size`, so that no other program is compiled."""
+    filled = batch + [batch[-1]] * (size - len(batch))
+    texts = [Written(writer.tokenizer, prompt.tokens, settings.stop) for prompt in filled]
+    pieces: list[list[str]] = [[] for _ in filled]
+
+    def watch(place: int, token: int) -> bool:
+        pieces[place].append(texts[place].add(token))
+        return texts[place].stopped
+
+    for place, made in enumerate(_generated(settings, writer, filled, watch)[: len(batch)]):
+        rest = texts[place].end()
+        text = "".join([*pieces[place], rest])
+        # What was held back may end with a stop string, if an incomplete character was behind it.
+        stopped = "stop" if texts[place].stopped else made.stopped
+        prompt = batch[place]
+        yield {
+            "input": prompt.name,
+            "prompt": prompt.text,
+            "text": text,
+            "tokens": len(made.tokens),
+            "stopped": stopped,
+        }
+
+
+def _shown(settings: Prediction, writer: Writer, prompt: Prompt, *, first: bool) -> None:
+    """Prints a prompt and its continuation on stdout as it is written; between texts, an empty line."""
+    text = Written(writer.tokenizer, prompt.tokens, settings.stop)
+    # A model may write what a terminal takes for a command.
+    shown = _without_commands if sys.stdout.isatty() else str
+    print(*([] if first else ["\n"]), shown(prompt.text), sep="", end="", flush=True)
+
+    def watch(_: int, token: int) -> bool:
+        print(shown(text.add(token)), end="", flush=True)
+        return text.stopped
+
+    made = _generated(settings, writer, [prompt], watch)[0]
+    print(shown(text.end()))
+    if made.stopped == "length":
+        print(f"{prompt.name}: the text is as long as the model takes, {writer.model.length} tokens", file=sys.stderr)
+
+
+def _without_commands(text: str) -> str:
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+
+
+def _generated(settings: Prediction, writer: Writer, prompts: list[Prompt], watch: Callable[[int, int], bool]):
+    return generate(
+        writer.model,
+        [prompt.tokens for prompt in prompts],
+        max_tokens=settings.max_tokens,
+        sampling=Sampling(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p),
+        seed=settings.seed,
+        end=writer.end,
+        watch=watch,
+        numbers=[prompt.number for prompt in prompts],
+        names=[prompt.name for prompt in prompts],
+        cast=writer.cast,
+    )
