@@ -21,6 +21,7 @@ from mpjax.data.augment.preparation import preparation_of
 from mpjax.data.orientation import MIRRORED
 from mpjax.errors import UsageError
 from mpjax.mesh_axes import FSDP, TENSOR
+from mpjax.models.remat import apply_remat, blocks_of
 from mpjax.models.scan import require_alike, stack_of, stacks_of
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import has_own_code
@@ -35,7 +36,6 @@ from mpjax.training.optimizer import treats_numbers_one_by_one, update_rule, wit
 from mpjax.training.packing import UNPACKED, Packed, Packing
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.rates import factors_of
-from mpjax.training.remat import apply_remat, blocks_of
 from mpjax.training.schedule import capped_warmup, learning_rate_schedule
 from mpjax.training.setup import Placed, Task, check_fit
 from mpjax.training.state import take_apart, uncast

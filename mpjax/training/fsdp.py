@@ -11,6 +11,7 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.mesh_axes import FSDP, TENSOR
+from mpjax.models.remat import Rematerialised, blocks_of
 from mpjax.models.scan import stacks_by_block
 from mpjax.precision.calls import wrap, wrapper_of
 from mpjax.precision.dtypes import BFLOAT16, widest
@@ -18,7 +19,6 @@ from mpjax.precision.float8.recipes import E4M3
 from mpjax.precision.float8.scaling import largest_of, quantise_by
 from mpjax.precision.reduction import scatter_sum
 from mpjax.training.layout import Layout, over
-from mpjax.training.remat import Rematerialised, blocks_of
 from mpjax.training.state import Arrays
 
 

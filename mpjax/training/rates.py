@@ -14,11 +14,11 @@ import optax
 
 from mpjax.config import schema
 from mpjax.errors import UsageError
+from mpjax.models.remat import blocks_of
 from mpjax.models.scan import Stacks, names_apart, one_by_one
 from mpjax.precision.calls import wrap
 from mpjax.precision.dtypes import path_name
 from mpjax.training.array_patterns import ArrayPaths
-from mpjax.training.remat import blocks_of
 from mpjax.training.setup import Task
 from mpjax.training.state import take_apart
 

@@ -12,11 +12,11 @@ from flax import nnx
 from mpjax.errors import UsageError
 from mpjax.models.bert import BERT
 from mpjax.models.gpt2 import GPT2
+from mpjax.models.remat import apply_remat
 from mpjax.models.scan import Stack, apart, in_series, one_by_one, require_alike, stacks_of
 from mpjax.models.vit import ViT
 from mpjax.precision import apply_policy, name_scopes
 from mpjax.precision.casting import walk
-from mpjax.training.remat import apply_remat
 from mpjax.training.state import named, take_apart
 
 

@@ -20,7 +20,9 @@ from flax import nnx
 from mpjax.errors import UsageError
 from mpjax.models.generation.cache import Continues, Reads, Slots
 from mpjax.models.generation.sampling import Sampling, sampled
+from mpjax.models.remat import Rematerialised
 from mpjax.models.scan import one_by_one
+from mpjax.precision.calls import unwrap
 from mpjax.precision.casting.narrowing import narrowed_inputs
 from mpjax.precision.dtypes import FLOAT32, widest
 
@@ -157,6 +159,8 @@ def split(model: Any, *, cast: Callable[[Callable], Callable] = uncast) -> Split
         )
     model = one_by_one(model)
     model = nnx.merge(*nnx.split(model))
+    for block in model.blocks:
+        unwrap(block, Rematerialised)  # nothing is kept for a backward pass, and keys and values leave the block
     model.eval()
     graph, state = nnx.split(model)
     leaves, tree = jax.tree.flatten(state)
@@ -165,9 +169,11 @@ def split(model: Any, *, cast: Callable[[Callable], Callable] = uncast) -> Split
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
     text = jax.ShapeDtypeStruct((1, 1), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32)
     keys = jax.eval_shape(lambda: jax.random.key(0)[None])
-    progress = jax.eval_shape(programs.read(1), tuple(shapes), *text, keys)[1]
-    casts = narrowed_inputs(jax.make_jaxpr(programs.step)(tuple(shapes), progress).jaxpr)[: len(leaves)]
-    pairs = list(zip(leaves, casts, strict=True))
+    read, (_, progress) = jax.make_jaxpr(programs.read(1), return_shape=True)(tuple(shapes), *text, keys)
+    step = jax.make_jaxpr(programs.step)(tuple(shapes), progress)
+    casts = [narrowed_inputs(program.jaxpr)[: len(leaves)] for program in (read, step)]
+    both = [dtype if dtype == other else None for dtype, other in zip(*casts, strict=True)]
+    pairs = list(zip(leaves, both, strict=True))
     arrays = tuple(leaf if dtype is None else leaf.astype(dtype) for leaf, dtype in pairs)
     dtypes = tuple(None if dtype is None else leaf.dtype for leaf, dtype in pairs)
     return Split(graph, arrays, Form(tree, dtypes), model.length, model.tokens.num_embeddings)
@@ -230,4 +236,4 @@ def _drawn(sampling: Sampling, logits: Float[Array, "B V"], keys: Key[Array, " B
     tokens = sampled(sampling, logits, keys)
     total = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
-    return Drawn(tokens, chosen - total, jnp.isfinite(total))
+    return Drawn(tokens, chosen - total, jnp.all(jnp.isfinite(logits), axis=-1))

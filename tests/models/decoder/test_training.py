@@ -20,9 +20,9 @@ from mpjax.models.decoder import Decoder
 from mpjax.models.decoder.config_json import read_settings
 from mpjax.models.decoder.folder import load_decoder
 from mpjax.models.pretrained import export_safetensors
+from mpjax.models.remat import apply_remat
 from mpjax.models.scan import apart, stacks_of
 from mpjax.precision.calls import name_scopes
-from mpjax.training.remat import apply_remat
 from mpjax.training.state import take_apart
 
 

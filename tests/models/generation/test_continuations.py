@@ -15,6 +15,7 @@ from mpjax.models.generation import Sampling, generate, through_cache
 from mpjax.models.generation.programs import padded_length, programs_of, split
 from mpjax.models.gpt2 import GPT2
 from mpjax.models.mlp import MLP
+from mpjax.models.remat import apply_remat
 from mpjax.precision import apply_policy
 
 
@@ -78,6 +79,13 @@ def test_logits_through_the_cache_are_those_of_the_whole_text(model, prompt):
 def test_blocks_of_one_loop_write_what_single_blocks_write():
     single, loop = (generate(made("gemma", scan=scan), PROMPTS, max_tokens=6) for scan in (False, True))
     assert [text.tokens.tolist() for text in single] == [text.tokens.tolist() for text in loop]
+
+
+def test_rematerialised_blocks_write_what_others_write():
+    plain, rematerialised = made("llama"), made("llama")
+    apply_remat(rematerialised, "full")
+    plain, rematerialised = (generate(model, PROMPTS, max_tokens=6) for model in (plain, rematerialised))
+    assert [text.tokens.tolist() for text in plain] == [text.tokens.tolist() for text in rematerialised]
 
 
 def test_the_most_probable_token_is_that_of_the_whole_text(model):
@@ -193,6 +201,16 @@ def test_prompts_of_other_lengths_compile_nothing():
 def test_a_prompt_that_cannot_be_continued_is_an_error(prompts, settings, message):
     with pytest.raises(UsageError, match=message):
         generate(split(made("gpt2")), prompts, **settings)
+
+
+@pytest.mark.parametrize("huge", [1e38, -1e38])
+def test_one_logit_that_overflows_is_an_error(huge):
+    model = made("gpt2")
+    model.norm.scale[...] *= 0.0
+    model.norm.bias[...] = model.norm.bias[...].at[0].set(100.0)
+    model.tokens.embedding[...] = model.tokens.embedding[...].at[7, 0].set(huge)
+    with pytest.raises(UsageError, match="prompt 0: a logit of token 1 behind it is not finite"):
+        generate(model, [[1]], max_tokens=2)
 
 
 def test_a_logit_that_is_not_finite_is_an_error():

@@ -17,14 +17,14 @@ from mpjax.config.schema import Model, Precision, Training
 from mpjax.data import Image, Label, Length, Mask, Tokens, labelled_images
 from mpjax.errors import UsageError
 from mpjax.loop.stored import read_checkpoint
+from mpjax.models.remat import apply_remat, blocks_of
+from mpjax.models.remat import products as kept_by_dots
 from mpjax.precision import apply_policy
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.float8.products import product
 from mpjax.precision.float8.recipes import RECIPES
 from mpjax.training import take_apart
 from mpjax.training.precision_plan import plan_precision
-from mpjax.training.remat import apply_remat, blocks_of
-from mpjax.training.remat import products as kept_by_dots
 
 
 class Block(nnx.Module):
