@@ -48,15 +48,19 @@ def export_run(settings: Export) -> PretrainedReport | None:
         config = with_policy(config, settings.policy)
     plan, source, task = open_task(config)
 
-    position, state, _ = trained_state(task, folder, settings.checkpoint, Layout(make_mesh()), ema=settings.ema)
+    position, state, _ = trained_state(task, config, folder, settings.checkpoint, Layout(make_mesh()), ema=settings.ema)
 
     if settings.what == "program":
-        params = state.ema if settings.ema else state.params
+        params = state.averaged if settings.ema else state.params
         description = write_program(settings, config, plan, source, task, params, state.stats)
         print(printable(f"checkpoint {position} of {folder}: {description}"))
         return None
 
-    model: Any = task.structure.assemble(state.ema if settings.ema else state.params, state.stats)
+    model: Any = task.structure.assemble(state.averaged if settings.ema else state.params, state.stats)
+    if config.training.lora:
+        from mpjax.models.lora import merge_lora
+
+        merge_lora(model, dtype=settings.dtype or None)
     dtype, source = settings.dtype or None, config.model.folder
     if source and settings.layout == "huggingface" and not settings.output.endswith(".safetensors"):
         from mpjax.models.decoder.folder import export_decoder  # local, like all imports that few runs need

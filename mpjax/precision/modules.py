@@ -283,7 +283,10 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
 
 
 def _cast_variables(variables: list, param_dtype: np.dtype) -> bool:
-    """Casts parameters to `param_dtype` and statistics to at least float32, in place; True if there are parameters."""
+    """Casts parameters to `param_dtype`, and adapters and statistics to at least float32; True if there are parameters.
+
+    A class of parameters with the attribute `in_float32` is of adapters (`mpjax.models.lora`).
+    """
     from flax import nnx
 
     has_params = False
@@ -292,7 +295,8 @@ def _cast_variables(variables: list, param_dtype: np.dtype) -> bool:
             continue
         if isinstance(variable, nnx.Param):
             has_params = True
-            variable.set_value(_astype(variable.get_value(), param_dtype))
+            least = FLOAT32 if getattr(type(variable), "in_float32", False) else param_dtype
+            variable.set_value(_astype(variable.get_value(), widest(param_dtype, least)))
         elif isinstance(variable, nnx.BatchStat):
             variable.set_value(_astype(variable.get_value(), widest(param_dtype, FLOAT32)))
     return has_params

@@ -1,0 +1,340 @@
+"""Low-rank adapters of linear layers: LoRA (Hu et al., 2021, arXiv:2106.09685), rsLoRA and DoRA.
+
+A layer with a frozen weight W [in, out] computes with W + s A B, where A [in, r] and B [r, out] are trained. B begins as
+zeros, so that the first step computes what the layer computed before. rsLoRA (arXiv:2312.03732) divides by the root of
+r in s. DoRA (arXiv:2402.09353) also trains the norm of each column of the weight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import zlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from mpjax.errors import UsageError
+from mpjax.models.scan import names_apart, one_by_one, stacks_of
+from mpjax.precision.calls import modules_of, owner_of_call, unwrap, wrap, wrappers_of
+from mpjax.precision.dtypes import FLOAT32, as_dtype, widest
+from mpjax.precision.float8.layers import sides
+from mpjax.precision.heads import layer_tags
+from mpjax.precision.layers import DOT_GENERAL, without_bias
+from mpjax.precision.module_tree import lineages_of
+from mpjax.precision.rules import covers
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float
+
+
+Variant = Literal["lora", "rslora", "dora"]
+
+FLAG = "--training.lora"
+
+
+class Adapter(nnx.Param):
+    """An array of an adapter, float32 or wider under every policy."""
+
+    in_float32 = True
+
+
+def add_lora(
+    model: nnx.Module,
+    patterns: Iterable[str],
+    *,
+    rank: int = 16,
+    alpha: float = 16.0,
+    variant: Variant = "lora",
+    rngs: nnx.Rngs,
+) -> list[str]:
+    """Adds adapters to the linear layers of `model` that patterns cover, in place. Weights and outputs stay as they are.
+
+    A layer gets `lora_a` [in, r], uniform up to 1 / sqrt(in), and `lora_b` [r, out], zeros; for DoRA also `magnitude`
+    [out], the norms of the columns of its weight. Several axes of inputs or outputs count as one. All are variables of
+    the class `Adapter`. A loop of your own trains them alone by `nnx.Optimizer(model, tx, wrt=Adapter)` and
+    `nnx.grad(loss, argnums=nnx.DiffState(0, Adapter))`.
+
+    Args:
+      model: an NNX module with its weights, or an abstract one from `nnx.eval_shape`.
+      patterns: globs on the paths of `nnx.Linear` and `nnx.LinearGeneral` layers or of modules around them, or `type:`
+        and a class, as in the rules of a policy.
+      rank: r.
+      alpha: A B is multiplied by `alpha` / r; for rsLoRA by `alpha` / sqrt(r).
+      variant: "lora", "rslora" or "dora".
+      rngs: the random streams for initial values; `params` is drawn from once.
+
+    Returns:
+      The paths of the layers; the blocks of a stack (`scan_blocks`) have one, with `all` in place of their number.
+
+    Raises:
+      UsageError: a setting is out of range; a pattern matches no linear layer, or only some blocks of a stack; or a
+        layer has adapters already, a weight for each example, or a `__call__` of its own, which may multiply otherwise.
+    """
+    if rank < 1 or not 0 < alpha < math.inf:
+        raise UsageError(f"rank {rank}, alpha {alpha}: wanted a rank of at least 1 and a positive alpha")
+    if variant not in _SCALES:
+        raise UsageError(f"unknown variant '{variant}': wanted {', '.join(_SCALES)}")
+    layers, stacks, key = lora_layers(model, patterns), stacks_of(model), rngs.params()
+    for path, layer in layers.items():
+        keys = [jax.random.fold_in(key, zlib.crc32(name.encode())) for name in names_apart(f"{path}/", stacks)]
+        kernel = layer.kernel.get_value()
+        *stack, inputs, outputs = _matrices(layer, kernel).shape
+        make = functools.partial(_made, kernel)
+        layer.lora_a = make(lambda: _uniform(keys, inputs, rank).reshape(*stack, inputs, rank))
+        layer.lora_b = make(lambda: jnp.zeros((*stack, rank, outputs)))
+        if variant == "dora":
+            layer.magnitude = make(lambda: _norms(_matrices(layer, kernel)))
+        wrap(layer, (Renormalised if variant == "dora" else Added)(_SCALES[variant](alpha, rank)))
+    return list(layers)
+
+
+_SCALES: dict[str, Callable[[float, int], float]] = {
+    "lora": lambda alpha, rank: alpha / rank,
+    "rslora": lambda alpha, rank: alpha / math.sqrt(rank),
+    "dora": lambda alpha, rank: alpha / rank,
+}
+
+
+def _made(kernel: Any, make: Callable[[], jax.Array]) -> Adapter:
+    """The variable with the array that `make` returns, at least float32; with a shape beside an abstract kernel."""
+    shape = jax.eval_shape(make)
+    dtype = widest(kernel.dtype, FLOAT32)
+    if isinstance(kernel, jax.ShapeDtypeStruct):
+        return Adapter(jax.ShapeDtypeStruct(shape.shape, dtype))
+    return Adapter(make().astype(dtype))
+
+
+def _uniform(keys: list[jax.Array], inputs: int, rank: int) -> jax.Array:
+    bound = 1 / math.sqrt(inputs)
+    return jnp.stack([jax.random.uniform(key, (inputs, rank), FLOAT32, -bound, bound) for key in keys])
+
+
+def _matrices(layer: Any, kernel: Any) -> Any:
+    """Reshapes the kernel of a layer to [in, out], behind the axis of a stack of blocks."""
+    inputs, outputs = sides(layer)
+    stack = kernel.shape[:1] if _is_stacked(layer, kernel) else ()
+    shape = (*stack, inputs, outputs)
+    if isinstance(kernel, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(shape, kernel.dtype)
+    return kernel.reshape(shape)
+
+
+def _is_stacked(layer: Any, kernel: Any) -> bool:
+    sizes = (layer.in_features, layer.out_features)
+    return kernel.ndim != sum(1 if isinstance(size, int) else len(size) for size in sizes)
+
+
+def _norms(matrices: Float[Array, "*S K N"]) -> Float[Array, "*S N"]:
+    """The norm of each column, in float32 or wider."""
+    wide = matrices.astype(widest(matrices.dtype, FLOAT32))
+    return jnp.sqrt(jnp.sum(jnp.square(wide), axis=-2))
+
+
+# The layers that patterns cover
+
+
+def lora_layers(model: nnx.Module, patterns: Iterable[str]) -> dict[str, Any]:
+    """Finds the layers of `add_lora` by path.
+
+    Raises:
+      UsageError: as `add_lora`.
+    """
+    patterns = tuple(patterns) if not isinstance(patterns, str) else (patterns,)
+    if not patterns:
+        raise UsageError(f"{FLAG}: no pattern, so no layer would have an adapter; wanted one or more")
+    modules, stacks = modules_of(model), stacks_of(model)
+    single = modules_of(one_by_one(model))
+    lineages = {lineage[-1][0]: lineage for lineage in lineages_of(single, layer_tags(single))}
+    matching = {
+        path: next((pattern for pattern in patterns if covers(pattern, lineage)), None)
+        for path, lineage in lineages.items()
+        if _is_linear(single[path])
+    }
+    for pattern in patterns:
+        if not any(covers(pattern, lineages[path]) for path in matching):
+            raise UsageError(_why_none(pattern, lineages, single, matching))
+    layers = {}
+    for path, module in modules.items():
+        rows = [name.removesuffix("/") for name in names_apart(f"{path}/", stacks)]
+        covered = [row for row in rows if matching.get(row)]
+        if covered and len(covered) < len(rows):
+            raise UsageError(
+                f"{FLAG} '{matching[covered[0]]}' is for some of the {len(rows)} blocks that {path} holds, and with "
+                "scan_blocks they are one array: write --model.no_scan_blocks, or a pattern for all blocks"
+            )
+        if covered:
+            _require_known_product(path, module)
+            layers[path] = module
+    return layers
+
+
+def _is_linear(module: Any) -> bool:
+    return isinstance(module, nnx.Linear | nnx.LinearGeneral)
+
+
+def _require_known_product(path: str, layer: Any) -> None:
+    """Raises UsageError if a layer computes, or may compute, something else than x W + b with its kernel W."""
+    name = f"{path or 'the model'} ({type(layer).__name__})"
+    if is_adapted(layer):
+        raise UsageError(f"{FLAG}: {name} has an adapter already: add adapters once, or merge them before")
+    if owner_of_call(type(layer)) not in (nnx.Linear, nnx.LinearGeneral):
+        raise UsageError(
+            f"{FLAG}: {name} has a __call__ of its own, so what it computes with its kernel is not known: leave it out "
+            "of the patterns, or make it of an nnx.Linear"
+        )
+    if getattr(layer, "batch_axis", None):
+        raise UsageError(f"{FLAG}: {name} has a weight for each example (batch_axis): leave it out of the patterns")
+
+
+def _why_none(pattern: str, lineages: dict, modules: dict, linear: Iterable[str]) -> str:
+    """Explains that a pattern covers no linear layer, with the nearest paths of such layers."""
+    known = sorted(path for path in linear if path)
+    if not known:
+        return f"{FLAG} '{pattern}': the model has no nnx.Linear and no nnx.LinearGeneral, and no other layer is adapted"
+    others = [path for path, lineage in lineages.items() if path and covers(pattern, lineage)]
+    around = {"/".join(path.split("/")[:depth]) for path in known for depth in range(1, path.count("/") + 1)}
+    near = difflib.get_close_matches(pattern, sorted({*known, *around}), n=3, cutoff=0.4) or known[:3]
+    what = f"no linear layer, only {others[0]} ({type(modules[others[0]]).__name__})" if others else "nothing"
+    return f"{FLAG} '{pattern}' matches {what}; linear layers near it: {', '.join(near)}"
+
+
+# What an adapted layer computes
+
+
+@dataclasses.dataclass(frozen=True)
+class Added:
+    """A wrapper that adds the product of the input and an adapter to the output of a linear layer.
+
+    Both products of the adapter are in the layer's dtype. The last one keeps its float32 sums, and is added to the
+    output in float32 before that is rounded.
+
+    Attributes:
+      scale: the factor of the adapter's product.
+    """
+
+    scale: float
+    depth: ClassVar[int] = 7
+
+    def __call__(self, call, module, inputs, *args, **kwargs):
+        """Calls a layer and adds the adapter's product, in the dtype of the layer's output."""
+        y = call(module, inputs, *args, **kwargs)
+        return _wide_sum(y, _change(module, inputs, y) * self.scale).astype(y.dtype)
+
+    def weight(self, layer: Any) -> np.ndarray:
+        """Computes the weight that the layer stands for, float32 [*S, in, out], on the host."""
+        kernel, a, b = (_on_host(array) for array in (_matrices(layer, layer.kernel[...]), layer.lora_a, layer.lora_b))
+        return kernel + np.float32(self.scale) * (a @ b)
+
+
+@dataclasses.dataclass(frozen=True)
+class Renormalised(Added):
+    """A wrapper that computes with the weight of an adapted layer, its columns scaled to trained norms: DoRA.
+
+    As in section 4.3 of the paper, no gradient flows through the norms of the columns. They are computed from the
+    adapter in the layer's dtype, as its products are.
+    """
+
+    def __call__(self, call, module, inputs, *args, **kwargs):
+        """Calls a layer without its bias, adds the adapter's product, scales each output, and adds the bias."""
+        y = call(without_bias(module), inputs, *args, **kwargs)
+        kernel, dtype = _matrices(module, module.kernel[...]), _dtype_of(module, inputs)
+        product = DOT_GENERAL(module.lora_a[...].astype(dtype), module.lora_b[...].astype(dtype), _last_by_first(2))
+        norms = jax.lax.stop_gradient(_norms(_wide_sum(kernel, product * self.scale)))
+        factors = module.magnitude[...].astype(norms.dtype) / jnp.where(norms == 0, 1, norms)
+        changed = _wide_sum(y, _change(module, inputs, y) * self.scale)
+        rows = changed.reshape(-1, factors.size)
+        scaled = (rows * jnp.broadcast_to(factors.astype(rows.dtype), rows.shape)).reshape(changed.shape)
+        if module.bias is not None:
+            scaled = _wide_sum(scaled, jnp.broadcast_to(module.bias[...].astype(scaled.dtype), scaled.shape))
+        return scaled.astype(y.dtype)
+
+    def weight(self, layer: Any) -> np.ndarray:
+        """Computes the weight that the layer stands for, float32 [*S, in, out], on the host."""
+        weight = super().weight(layer)
+        norms = np.sqrt(np.sum(np.square(weight), axis=-2, keepdims=True))
+        return weight * (_on_host(layer.magnitude)[..., None, :] / np.where(norms == 0, np.float32(1), norms))
+
+
+def _last_by_first(ndim: int) -> Any:
+    return ((ndim - 1,), (0,)), ((), ())
+
+
+def _dtype_of(layer: Any, inputs: jax.Array) -> Any:
+    """The dtype in which a layer multiplies."""
+    return layer.dtype or jnp.result_type(inputs, layer.kernel[...])
+
+
+def _change(layer: Any, inputs: jax.Array, like: jax.Array) -> jax.Array:
+    """Multiplies inputs by an adapter, float32 or wider in the shape of `like`, the output of the layer."""
+    dtype = _dtype_of(layer, inputs)
+    axes = layer.axis if isinstance(layer, nnx.LinearGeneral) else -1
+    axes = [axis % inputs.ndim for axis in ((axes,) if isinstance(axes, int) else axes)]
+    others = [axis for axis in range(inputs.ndim) if axis not in axes]
+    x = jnp.transpose(inputs, (*others, *axes)).reshape(*(inputs.shape[axis] for axis in others), -1).astype(dtype)
+    a, b = layer.lora_a[...].astype(dtype), layer.lora_b[...].astype(dtype)
+    inner = jax.lax.dot_general(x, a, _last_by_first(x.ndim))
+    return DOT_GENERAL(inner, b, _last_by_first(x.ndim)).reshape(like.shape)
+
+
+def _wide_sum(x: jax.Array, change: jax.Array) -> jax.Array:
+    dtype = widest(x.dtype, change.dtype, FLOAT32)
+    return x.astype(dtype) + change.astype(dtype)
+
+
+# Adapters into weights
+
+
+def is_adapted(layer: Any) -> bool:
+    """True for a layer with an adapter."""
+    return adapter_of(layer) is not None
+
+
+def adapter_of(layer: Any) -> Added | None:
+    """The wrapper of a layer with an adapter, or None."""
+    return next((wrapper for wrapper in wrappers_of(layer) if isinstance(wrapper, Added)), None)
+
+
+def adapted_layers(model: nnx.Module) -> dict[str, Any]:
+    """The layers of a model with adapters, by path."""
+    return {path: module for path, module in modules_of(model).items() if is_adapted(module)}
+
+
+def merge_lora(model: nnx.Module, *, dtype: Any = None) -> None:
+    """Replaces each adapted layer's weight by the one that it stands for, and removes the adapters, in place.
+
+    The weight is computed in float32 and rounded once.
+
+    Args:
+      model: the model, with arrays.
+      dtype: the dtype of these weights; None: that of the weight before.
+
+    Raises:
+      UsageError: a weight overflows in the dtype.
+    """
+    for path, layer in adapted_layers(model).items():
+        adapter, kernel = adapter_of(layer), layer.kernel.get_value()
+        assert adapter is not None
+        wide, target = adapter.weight(layer).reshape(kernel.shape), as_dtype(kernel.dtype if dtype is None else dtype)
+        with np.errstate(over="ignore"):
+            rounded = wide.astype(target)
+        if np.any(np.isinf(rounded) & np.isfinite(wide)):
+            raise UsageError(f"{path}/kernel overflows in {target} with its adapter merged: write a wider dtype")
+        layer.kernel.set_value(jnp.asarray(rounded))
+        unwrap(layer, type(adapter))
+        for name in ("lora_a", "lora_b", "magnitude"):
+            if name in vars(layer):
+                delattr(layer, name)
+
+
+def _on_host(array: Any) -> np.ndarray:
+    value = array[...] if isinstance(array, nnx.Variable) else array
+    value = np.asarray(jax.device_get(value))
+    return value.astype(widest(value.dtype, FLOAT32))
