@@ -80,36 +80,28 @@ def add_lora(
     """
     if rank < 1 or not 0 < alpha < math.inf:
         raise UsageError(f"rank {rank}, alpha {alpha}: wanted a rank of at least 1 and a positive alpha")
-    if variant not in _SCALES:
-        raise UsageError(f"unknown variant '{variant}': wanted {', '.join(_SCALES)}")
+    if variant not in _WRAPPERS:
+        raise UsageError(f"unknown variant '{variant}': wanted {', '.join(_WRAPPERS)}")
     layers, stacks, key = lora_layers(model, patterns), stacks_of(model), rngs.params()
     for path, layer in layers.items():
         keys = [jax.random.fold_in(key, zlib.crc32(name.encode())) for name in names_apart(f"{path}/", stacks)]
         kernel = layer.kernel.get_value()
-        *stack, inputs, outputs = _matrices(layer, kernel).shape
+        *stack, inputs, outputs = jax.eval_shape(functools.partial(_matrices, layer), kernel).shape
         make = functools.partial(_made, kernel)
-        layer.lora_a = make(lambda: _uniform(keys, inputs, rank).reshape(*stack, inputs, rank))
-        layer.lora_b = make(lambda: jnp.zeros((*stack, rank, outputs)))
+        layer.lora_a = make(lambda _: _uniform(keys, inputs, rank).reshape(*stack, inputs, rank))
+        layer.lora_b = make(lambda _: jnp.zeros((*stack, rank, outputs)))
         if variant == "dora":
-            layer.magnitude = make(lambda: _norms(_matrices(layer, kernel)))
-        wrap(layer, (Renormalised if variant == "dora" else Added)(_SCALES[variant](alpha, rank)))
+            layer.magnitude = make(lambda kernel: _norms(_matrices(layer, kernel)))
+        wrap(layer, _WRAPPERS[variant](alpha))
     return list(layers)
 
 
-_SCALES: dict[str, Callable[[float, int], float]] = {
-    "lora": lambda alpha, rank: alpha / rank,
-    "rslora": lambda alpha, rank: alpha / math.sqrt(rank),
-    "dora": lambda alpha, rank: alpha / rank,
-}
-
-
-def _made(kernel: Any, make: Callable[[], jax.Array]) -> Adapter:
-    """The variable with the array that `make` returns, at least float32; with a shape beside an abstract kernel."""
-    shape = jax.eval_shape(make)
+def _made(kernel: Any, make: Callable[[Any], jax.Array]) -> Adapter:
+    """The variable with the array that `make` returns, at least float32; its shape if the kernel is abstract."""
     dtype = widest(kernel.dtype, FLOAT32)
     if isinstance(kernel, jax.ShapeDtypeStruct):
-        return Adapter(jax.ShapeDtypeStruct(shape.shape, dtype))
-    return Adapter(make().astype(dtype))
+        return Adapter(jax.ShapeDtypeStruct(jax.eval_shape(make, kernel).shape, dtype))
+    return Adapter(make(kernel).astype(dtype))
 
 
 def _uniform(keys: list[jax.Array], inputs: int, rank: int) -> jax.Array:
@@ -121,10 +113,7 @@ def _matrices(layer: Any, kernel: Any) -> Any:
     """Reshapes the kernel of a layer to [in, out], behind the axis of a stack of blocks."""
     inputs, outputs = sides(layer)
     stack = kernel.shape[:1] if _is_stacked(layer, kernel) else ()
-    shape = (*stack, inputs, outputs)
-    if isinstance(kernel, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(shape, kernel.dtype)
-    return kernel.reshape(shape)
+    return kernel.reshape(*stack, inputs, outputs)
 
 
 def _is_stacked(layer: Any, kernel: Any) -> bool:
@@ -217,21 +206,25 @@ class Added:
     output in float32 before that is rounded.
 
     Attributes:
-      scale: the factor of the adapter's product.
+      alpha: the factor of the adapter's product, times its rank.
     """
 
-    scale: float
+    alpha: float
     depth: ClassVar[int] = 7
 
     def __call__(self, call, module, inputs, *args, **kwargs):
         """Calls a layer and adds the adapter's product, in the dtype of the layer's output."""
         y = call(module, inputs, *args, **kwargs)
-        return _wide_sum(y, _change(module, inputs, y) * self.scale).astype(y.dtype)
+        return _wide_sum(y, _change(module, inputs, y) * self.scale(module)).astype(y.dtype)
+
+    def scale(self, layer: Any) -> float:
+        """The factor of the adapter's product: s."""
+        return self.alpha / _rank(layer)
 
     def weight(self, layer: Any) -> np.ndarray:
         """Computes the weight that the layer stands for, float32 [*S, in, out], on the host."""
-        kernel, a, b = (_on_host(array) for array in (_matrices(layer, layer.kernel[...]), layer.lora_a, layer.lora_b))
-        return kernel + np.float32(self.scale) * (a @ b)
+        kernel, a, b = (on_host(array) for array in (_matrices(layer, layer.kernel[...]), layer.lora_a, layer.lora_b))
+        return kernel + np.float32(self.scale(layer)) * (a @ b)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,9 +240,9 @@ class Renormalised(Added):
         y = call(without_bias(module), inputs, *args, **kwargs)
         kernel, dtype = _matrices(module, module.kernel[...]), _dtype_of(module, inputs)
         product = DOT_GENERAL(module.lora_a[...].astype(dtype), module.lora_b[...].astype(dtype), _last_by_first(2))
-        norms = jax.lax.stop_gradient(_norms(_wide_sum(kernel, product * self.scale)))
+        norms = jax.lax.stop_gradient(_norms(_wide_sum(kernel, product * self.scale(module))))
         factors = module.magnitude[...].astype(norms.dtype) / jnp.where(norms == 0, 1, norms)
-        changed = _wide_sum(y, _change(module, inputs, y) * self.scale)
+        changed = _wide_sum(y, _change(module, inputs, y) * self.scale(module))
         rows = changed.reshape(-1, factors.size)
         scaled = (rows * jnp.broadcast_to(factors.astype(rows.dtype), rows.shape)).reshape(changed.shape)
         if module.bias is not None:
@@ -260,7 +253,23 @@ class Renormalised(Added):
         """Computes the weight that the layer stands for, float32 [*S, in, out], on the host."""
         weight = super().weight(layer)
         norms = np.sqrt(np.sum(np.square(weight), axis=-2, keepdims=True))
-        return weight * (_on_host(layer.magnitude)[..., None, :] / np.where(norms == 0, np.float32(1), norms))
+        return weight * (on_host(layer.magnitude)[..., None, :] / np.where(norms == 0, np.float32(1), norms))
+
+
+@dataclasses.dataclass(frozen=True)
+class AddedByRoot(Added):
+    """A wrapper whose adapters keep their size as their rank grows: rsLoRA. `alpha` is over the root of the rank."""
+
+    def scale(self, layer: Any) -> float:
+        """The factor of the adapter's product: s."""
+        return self.alpha / math.sqrt(_rank(layer))
+
+
+_WRAPPERS: dict[str, type[Added]] = {"lora": Added, "rslora": AddedByRoot, "dora": Renormalised}
+
+
+def _rank(layer: Any) -> int:
+    return layer.lora_a.get_value().shape[-1]
 
 
 def _last_by_first(ndim: int) -> Any:
@@ -334,7 +343,8 @@ def merge_lora(model: nnx.Module, *, dtype: Any = None) -> None:
                 delattr(layer, name)
 
 
-def _on_host(array: Any) -> np.ndarray:
+def on_host(array: Any) -> np.ndarray:
+    """Fetches an array or a variable to the host, float32 or wider."""
     value = array[...] if isinstance(array, nnx.Variable) else array
     value = np.asarray(jax.device_get(value))
     return value.astype(widest(value.dtype, FLOAT32))

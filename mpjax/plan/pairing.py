@@ -122,14 +122,19 @@ class _Matching:
         """Pairs a run with several products that XLA joined in it: their multiplications add up to the run's.
 
         One of the products has the module of the run. The others are taken from the nearest by path on, if they do not
-        exceed the run. If they do not add up to it exactly, nothing is paired.
+        exceed the run. If they do not add up to it exactly, nothing is paired; nor if the module has as many products of
+        the run's size as runs: two inner products of adapters, which share an operand, may be as large as an outer one.
 
         Args:
           parts: the number of devices that the product is divided over; a run has one part of its multiplications.
           alike: whether XLA may have joined two products.
         """
+        whole_products = collections.Counter((product.module, product.size) for product in self.asked)
+        alone = collections.Counter((run.module, parts * run.size) for run in self.runs)
         for run in [run for run in self.runs if run.size]:
             whole = parts * run.size
+            if whole_products[run.module, whole] >= alone[run.module, whole]:
+                continue
             for seed in [
                 product for product in self.asked if product.module == run.module and 0 < product.size < whole
             ]:
