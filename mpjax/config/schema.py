@@ -328,9 +328,10 @@ class Training:
     """LoRA: the product of an adapter is multiplied by this number over its rank (rslora: over the root of it)."""
     lora_variant: Literal["lora", "rslora", "dora"] = "lora"
     """LoRA: `lora`, `rslora` (another scale), or `dora` (the norms of the weight's columns are trained too)."""
-    lora_base: Literal["policy", "float32", "bfloat16", "float16"] = "policy"
+    lora_base: Literal["policy", "float32", "bfloat16", "float16", "int8", "nf4"] = "policy"
     """LoRA: what frozen weights are stored in, whatever the policy computes in; norms stay in float32. policy: as the
-    policy stores all parameters."""
+    policy stores all parameters. int8, nf4: linear layers but the head in blocks of 8- or 4-bit codes (QLoRA), the rest
+    in bfloat16."""
     lora_trained: Texts = ()
     """LoRA: patterns of parameters, by path, that are trained as they are, beside the adapters: `"head/*"` for new
     classes."""

@@ -21,6 +21,7 @@ import numpy as np
 from flax import nnx
 
 from mpjax.errors import UsageError
+from mpjax.models.quantised import dtype_of_kernel, kernel_of, restore
 from mpjax.models.scan import names_apart, one_by_one, stacks_of
 from mpjax.precision.calls import modules_of, owner_of_call, unwrap, wrap, wrappers_of
 from mpjax.precision.dtypes import FLOAT32, as_dtype, widest
@@ -85,40 +86,40 @@ def add_lora(
     layers, stacks, key = lora_layers(model, patterns), stacks_of(model), rngs.params()
     for path, layer in layers.items():
         keys = [jax.random.fold_in(key, zlib.crc32(name.encode())) for name in names_apart(f"{path}/", stacks)]
-        kernel = layer.kernel.get_value()
-        *stack, inputs, outputs = jax.eval_shape(functools.partial(_matrices, layer), kernel).shape
-        make = functools.partial(_made, kernel)
-        layer.lora_a = make(lambda _: _uniform(keys, inputs, rank).reshape(*stack, inputs, rank))
-        layer.lora_b = make(lambda _: jnp.zeros((*stack, rank, outputs)))
+        stack, (inputs, outputs) = _stack_of(layer), sides(layer)
+        layer.lora_a = _made(layer, (*stack, inputs, rank), functools.partial(_uniform, keys))
+        layer.lora_b = _made(layer, (*stack, rank, outputs), jnp.zeros)
         if variant == "dora":
-            layer.magnitude = make(lambda kernel: _norms(_matrices(layer, kernel)))
+            layer.magnitude = _made(layer, (*stack, outputs), lambda shape, layer=layer: _norms(_matrix_of(layer)))
         wrap(layer, _WRAPPERS[variant](alpha))
     return list(layers)
 
 
-def _made(kernel: Any, make: Callable[[Any], jax.Array]) -> Adapter:
-    """The variable with the array that `make` returns, at least float32; its shape if the kernel is abstract."""
-    dtype = widest(kernel.dtype, FLOAT32)
-    if isinstance(kernel, jax.ShapeDtypeStruct):
-        return Adapter(jax.ShapeDtypeStruct(jax.eval_shape(make, kernel).shape, dtype))
-    return Adapter(make(kernel).astype(dtype))
+def _made(layer: Any, shape: tuple[int, ...], make: Callable[[tuple[int, ...]], jax.Array]) -> Adapter:
+    """The variable with the array that `make` returns, at least float32; with the shape alone in an abstract model."""
+    dtype = widest(dtype_of_kernel(layer), FLOAT32)
+    if isinstance(layer.kernel.get_value(), jax.ShapeDtypeStruct):
+        return Adapter(jax.ShapeDtypeStruct(shape, dtype))
+    return Adapter(make(shape).astype(dtype))
 
 
-def _uniform(keys: list[jax.Array], inputs: int, rank: int) -> jax.Array:
-    bound = 1 / math.sqrt(inputs)
-    return jnp.stack([jax.random.uniform(key, (inputs, rank), FLOAT32, -bound, bound) for key in keys])
+def _uniform(keys: list[jax.Array], shape: tuple[int, ...]) -> jax.Array:
+    """Draws uniform numbers up to 1 / sqrt(in), [*S, in, r], with a key for each block of a stack."""
+    bound = 1 / math.sqrt(shape[-2])
+    rows = [jax.random.uniform(key, shape[-2:], FLOAT32, -bound, bound) for key in keys]
+    return jnp.stack(rows).reshape(shape)
 
 
-def _matrices(layer: Any, kernel: Any) -> Any:
-    """Reshapes the kernel of a layer to [in, out], behind the axis of a stack of blocks."""
-    inputs, outputs = sides(layer)
-    stack = kernel.shape[:1] if _is_stacked(layer, kernel) else ()
-    return kernel.reshape(*stack, inputs, outputs)
+def _matrix_of(layer: Any) -> Float[Array, "*S K N"]:
+    """The kernel of a layer as a matrix, or as several in a stack of blocks."""
+    return kernel_of(layer).reshape(*_stack_of(layer), *sides(layer))
 
 
-def _is_stacked(layer: Any, kernel: Any) -> bool:
-    sizes = (layer.in_features, layer.out_features)
-    return kernel.ndim != sum(1 if isinstance(size, int) else len(size) for size in sizes)
+def _stack_of(layer: Any) -> tuple[int, ...]:
+    """The axis of blocks of a layer in a stack; empty for others."""
+    kernel, sizes = layer.kernel.get_value(), (layer.in_features, layer.out_features)
+    axes = sum(1 if isinstance(size, int) else len(size) for size in sizes)
+    return kernel.shape[: kernel.ndim - axes]
 
 
 def _norms(matrices: Float[Array, "*S K N"]) -> Float[Array, "*S N"]:
@@ -169,18 +170,23 @@ def _is_linear(module: Any) -> bool:
     return isinstance(module, nnx.Linear | nnx.LinearGeneral)
 
 
+def has_known_product(layer: Any) -> bool:
+    """True for an `nnx.Linear` or `nnx.LinearGeneral` that computes x W + b with its kernel W, for all examples."""
+    return owner_of_call(type(layer)) in (nnx.Linear, nnx.LinearGeneral) and not getattr(layer, "batch_axis", None)
+
+
 def _require_known_product(path: str, layer: Any) -> None:
-    """Raises UsageError if a layer computes, or may compute, something else than x W + b with its kernel W."""
+    """Raises UsageError if a layer has an adapter, or computes, or may compute, something else than x W + b."""
     name = f"{path or 'the model'} ({type(layer).__name__})"
     if is_adapted(layer):
         raise UsageError(f"{FLAG}: {name} has an adapter already: add adapters once, or merge them before")
-    if owner_of_call(type(layer)) not in (nnx.Linear, nnx.LinearGeneral):
+    if getattr(layer, "batch_axis", None):
+        raise UsageError(f"{FLAG}: {name} has a weight for each example (batch_axis): leave it out of the patterns")
+    if not has_known_product(layer):
         raise UsageError(
             f"{FLAG}: {name} has a __call__ of its own, so what it computes with its kernel is not known: leave it out "
             "of the patterns, or make it of an nnx.Linear"
         )
-    if getattr(layer, "batch_axis", None):
-        raise UsageError(f"{FLAG}: {name} has a weight for each example (batch_axis): leave it out of the patterns")
 
 
 def _why_none(pattern: str, lineages: dict, modules: dict, linear: Iterable[str]) -> str:
@@ -223,7 +229,7 @@ class Added:
 
     def weight(self, layer: Any) -> np.ndarray:
         """Computes the weight that the layer stands for, float32 [*S, in, out], on the host."""
-        kernel, a, b = (on_host(array) for array in (_matrices(layer, layer.kernel[...]), layer.lora_a, layer.lora_b))
+        kernel, a, b = map(on_host, (_matrix_of(layer), layer.lora_a, layer.lora_b))
         return kernel + np.float32(self.scale(layer)) * (a @ b)
 
 
@@ -238,7 +244,7 @@ class Renormalised(Added):
     def __call__(self, call, module, inputs, *args, **kwargs):
         """Calls a layer without its bias, adds the adapter's product, scales each output, and adds the bias."""
         y = call(without_bias(module), inputs, *args, **kwargs)
-        kernel, dtype = _matrices(module, module.kernel[...]), _dtype_of(module, inputs)
+        kernel, dtype = _matrix_of(module), _dtype_of(module, inputs)
         product = DOT_GENERAL(module.lora_a[...].astype(dtype), module.lora_b[...].astype(dtype), _last_by_first(2))
         norms = jax.lax.stop_gradient(_norms(_wide_sum(kernel, product * self.scale(module))))
         factors = module.magnitude[...].astype(norms.dtype) / jnp.where(norms == 0, 1, norms)
@@ -278,7 +284,7 @@ def _last_by_first(ndim: int) -> Any:
 
 def _dtype_of(layer: Any, inputs: jax.Array) -> Any:
     """The dtype in which a layer multiplies."""
-    return layer.dtype or jnp.result_type(inputs, layer.kernel[...])
+    return layer.dtype or jnp.promote_types(inputs.dtype, dtype_of_kernel(layer))
 
 
 def _change(layer: Any, inputs: jax.Array, like: jax.Array) -> jax.Array:
@@ -319,15 +325,17 @@ def adapted_layers(model: nnx.Module) -> dict[str, Any]:
 def merge_lora(model: nnx.Module, *, dtype: Any = None) -> None:
     """Replaces each adapted layer's weight by the one that it stands for, and removes the adapters, in place.
 
-    The weight is computed in float32 and rounded once.
+    The weight is computed in float32 and rounded once. Quantised layers get weights again.
 
     Args:
       model: the model, with arrays.
-      dtype: the dtype of these weights; None: that of the weight before.
+      dtype: the dtype of these weights; None: that of the weight before, float32 in place of a quantised one.
 
     Raises:
       UsageError: a weight overflows in the dtype.
     """
+    for layer in modules_of(model).values():
+        restore(layer)
     for path, layer in adapted_layers(model).items():
         adapter, kernel = adapter_of(layer), layer.kernel.get_value()
         assert adapter is not None

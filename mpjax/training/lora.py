@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -11,13 +11,17 @@ from flax import nnx
 
 from mpjax.config.schema import Training
 from mpjax.errors import UsageError
-from mpjax.models.lora import FLAG, add_lora, lora_layers
+from mpjax.models.lora import FLAG, add_lora, has_known_product, lora_layers
 from mpjax.models.pretrained.files import variables_of
+from mpjax.models.quantised import SCALES, Kind, quantise
 from mpjax.models.scan import names_apart, stacks_of
+from mpjax.precision.calls import modules_of
 from mpjax.precision.dtypes import as_dtype, is_floating
+from mpjax.precision.heads import layer_tags
 from mpjax.precision.modules import stored_dtypes
 from mpjax.precision.policy import Policy
 from mpjax.precision.policy_report import PolicyReport
+from mpjax.precision.rules import HEAD
 from mpjax.training.freezing import covered_paths
 from mpjax.training.state import Arrays, Structure, take_apart
 
@@ -34,11 +38,13 @@ class Lora:
       settings: the settings of the training step.
       frozen: the paths of the parameters and statistics that are not trained.
       dtypes: the dtype to store frozen parameters in, by path; empty: as the policy stores them.
+      codes: the codes of the layers that are quantised, by path.
     """
 
     settings: Training
     frozen: frozenset[str]
     dtypes: Mapping[str, np.dtype]
+    codes: Mapping[str, Kind]
 
     def store(self, model: nnx.Module, report: PolicyReport) -> PolicyReport:
         """Casts the frozen parameters of a model, after its policy, in place; returns the report with their dtypes."""
@@ -54,8 +60,10 @@ class Lora:
         return PolicyReport(rows, report.notes)
 
     def add(self, model: nnx.Module, key: jax.Array) -> None:
-        """Adds the adapters to a model that has its weights, in place."""
-        settings = self.settings
+        """Quantises frozen weights of a model that has its weights, and adds the adapters, in place."""
+        settings, modules = self.settings, modules_of(model)
+        for path, kind in self.codes.items():
+            quantise(modules[path], kind)
         add_lora(
             model,
             settings.lora,
@@ -98,17 +106,43 @@ def lora_of(settings: Training, model: nnx.Module, policy: Policy) -> Lora:
             f"--training.lora_trained {' '.join(settings.lora_trained)} covers all parameters: leave out --training.lora"
         )
     frozen = frozenset(params | stats) - trained
-    dtypes = {}
-    if settings.lora_base != "policy":
-        stored = stored_dtypes(model, dataclasses.replace(policy, param_dtype=as_dtype(settings.lora_base)))
+    dtypes, codes, base = {}, {}, settings.lora_base
+    if base in get_args(Kind):
+        codes = {path: base for path in _quantisable(model, policy, base) if f"{path}/kernel" in frozen}
+        frozen |= {f"{path}/{SCALES}" for path in codes}
+    if base != "policy":
+        stored = stored_dtypes(model, dataclasses.replace(policy, param_dtype=as_dtype("bfloat16" if codes else base)))
         dtypes = {path: stored[path] for path in params if path in frozen and is_floating(params[path])}
-    return Lora(settings, frozen, dtypes)
+        # Codes are made of the weights as a file has them.
+        dtypes |= {f"{path}/kernel": params[f"{path}/kernel"].dtype for path in codes}
+    return Lora(settings, frozen, dtypes, codes)
+
+
+def _quantisable(model: nnx.Module, policy: Policy, kind: str) -> list[str]:
+    """The paths of the linear layers of a model whose weights become codes: all but heads.
+
+    Raises:
+      UsageError: the policy's products are in float8, or there is no such layer.
+    """
+    if policy.recipes:
+        raise UsageError(
+            f"--training.lora_base {kind} under {policy}: weights in codes are for products in half precision or "
+            "float32, not float8; write --precision.policy mixed_bfloat16, or --training.lora_base bfloat16"
+        )
+    modules = modules_of(model)
+    tags, head = layer_tags(modules), HEAD.removeprefix("type:")
+    return [path for path, module in modules.items() if has_known_product(module) and head not in tags.get(path, ())]
 
 
 def _astype(value: Any, dtype: np.dtype) -> Any:
     if isinstance(value, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(value.shape, dtype)
     return value.astype(dtype)
+
+
+def source_of(path: str) -> str:
+    """The path in a file of what an array of the state is made of: scales of codes, of a kernel."""
+    return path.removesuffix(SCALES) + "kernel" if path.endswith(f"/{SCALES}") else path
 
 
 def left_out(frozen: Collection[str], loaded: Collection[str], model: nnx.Module) -> frozenset[str]:
@@ -120,4 +154,4 @@ def left_out(frozen: Collection[str], loaded: Collection[str], model: nnx.Module
       model: the model, which says which arrays are stacks of blocks.
     """
     stacks, loaded = stacks_of(model), set(loaded)
-    return frozenset(path for path in frozen if loaded.issuperset(names_apart(path, stacks)))
+    return frozenset(path for path in frozen if loaded.issuperset(names_apart(source_of(path), stacks)))
