@@ -10,7 +10,7 @@ from flax import nnx
 
 from mpjax.config.schema import Model
 from mpjax.errors import UsageError
-from mpjax.models.lora import adapted_layers
+from mpjax.models.adapters import adapted_layers
 from mpjax.models.pretrained.digests import digests_of
 from mpjax.models.scan import names_apart, one_by_one, stacks_of
 from mpjax.precision.loss_scale import no_loss_scaling
@@ -32,8 +32,8 @@ def described_base(task: Task, model: Model) -> dict[str, Any]:
     if not model.weights:
         return {}
     digests = digests_of(_single(task), model.weights, skip=model.pretrained_skip)
-    stacks, (_, params, _) = stacks_of(task.abstract), take_apart(task.abstract)
-    frozen = {row for name in params if name in task.frozen for row in names_apart(name, stacks)}
+    # Of the model before its adapters: parameters that are quantised later are parameters here.
+    frozen = {name for name in take_apart(_single(task))[1] if name in task.frozen_apart}
     if random := sorted(frozen - digests.keys()):
         raise UsageError(
             f"{random[0]} is not in {model.weights} and would stay frozen at its random initial value; write "
@@ -47,13 +47,19 @@ def told_of_adapters(task: Task, model: Model) -> str:
     _, params, _ = take_apart(task.abstract)
     trained = sum(param.size for name, param in params.items() if name not in task.frozen)
     count = sum(len(names_apart(f"{path}/", stacks_of(task.abstract))) for path in adapted_layers(task.abstract))
-    text = f"LoRA: {count} layers have adapters; {trained:,} of {sum(p.size for p in params.values()):,} parameters train"
+    text = f"LoRA: {count} layers have adapters; {trained:,} of {parameters_of(task):,} parameters train"
     if model.weights:
         return f"{text}, and checkpoints leave out the frozen ones, which {model.weights} has"
     return (
         f"{text}. No file has the frozen ones, which keep their initial values: checkpoints hold them; write "
         "--model.pretrained FILE for adapters of trained weights"
     )
+
+
+def parameters_of(task: Task) -> int:
+    """The number of parameters of a model and its adapters, also of those that are stored as codes."""
+    arrays = take_apart(nnx.eval_shape(task.make_model, jax.random.key(0)))[1] | take_apart(task.abstract)[1]
+    return sum(array.size for array in arrays.values())
 
 
 def without_base(task: Task, state: TrainState, about: Mapping[str, Any]) -> TrainState:

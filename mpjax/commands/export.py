@@ -95,7 +95,9 @@ def write_adapter(settings: Export, config: Config, task: Task, state: TrainStat
     kind = "CAUSAL_LM" if config.task == "language_modeling" else None
     dtype = settings.dtype or "float32"
     count = export_adapter(model, settings.output, base=config.model.weights, task=kind, dtype=dtype)
-    return f"adapters of {config.model.weights or 'initial weights'}, {count:,} numbers in {dtype}, in {settings.output}"
+    return (
+        f"adapters of {config.model.weights or 'initial weights'}, {count:,} numbers in {dtype}, in {settings.output}"
+    )
 
 
 INPUTS: Mapping[str, tuple[str, ...]] = {

@@ -190,6 +190,10 @@ def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, st
         check_objective(task, stored, name=f"--training.objective {objective}", mixing=" and ".join(mixing))
     else:
         check_fit(task.abstract, config.task, fields, name=str(config.model.name), dtype=plan.policy.compute_dtype)
+    if config.training.lora:
+        from mpjax.training.lora import require_called
+
+        require_called(task, prepared_shapes(task, fields))
     schedule = learning_rate_schedule(config.optimizer, steps=steps, warmup=warmup)
     _, params, _ = take_apart(task.abstract)
     factors = {}

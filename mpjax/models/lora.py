@@ -1,19 +1,18 @@
 """Low-rank adapters of linear layers: LoRA (Hu et al., 2021, arXiv:2106.09685), rsLoRA and DoRA.
 
-A layer with a frozen weight W [in, out] computes with W + s A B, where A [in, r] and B [r, out] are trained. B begins as
-zeros, so that the first step computes what the layer computed before. rsLoRA (arXiv:2312.03732) divides by the root of
-r in s. DoRA (arXiv:2402.09353) also trains the norm of each column of the weight.
+A layer with a frozen weight W [in, out] computes with W + s A B, where A [in, r] and B [r, out] are trained. B begins
+as zeros, so that the first step computes what the layer computed before. rsLoRA (arXiv:2312.03732) divides by the root
+of r in s. DoRA (arXiv:2402.09353) also trains the norm of each column of the weight.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import functools
 import math
 import zlib
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,30 +20,29 @@ import numpy as np
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.quantised import dtype_of_kernel, kernel_of, restore
+from mpjax.models.adapters import (
+    WRAPPERS,
+    Adapter,
+    adapted_layers,
+    adapter_of,
+    is_adapted,
+    matrix_of,
+    norms_of,
+    stack_of_layer,
+)
+from mpjax.models.quantised import dtype_of_kernel, restore
 from mpjax.models.scan import names_apart, one_by_one, stacks_of
-from mpjax.precision.calls import modules_of, owner_of_call, unwrap, wrap, wrappers_of
+from mpjax.precision.calls import modules_of, owner_of_call, unwrap, wrap
 from mpjax.precision.dtypes import FLOAT32, as_dtype, widest
 from mpjax.precision.float8.layers import sides
 from mpjax.precision.heads import layer_tags
-from mpjax.precision.layers import DOT_GENERAL, without_bias
 from mpjax.precision.module_tree import lineages_of
 from mpjax.precision.rules import covers
-
-
-if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Array, Float
 
 
 Variant = Literal["lora", "rslora", "dora"]
 
 FLAG = "--training.lora"
-
-
-class Adapter(nnx.Param):
-    """An array of an adapter, float32 or wider under every policy."""
-
-    in_float32 = True
 
 
 def add_lora(
@@ -56,7 +54,7 @@ def add_lora(
     variant: Variant = "lora",
     rngs: nnx.Rngs,
 ) -> list[str]:
-    """Adds adapters to the linear layers of `model` that patterns cover, in place. Weights and outputs stay as they are.
+    """Adds adapters to the linear layers of `model` that patterns cover, in place. Weights and outputs do not change.
 
     A layer gets `lora_a` [in, r], uniform up to 1 / sqrt(in), and `lora_b` [r, out], zeros; for DoRA also `magnitude`
     [out], the norms of the columns of its weight. Several axes of inputs or outputs count as one. All are variables of
@@ -81,17 +79,17 @@ def add_lora(
     """
     if rank < 1 or not 0 < alpha < math.inf:
         raise UsageError(f"rank {rank}, alpha {alpha}: wanted a rank of at least 1 and a positive alpha")
-    if variant not in _WRAPPERS:
-        raise UsageError(f"unknown variant '{variant}': wanted {', '.join(_WRAPPERS)}")
+    if variant not in WRAPPERS:
+        raise UsageError(f"unknown variant '{variant}': wanted {', '.join(WRAPPERS)}")
     layers, stacks, key = lora_layers(model, patterns), stacks_of(model), rngs.params()
     for path, layer in layers.items():
         keys = [jax.random.fold_in(key, zlib.crc32(name.encode())) for name in names_apart(f"{path}/", stacks)]
-        stack, (inputs, outputs) = _stack_of(layer), sides(layer)
+        stack, (inputs, outputs) = stack_of_layer(layer), sides(layer)
         layer.lora_a = _made(layer, (*stack, inputs, rank), functools.partial(_uniform, keys))
         layer.lora_b = _made(layer, (*stack, rank, outputs), jnp.zeros)
         if variant == "dora":
-            layer.magnitude = _made(layer, (*stack, outputs), lambda shape, layer=layer: _norms(_matrix_of(layer)))
-        wrap(layer, _WRAPPERS[variant](alpha))
+            layer.magnitude = _made(layer, (*stack, outputs), lambda shape, layer=layer: norms_of(matrix_of(layer)))
+        wrap(layer, WRAPPERS[variant](alpha))
     return list(layers)
 
 
@@ -108,24 +106,6 @@ def _uniform(keys: list[jax.Array], shape: tuple[int, ...]) -> jax.Array:
     bound = 1 / math.sqrt(shape[-2])
     rows = [jax.random.uniform(key, shape[-2:], FLOAT32, -bound, bound) for key in keys]
     return jnp.stack(rows).reshape(shape)
-
-
-def _matrix_of(layer: Any) -> Float[Array, "*S K N"]:
-    """The kernel of a layer as a matrix, or as several in a stack of blocks."""
-    return kernel_of(layer).reshape(*_stack_of(layer), *sides(layer))
-
-
-def _stack_of(layer: Any) -> tuple[int, ...]:
-    """The axis of blocks of a layer in a stack; empty for others."""
-    kernel, sizes = layer.kernel.get_value(), (layer.in_features, layer.out_features)
-    axes = sum(1 if isinstance(size, int) else len(size) for size in sizes)
-    return kernel.shape[: kernel.ndim - axes]
-
-
-def _norms(matrices: Float[Array, "*S K N"]) -> Float[Array, "*S N"]:
-    """The norm of each column, in float32 or wider."""
-    wide = matrices.astype(widest(matrices.dtype, FLOAT32))
-    return jnp.sqrt(jnp.sum(jnp.square(wide), axis=-2))
 
 
 # The layers that patterns cover
@@ -193,7 +173,9 @@ def _why_none(pattern: str, lineages: dict, modules: dict, linear: Iterable[str]
     """Explains that a pattern covers no linear layer, with the nearest paths of such layers."""
     known = sorted(path for path in linear if path)
     if not known:
-        return f"{FLAG} '{pattern}': the model has no nnx.Linear and no nnx.LinearGeneral, and no other layer is adapted"
+        return (
+            f"{FLAG} '{pattern}': the model has no nnx.Linear and no nnx.LinearGeneral, and no other layer is adapted"
+        )
     others = [path for path, lineage in lineages.items() if path and covers(pattern, lineage)]
     around = {"/".join(path.split("/")[:depth]) for path in known for depth in range(1, path.count("/") + 1)}
     near = difflib.get_close_matches(pattern, sorted({*known, *around}), n=3, cutoff=0.4) or known[:3]
@@ -201,125 +183,7 @@ def _why_none(pattern: str, lineages: dict, modules: dict, linear: Iterable[str]
     return f"{FLAG} '{pattern}' matches {what}; linear layers near it: {', '.join(near)}"
 
 
-# What an adapted layer computes
-
-
-@dataclasses.dataclass(frozen=True)
-class Added:
-    """A wrapper that adds the product of the input and an adapter to the output of a linear layer.
-
-    Both products of the adapter are in the layer's dtype. The last one keeps its float32 sums, and is added to the
-    output in float32 before that is rounded.
-
-    Attributes:
-      alpha: the factor of the adapter's product, times its rank.
-    """
-
-    alpha: float
-    depth: ClassVar[int] = 7
-
-    def __call__(self, call, module, inputs, *args, **kwargs):
-        """Calls a layer and adds the adapter's product, in the dtype of the layer's output."""
-        y = call(module, inputs, *args, **kwargs)
-        return _wide_sum(y, _change(module, inputs, y) * self.scale(module)).astype(y.dtype)
-
-    def scale(self, layer: Any) -> float:
-        """The factor of the adapter's product: s."""
-        return self.alpha / _rank(layer)
-
-    def weight(self, layer: Any) -> np.ndarray:
-        """Computes the weight that the layer stands for, float32 [*S, in, out], on the host."""
-        kernel, a, b = map(on_host, (_matrix_of(layer), layer.lora_a, layer.lora_b))
-        return kernel + np.float32(self.scale(layer)) * (a @ b)
-
-
-@dataclasses.dataclass(frozen=True)
-class Renormalised(Added):
-    """A wrapper that computes with the weight of an adapted layer, its columns scaled to trained norms: DoRA.
-
-    As in section 4.3 of the paper, no gradient flows through the norms of the columns. They are computed from the
-    adapter in the layer's dtype, as its products are.
-    """
-
-    def __call__(self, call, module, inputs, *args, **kwargs):
-        """Calls a layer without its bias, adds the adapter's product, scales each output, and adds the bias."""
-        y = call(without_bias(module), inputs, *args, **kwargs)
-        kernel, dtype = _matrix_of(module), _dtype_of(module, inputs)
-        product = DOT_GENERAL(module.lora_a[...].astype(dtype), module.lora_b[...].astype(dtype), _last_by_first(2))
-        norms = jax.lax.stop_gradient(_norms(_wide_sum(kernel, product * self.scale(module))))
-        factors = module.magnitude[...].astype(norms.dtype) / jnp.where(norms == 0, 1, norms)
-        changed = _wide_sum(y, _change(module, inputs, y) * self.scale(module))
-        rows = changed.reshape(-1, factors.size)
-        scaled = (rows * jnp.broadcast_to(factors.astype(rows.dtype), rows.shape)).reshape(changed.shape)
-        if module.bias is not None:
-            scaled = _wide_sum(scaled, jnp.broadcast_to(module.bias[...].astype(scaled.dtype), scaled.shape))
-        return scaled.astype(y.dtype)
-
-    def weight(self, layer: Any) -> np.ndarray:
-        """Computes the weight that the layer stands for, float32 [*S, in, out], on the host."""
-        weight = super().weight(layer)
-        norms = np.sqrt(np.sum(np.square(weight), axis=-2, keepdims=True))
-        return weight * (on_host(layer.magnitude)[..., None, :] / np.where(norms == 0, np.float32(1), norms))
-
-
-@dataclasses.dataclass(frozen=True)
-class AddedByRoot(Added):
-    """A wrapper whose adapters keep their size as their rank grows: rsLoRA. `alpha` is over the root of the rank."""
-
-    def scale(self, layer: Any) -> float:
-        """The factor of the adapter's product: s."""
-        return self.alpha / math.sqrt(_rank(layer))
-
-
-_WRAPPERS: dict[str, type[Added]] = {"lora": Added, "rslora": AddedByRoot, "dora": Renormalised}
-
-
-def _rank(layer: Any) -> int:
-    return layer.lora_a.get_value().shape[-1]
-
-
-def _last_by_first(ndim: int) -> Any:
-    return ((ndim - 1,), (0,)), ((), ())
-
-
-def _dtype_of(layer: Any, inputs: jax.Array) -> Any:
-    """The dtype in which a layer multiplies."""
-    return layer.dtype or jnp.promote_types(inputs.dtype, dtype_of_kernel(layer))
-
-
-def _change(layer: Any, inputs: jax.Array, like: jax.Array) -> jax.Array:
-    """Multiplies inputs by an adapter, float32 or wider in the shape of `like`, the output of the layer."""
-    dtype = _dtype_of(layer, inputs)
-    axes = layer.axis if isinstance(layer, nnx.LinearGeneral) else -1
-    axes = [axis % inputs.ndim for axis in ((axes,) if isinstance(axes, int) else axes)]
-    others = [axis for axis in range(inputs.ndim) if axis not in axes]
-    x = jnp.transpose(inputs, (*others, *axes)).reshape(*(inputs.shape[axis] for axis in others), -1).astype(dtype)
-    a, b = layer.lora_a[...].astype(dtype), layer.lora_b[...].astype(dtype)
-    inner = jax.lax.dot_general(x, a, _last_by_first(x.ndim))
-    return DOT_GENERAL(inner, b, _last_by_first(x.ndim)).reshape(like.shape)
-
-
-def _wide_sum(x: jax.Array, change: jax.Array) -> jax.Array:
-    dtype = widest(x.dtype, change.dtype, FLOAT32)
-    return x.astype(dtype) + change.astype(dtype)
-
-
 # Adapters into weights
-
-
-def is_adapted(layer: Any) -> bool:
-    """True for a layer with an adapter."""
-    return adapter_of(layer) is not None
-
-
-def adapter_of(layer: Any) -> Added | None:
-    """The wrapper of a layer with an adapter, or None."""
-    return next((wrapper for wrapper in wrappers_of(layer) if isinstance(wrapper, Added)), None)
-
-
-def adapted_layers(model: nnx.Module) -> dict[str, Any]:
-    """The layers of a model with adapters, by path."""
-    return {path: module for path, module in modules_of(model).items() if is_adapted(module)}
 
 
 def merge_lora(model: nnx.Module, *, dtype: Any = None) -> None:
@@ -349,10 +213,3 @@ def merge_lora(model: nnx.Module, *, dtype: Any = None) -> None:
         for name in ("lora_a", "lora_b", "magnitude"):
             if name in vars(layer):
                 delattr(layer, name)
-
-
-def on_host(array: Any) -> np.ndarray:
-    """Fetches an array or a variable to the host, float32 or wider."""
-    value = array[...] if isinstance(array, nnx.Variable) else array
-    value = np.asarray(jax.device_get(value))
-    return value.astype(widest(value.dtype, FLOAT32))

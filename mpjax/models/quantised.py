@@ -2,7 +2,7 @@
 
 `nf4` has 4-bit codes of NormalFloat, the quantiles of a normal distribution (QLoRA: Dettmers et al., 2023,
 arXiv:2305.14314, appendix E), and float32 scales, without the paper's second quantisation, that of the scales. `int8`
-has even steps from -127 to 127. A block is 64 numbers of a weight that stand side by side, and its scale is the largest.
+has even steps from -127 to 127. A block is 64 numbers of a weight that stand side by side; its scale is the largest.
 
 Shapes: S stack of blocks of a model, if any; N blocks of codes.
 """
@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import jax
@@ -27,7 +26,7 @@ from mpjax.precision.layers import changed
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Array, Float, Int, UInt
+    from jaxtyping import Array, Float, Integer
 
 
 Kind = Literal["int8", "nf4"]
@@ -46,7 +45,7 @@ class Quantised(nnx.Variable):
 def quantise(layer: Any, kind: Kind) -> None:
     """Replaces the kernel of a linear layer by codes and scales, in place, and makes its calls dequantise them."""
     kernel = layer.kernel.get_value()
-    shape = kernel.shape[kernel.ndim - _axes(layer) :]
+    shape = kernel.shape[kernel.ndim - axes_of_kernel(layer) :]
     make = functools.partial(_quantised, kind, shape)
     if isinstance(kernel, jax.ShapeDtypeStruct):
         codes, scales = jax.eval_shape(make, kernel)
@@ -104,7 +103,7 @@ class Dequantised:
 
         return jax.checkpoint(with_kernel)(inputs, module.kernel[...], getattr(module, SCALES)[...])
 
-    def kernel(self, codes: jax.Array, scales: jax.Array) -> jax.Array:
+    def kernel(self, codes: Integer[Array, "*S N C"], scales: Float[Array, "*S N"]) -> jax.Array:
         """Computes the kernel, float32 [*S, *shape], from codes and scales."""
         stack, size = scales.shape[:-1], math.prod(self.shape)
         if self.kind == "nf4":
@@ -134,7 +133,8 @@ def _quantised(kind: Kind, shape: tuple[int, ...], kernel: jax.Array) -> tuple[j
     return codes.reshape(*stack, *ones, *codes.shape[-2:]), scales
 
 
-def _axes(layer: Any) -> int:
+def axes_of_kernel(layer: Any) -> int:
+    """The number of axes of a linear layer's kernel, without that of a stack of blocks."""
     sizes = (layer.in_features, layer.out_features)
     return sum(1 if isinstance(size, int) else len(size) for size in sizes)
 
@@ -146,7 +146,7 @@ def _normal_float() -> np.ndarray:
     def quantiles(count: int) -> list[float]:
         return [normal.inv_cdf(end + (0.5 - end) * step / (count - 1)) for step in range(count - 1)]
 
-    numbers = np.array(sorted([-x for x in quantiles(8)] + [0.0] + [x for x in quantiles(9)]))
+    numbers = np.array(sorted([*(-x for x in quantiles(8)), 0.0, *quantiles(9)]))
     return (numbers / np.max(np.abs(numbers))).astype(np.float32)
 
 

@@ -122,8 +122,9 @@ class _Matching:
         """Pairs a run with several products that XLA joined in it: their multiplications add up to the run's.
 
         One of the products has the module of the run. The others are taken from the nearest by path on, if they do not
-        exceed the run. If they do not add up to it exactly, nothing is paired; nor if the module has as many products of
-        the run's size as runs: two inner products of adapters, which share an operand, may be as large as an outer one.
+        exceed the run. If they do not add up to it exactly, nothing is paired; nor if the module has as many products
+        of the run's size as runs: the inner products of two adapters share an operand, and may be as large as an outer
+        one.
 
         Args:
           parts: the number of devices that the product is divided over; a run has one part of its multiplications.

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Collection, Mapping
-from typing import Any, get_args
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -11,11 +11,12 @@ from flax import nnx
 
 from mpjax.config.schema import Training
 from mpjax.errors import UsageError
+from mpjax.models.adapters import adapted_layers
 from mpjax.models.lora import FLAG, add_lora, has_known_product, lora_layers
 from mpjax.models.pretrained.files import variables_of
 from mpjax.models.quantised import SCALES, Kind, quantise
 from mpjax.models.scan import names_apart, stacks_of
-from mpjax.precision.calls import modules_of
+from mpjax.precision.calls import modules_of, wrap
 from mpjax.precision.dtypes import as_dtype, is_floating
 from mpjax.precision.heads import layer_tags
 from mpjax.precision.modules import stored_dtypes
@@ -23,6 +24,7 @@ from mpjax.precision.policy import Policy
 from mpjax.precision.policy_report import PolicyReport
 from mpjax.precision.rules import HEAD
 from mpjax.training.freezing import covered_paths
+from mpjax.training.setup import Task
 from mpjax.training.state import Arrays, Structure, take_apart
 
 
@@ -103,11 +105,13 @@ def lora_of(settings: Training, model: nnx.Module, policy: Policy) -> Lora:
         )
     if trained >= set(params):
         raise UsageError(
-            f"--training.lora_trained {' '.join(settings.lora_trained)} covers all parameters: leave out --training.lora"
+            f"--training.lora_trained {' '.join(settings.lora_trained)} covers all parameters: leave out {FLAG}"
         )
     frozen = frozenset(params | stats) - trained
-    dtypes, codes, base = {}, {}, settings.lora_base
-    if base in get_args(Kind):
+    base = settings.lora_base
+    dtypes: dict[str, np.dtype] = {}
+    codes: dict[str, Kind] = {}
+    if base == "int8" or base == "nf4":
         codes = {path: base for path in _quantisable(model, policy, base) if f"{path}/kernel" in frozen}
         frozen |= {f"{path}/{SCALES}" for path in codes}
     if base != "policy":
@@ -138,6 +142,43 @@ def _astype(value: Any, dtype: np.dtype) -> Any:
     if isinstance(value, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(value.shape, dtype)
     return value.astype(dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Heard:
+    """A wrapper that writes down that a module is called."""
+
+    path: str
+    calls: set[str]
+    depth: ClassVar[int] = -1
+
+    def __call__(self, call, module, *args, **kwargs):
+        self.calls.add(self.path)
+        return call(module, *args, **kwargs)
+
+
+def require_called(task: Task, batch: Mapping[str, Any]) -> None:
+    """Checks that a training step calls each layer with an adapter, by tracing its loss on a prepared batch of shapes.
+
+    Raises:
+      UsageError: it does not call one, as in code that reads the weight of a layer: the adapter would change nothing.
+    """
+    calls: set[str] = set()
+    structure, params, stats = take_apart(task.abstract)
+
+    def loss_of(params, stats, key, batch):
+        model = structure.assemble(params, stats, key)
+        model.train()
+        for path, layer in adapted_layers(model).items():
+            wrap(layer, _Heard(path, calls))
+        return task.objective.loss_of(model, batch, key)[0]
+
+    jax.eval_shape(loss_of, params, stats, jax.eval_shape(jax.random.key, 0), batch)
+    if silent := sorted(adapted_layers(task.abstract).keys() - calls):
+        raise UsageError(
+            f"{FLAG} covers {silent[0]}, which the model does not call, so its adapter would change nothing: leave it "
+            "out of the patterns, or call the layer in place of reading its weight"
+        )
 
 
 def source_of(path: str) -> str:

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from mpjax.config.paths import expanded
 from mpjax.errors import UsageError
 from mpjax.files import write_atomically
-from mpjax.models.lora import Added, AddedByRoot, Renormalised, adapted_layers, adapter_of, on_host
+from mpjax.models.adapters import Added, AddedByRoot, Renormalised, adapted_layers, adapter_of, on_host
 from mpjax.models.pretrained.export import write_tensors
 from mpjax.models.pretrained.layouts import layouts_of
 from mpjax.models.pretrained.layouts.entry import FileEntry
