@@ -1,4 +1,4 @@
-"""A run with adapters: its checkpoints hold what was trained, and its commands read the frozen weights from their file."""
+"""A run with adapters: its checkpoints hold what was trained, and commands read the frozen weights from their file."""
 
 import shutil
 

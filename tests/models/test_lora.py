@@ -43,7 +43,7 @@ def test_the_product_of_an_adapter_is_added_times_alpha_over_the_rank_or_its_roo
 
 
 def test_the_columns_of_dora_have_the_trained_norms():
-    """W = ((3, 0), (4, 1)) has the norms 5 and 1. With A B = ((0, 4), (0, 2)) its second column is (4, 3), of norm 5."""
+    """W = ((3, 0), (4, 1)) has norms 5 and 1. With A B = ((0, 4), (0, 2)) its second column is (4, 3), of norm 5."""
     layer = linear([[3, 0], [4, 1]], bias=[10, 20])
     model = adapted(layer, [[1], [0.5]], [[0, 4]], alpha=1.0, variant="dora")
     np.testing.assert_array_equal(layer.magnitude[...], [5, 1])

@@ -31,7 +31,7 @@ def layer_of(kernel):
     ("kind", "stored", "bytes_of_codes"), [("nf4", [8, 8 * 0.44071, 0], 32), ("int8", [8, 8 * 56 / 127, 0], 64)]
 )
 def test_a_number_becomes_the_nearest_code_times_the_largest_of_its_block(kind, stored, bytes_of_codes):
-    """8 is the largest of a block of 64. 3.5 is 0.4375 of it, between 0.338 and 0.441 of NF4, and between 55 and 56 / 127."""
+    """8 is the largest of 64. 3.5 is 0.4375 of it, between 0.338 and 0.441 of NF4, and between 55 and 56 of 127."""
     kernel = np.zeros((1, 64))
     kernel[0, :2] = 8, 3.5
     layer = layer_of(kernel)
