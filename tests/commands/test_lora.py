@@ -1,5 +1,7 @@
 """A run with adapters: its checkpoints hold what was trained, and commands read the frozen weights from their file."""
 
+import math
+import pathlib
 import shutil
 
 import numpy as np
@@ -7,16 +9,22 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+from mpjax.commands.diagnose import diagnose_run
 from mpjax.commands.evaluate import evaluate_run
 from mpjax.commands.export import export_run
 from mpjax.commands.train import run
 from mpjax.config import load_config
-from mpjax.config.commands import Evaluation, Export
+from mpjax.config.commands import Diagnose, Evaluation, Export
 from mpjax.errors import UsageError
 from mpjax.loop.stored import read_checkpoint
+from mpjax.models.decoder import Decoder
+from mpjax.models.decoder.config_json import read_settings
+from mpjax.models.decoder.folder import load_decoder
 from mpjax.models.mlp import MLP
 from mpjax.models.pretrained import export_safetensors
 
+
+TINY = pathlib.Path(__file__).parents[1] / "models" / "decoder" / "tiny"
 
 SHARED = (
     "--model.name mlp --model.width 16 --data.name digits --optimizer.name adamw --optimizer.learning_rate 1e-2 "
@@ -146,3 +154,62 @@ def test_settings_without_a_meaning_are_errors(flags, says, tmp_path):
 def test_an_export_of_adapters_wants_adapters_alone(trained, tmp_path):
     with pytest.raises(UsageError, match="--what adapter: the run also trained head, which an adapter's file would"):
         export_run(Export(run=str(trained), output=str(tmp_path / "a"), what="adapter"))
+
+
+@pytest.mark.slow
+def test_half_precision_learns_what_float32_learns(base, tmp_path):
+    """Sixty steps; a loss that rounding alone moves. Seeds move it by 0.06."""
+
+    def loss(policy):
+        flags = SHARED.replace("mixed_bfloat16", policy) + f" --model.pretrained {base} --steps 60"
+        return run(load_config(f"--output_dir {tmp_path / policy} {flags}".split()))["test/loss"]
+
+    wide = loss("float32")
+    assert wide < 1.7
+    assert loss("mixed_float16") == pytest.approx(wide, abs=0.005)
+    assert loss("mixed_bfloat16") == pytest.approx(wide, abs=0.03)
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    """A folder with random weights of a decoder of three blocks."""
+    folder = tmp_path_factory.mktemp("tiny")
+    shutil.copy(TINY / "config.json", folder)
+    model = Decoder(read_settings(TINY), rngs=nnx.Rngs(0))
+    export_safetensors(model, folder / "model.safetensors", layout="huggingface")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "flags"),
+    [
+        ("mixed_bfloat16", "--training.lora_base nf4 --training.lora_variant dora"),
+        ("mixed_float16", "--training.lora_base bfloat16 --precision.initial_scale 1024 --model.scan_blocks"),
+        ("O1", "--training.lora_base int8 --precision.initial_scale 1024"),
+        ("mixed_float8", "--training.lora_base bfloat16 --training.lora_variant rslora"),
+    ],
+)
+def test_what_was_asked_runs_and_the_folder_of_a_decoder_serves_every_command(decoder, tmp_path, policy, flags):
+    """Strictly: no product of a layer or of an adapter runs in another dtype than asked for, but for this device's."""
+    shared = (
+        "--task language_modeling --data.name docstrings --data.tokenizer bytes --data.length 16 --data.batch_size 8 "
+        f"--data.eval_batch_size 32 --model.name hf:{decoder} --steps 8 --loop.log_every 4 --optimizer.name adamw "
+        "--optimizer.learning_rate 1e-2 --optimizer.warmup 2 --precision.strict --report.no_plot "
+        "--report.no_tensorboard --training.lora blocks/*/attention/* blocks/*/mlp --training.lora_rank 4"
+    )
+    folder = tmp_path / "run"
+    summary = run(load_config(f"--output_dir {folder} {shared} --precision.policy {policy} {flags}".split()))
+    assert (summary["steps"], summary["skipped"]) == (8, 0)
+    assert summary["test/loss"] < math.log(260)
+    metrics = evaluate_run(Evaluation(run=str(folder)))
+    assert metrics["test/loss"] == pytest.approx(summary["test/loss"], rel=1e-5)
+    export_run(Export(run=str(folder), output=str(tmp_path / "m"), layout="huggingface", dtype="float32"))
+    merged = load_decoder(tmp_path / "m")
+    assert not np.array_equal(
+        merged.blocks[0].attention.query.kernel, load_decoder(decoder).blocks[0].attention.query.kernel
+    )
+    export_run(Export(run=str(folder), output=str(tmp_path / "a"), what="adapter"))
+    assert len(load_file(tmp_path / "a" / "adapter_model.safetensors")) == 21 * (3 if "dora" in flags else 2)
+    if policy == "mixed_bfloat16":
+        assert diagnose_run(Diagnose(run=str(folder), step=8)).verdict == "healthy"

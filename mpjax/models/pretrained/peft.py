@@ -15,7 +15,9 @@ from mpjax.models.pretrained.export import write_tensors
 from mpjax.models.pretrained.layouts import layouts_of
 from mpjax.models.pretrained.layouts.entry import FileEntry
 from mpjax.models.pretrained.load import cast, losses, refusal
+from mpjax.models.quantised import restore
 from mpjax.models.scan import one_by_one
+from mpjax.precision.calls import modules_of
 from mpjax.precision.dtypes import as_dtype
 from mpjax.precision.float8.layers import sides
 from mpjax.strict_json import encode
@@ -56,7 +58,8 @@ def export_adapter(
             f"{type(model).__name__} is no model of transformers, whose names an adapter's file has; export the merged "
             "weights"
         )
-    entries = known["huggingface"](model).entries
+    shapes = nnx.eval_shape(_restored, model)  # quantised layers have kernels in it, not codes
+    entries, of_kernels = known["huggingface"](shapes).entries, modules_of(shapes)
     kinds = {(adapter_of(layer), layer.lora_a[...].shape[-1]) for layer in layers.values()}
     if len(kinds) > 1:
         raise UsageError(f"adapters of several kinds: wanted one rank, alpha and variant, got {sorted(kinds, key=str)}")
@@ -71,7 +74,7 @@ def export_adapter(
                 "export the merged weights"
             )
         names[layer_path] = entry.key.removesuffix(".weight")
-        first.add(_outputs_first(layer, entry))
+        first.add(_outputs_first(of_kernels[layer_path], entry))
         arrays = {"lora_A.weight": on_host(layer.lora_a).T, "lora_B.weight": on_host(layer.lora_b).T}
         if isinstance(adapter, Renormalised):
             arrays["lora_magnitude_vector"] = on_host(layer.magnitude)
@@ -89,6 +92,13 @@ def export_adapter(
     settings["fan_in_fan_out"] = not first.pop()
     write_atomically(folder / CONFIG, (encode(settings, indent=2) + "\n").encode())
     return sum(array.size for array in written.values())
+
+
+def _restored(model: nnx.Module) -> nnx.Module:
+    model = nnx.clone(model)
+    for layer in modules_of(model).values():
+        restore(layer)
+    return model
 
 
 def _config(adapter: Any, rank: int, targets: list[str], *, base: str, task: str | None) -> dict[str, Any]:
@@ -121,7 +131,7 @@ def _targets(adapted: set[str], layers: set[str]) -> list[str]:
 def _outputs_first(layer: Any, entry: FileEntry) -> bool:
     """True if the matrix of a layer in the file is [out, in], as of a `torch.nn.Linear`."""
     inputs, outputs = sides(layer)
-    numbers = np.broadcast_to(np.arange(outputs), (inputs, outputs)).reshape(layer.kernel[...].shape)
+    numbers = np.broadcast_to(np.arange(outputs), (inputs, outputs)).reshape(layer.kernel.get_value().shape)
     theirs = entry.transform.write(numbers)
     return theirs.shape == (outputs, inputs) and np.array_equal(theirs[:, 0], np.arange(outputs))
 

@@ -143,26 +143,46 @@ def test_what_cannot_be_exported_is_an_error(base, tmp_path):
         export_safetensors(model, tmp_path / "m.safetensors", layout="huggingface")
 
 
-@pytest.mark.extra
-@pytest.mark.filterwarnings("default")  # some in the other libraries' own code
-@pytest.mark.parametrize("variant", ["lora", "rslora", "dora"])
-def test_transformers_and_peft_compute_the_logits_of_the_adapted_model(base, tmp_path, variant):
-    """transformers with the merged weights; PEFT, if it is installed, with the base and the adapters."""
-    torch = pytest.importorskip("torch", reason="pip install -e '.[parity]'")
+@nnx.jit
+def logits(model, tokens):
+    return model(tokens)
+
+
+def logits_there(theirs) -> np.ndarray:
+    import torch
+
+    with torch.no_grad():
+        return theirs.eval()(torch.tensor(TOKENS)).logits.numpy()
+
+
+def loaded_there(folder):
+    pytest.importorskip("torch", reason="pip install -e '.[parity]'")
     transformers = pytest.importorskip("transformers", reason="pip install -e '.[parity]'")
+    return transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+
+VARIANTS = pytest.mark.parametrize("variant", ["lora", "rslora", "dora"])
+QUIETLY = pytest.mark.filterwarnings("default")  # some in the other libraries' own code
+
+
+@pytest.mark.extra
+@QUIETLY
+@VARIANTS
+def test_transformers_computes_the_logits_of_the_adapted_model_with_merged_weights(base, tmp_path, variant):
     model = adapted(base, variant)
-    expected = np.asarray(nnx.jit(lambda model, tokens: model(tokens))(model, jnp.asarray(TOKENS)))
-    export_adapter(model, tmp_path / "a", base=str(base), task="CAUSAL_LM")
+    expected = logits(model, jnp.asarray(TOKENS))
     merge_lora(model)
     export_decoder(model, tmp_path / "m", source=base)
+    assert np.max(np.abs(expected - logits_there(loaded_there(base)))) > 0.1
+    np.testing.assert_allclose(logits_there(loaded_there(tmp_path / "m")), expected, atol=2e-6)
 
-    def logits(theirs):
-        with torch.no_grad():
-            return theirs.eval()(torch.tensor(TOKENS)).logits.numpy()
 
-    load = transformers.AutoModelForCausalLM.from_pretrained
-    before, merged = logits(load(base)), logits(load(tmp_path / "m"))
-    assert np.max(np.abs(expected - before)) > 0.1
-    np.testing.assert_allclose(merged, expected, atol=2e-6)
+@pytest.mark.extra
+@QUIETLY
+@VARIANTS
+def test_peft_computes_them_with_the_base_and_the_adapters(base, tmp_path, variant):
     peft = pytest.importorskip("peft", reason="pip install peft")
-    np.testing.assert_allclose(logits(peft.PeftModel.from_pretrained(load(base), tmp_path / "a")), expected, atol=2e-6)
+    model = adapted(base, variant)
+    export_adapter(model, tmp_path / "a", base=str(base), task="CAUSAL_LM")
+    theirs = peft.PeftModel.from_pretrained(loaded_there(base), tmp_path / "a")
+    np.testing.assert_allclose(logits_there(theirs), logits(model, jnp.asarray(TOKENS)), atol=2e-6)
