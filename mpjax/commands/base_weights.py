@@ -73,10 +73,24 @@ def without_base(task: Task, state: TrainState, about: Mapping[str, Any]) -> Tra
     return dataclasses.replace(state, params=params, stats=stats)
 
 
+def of_file_alone(task: Task, about: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """The description of a resumed run's checkpoints: `before`, that of the one that it resumes from, held some arrays.
+
+    These may have been trained, and other settings may freeze them now. They are not those of the file any more, so the
+    next checkpoints hold them too.
+    """
+    stacks = stacks_of(task.abstract)
+    held = {row for path in before.get("checksums", ()) for row in names_apart(path.partition("/")[2], stacks)}
+    digests = {name: digest for name, digest in about[BASE]["digests"].items() if name not in held}
+    return {**about, BASE: {**about[BASE], "digests": digests}}
+
+
 def with_base(
     task: Task, model: Model, saved: Mapping[str, Any], about: Mapping[str, Any], layout: Layout
 ) -> dict[str, Any]:
     """Adds the arrays that a checkpoint leaves out to its arrays by path, from the file that it names.
+
+    Arrays that were trained stay as they are in the checkpoint, whatever the settings freeze now.
 
     Raises:
       UsageError: the settings name no file, it cannot be read, or its weights are others.
@@ -89,7 +103,8 @@ def with_base(
         digests = digests_of(_single(task), model.weights, skip=model.pretrained_skip)
     except UsageError as error:
         raise UsageError(f"{undone} {expected['weights']}, which cannot be read: {error}") from error
-    names = left_out(task.frozen, expected["digests"], task.abstract)
+    _, params, stats = take_apart(task.abstract)
+    names = left_out([*params, *stats], expected["digests"], task.abstract)
     rows = {row for name in names for row in names_apart(name, stacks_of(task.abstract))}
     wanted = {name: digest for name, digest in expected["digests"].items() if name in rows}
     if other := sorted(name for name, digest in wanted.items() if digests.get(name) != digest):
@@ -102,7 +117,7 @@ def with_base(
     state = initial_state(task, bare, seed=0, ema=False, layout=layout, pretrained=arrays)
     kinds = {"params": state.params, "stats": state.stats}
     base = {f"{kind}/{name}": array for kind, held in kinds.items() for name, array in held.items() if name in names}
-    return {**saved, **base}
+    return {**base, **saved}
 
 
 def _single(task: Task) -> nnx.Module:

@@ -165,6 +165,10 @@ def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning
         arrays, weights = pretrained_arrays(run.task, run.config.model)
         return Beginning(0, fresh_state(run, arrays), about, {}, [], weights)
     step, state, before = _resumed(run, folder, about, company)
+    if "base" in about:
+        from mpjax.commands.base_weights import of_file_alone
+
+        about = of_file_alone(run.task, about, before)
     metrics = folder / "metrics.jsonl"
     return Beginning(step, state, about, before, report.read_metrics(metrics) if metrics.exists() else [], None)
 

@@ -76,6 +76,23 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(traine
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:not in the checkpoint")
+def test_what_a_resumed_run_freezes_keeps_what_it_learned_and_what_it_trains_begins_as_in_the_file(base, tmp_path):
+    """The head is trained for four steps, then the first bias in its place."""
+    train(tmp_path / "a", base, "--steps 4")
+    _, before, _ = read_checkpoint(tmp_path / "a" / "checkpoints")
+    flags = f"--resume --output_dir {tmp_path / 'a'} --steps 6 --training.lora_trained layers/0/bias"
+    run(load_config(flags.split()))
+    _, after, _ = read_checkpoint(tmp_path / "a" / "checkpoints")
+    learned, file = before["params/head/kernel"], load_file(base)
+    assert not np.array_equal(learned, file["head.kernel"])
+    bias = after["params/layers/0/bias"]
+    assert 0 < np.max(np.abs(bias - file["layers.0.bias"])) < 0.1
+    export_run(Export(run=str(tmp_path / "a"), output=str(tmp_path / "m.safetensors"), checkpoint="latest"))
+    np.testing.assert_array_equal(load_file(tmp_path / "m.safetensors")["head.kernel"], learned)
+
+
+@pytest.mark.slow
 def test_an_evaluation_reads_the_frozen_weights_and_a_merged_export_computes_the_same(trained, tmp_path):
     metrics = evaluate_run(Evaluation(run=str(trained), policy="float32"))
     export_run(Export(run=str(trained), output=str(tmp_path / "m.safetensors"), checkpoint="latest"))
