@@ -1,7 +1,7 @@
 """The frozen weights of a run with adapters: its checkpoints leave out what a file has, and name it by digests."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -79,8 +79,7 @@ def of_file_alone(task: Task, about: Mapping[str, Any], before: Mapping[str, Any
     These may have been trained, and other settings may freeze them now. They are not those of the file any more, so the
     next checkpoints hold them too.
     """
-    stacks = stacks_of(task.abstract)
-    held = {row for path in before.get("checksums", ()) for row in names_apart(path.partition("/")[2], stacks)}
+    held = _rows_in(before.get("checksums", ()), stacks_of(task.abstract))
     digests = {name: digest for name, digest in about[BASE]["digests"].items() if name not in held}
     return {**about, BASE: {**about[BASE], "digests": digests}}
 
@@ -103,9 +102,10 @@ def with_base(
         digests = digests_of(_single(task), model.weights, skip=model.pretrained_skip)
     except UsageError as error:
         raise UsageError(f"{undone} {expected['weights']}, which cannot be read: {error}") from error
-    _, params, stats = take_apart(task.abstract)
-    names = left_out([*params, *stats], expected["digests"], task.abstract)
-    rows = {row for name in names for row in names_apart(name, stacks_of(task.abstract))}
+    (_, params, stats), stacks = take_apart(task.abstract), stacks_of(task.abstract)
+    absent = expected["digests"].keys() - _rows_in(saved, stacks)
+    names = left_out([*params, *stats], absent, task.abstract)
+    rows = {row for name in names for row in names_apart(name, stacks)}
     wanted = {name: digest for name, digest in expected["digests"].items() if name in rows}
     if other := sorted(name for name, digest in wanted.items() if digests.get(name) != digest):
         raise UsageError(
@@ -118,6 +118,12 @@ def with_base(
     kinds = {"params": state.params, "stats": state.stats}
     base = {f"{kind}/{name}": array for kind, held in kinds.items() for name, array in held.items() if name in names}
     return {**base, **saved}
+
+
+def _rows_in(paths: Iterable[str], stacks: Mapping[str, int]) -> set[str]:
+    """The paths in the model, of single blocks, of the parameters and statistics among the arrays of a checkpoint."""
+    kinds = ("params/", "stats/")
+    return {row for path in paths if path.startswith(kinds) for row in names_apart(path.partition("/")[2], stacks)}
 
 
 def _single(task: Task) -> nnx.Module:
