@@ -1,6 +1,7 @@
 """Builds a run from its settings: precision, data, model, optimizer and jitted steps; and creates its states."""
 
 import dataclasses
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from mpjax.config.limits import check
 from mpjax.config.schema import with_settings
 from mpjax.data.labels import check_labels
 from mpjax.errors import UsageError
+from mpjax.loop.stored import read_checkpoint
 from mpjax.loop.when import When
 from mpjax.models.scan import apart_in, stacks_of
 from mpjax.precision.calls import modules_of
@@ -226,6 +228,22 @@ def resumed_state(run: Run, adopt: Callable[[TrainState], TrainState]) -> TrainS
     if any(map(is_missing, jax.tree.leaves(state))):
         state = jax.tree.map(lambda leaf, new: new if is_missing(leaf) else leaf, state, fresh_state(run))
     return without_shared_buffers(state)
+
+
+def read_whole(
+    task: Task, config: Config, layout: Layout, folder: pathlib.Path, which: str = "latest", **reading: Any
+) -> tuple[int, dict[str, Any], dict]:
+    """Reads a checkpoint in a run's folder by `read_checkpoint`, and adds frozen weights that it leaves to their file.
+
+    Raises:
+      UsageError: as `read_checkpoint`, or the file of the frozen weights is not there or has others.
+    """
+    position, saved, about = read_checkpoint(folder / CHECKPOINTS, which, **reading)
+    if "base" in about:
+        from mpjax.commands.base_weights import with_base  # local, like all imports that few runs need
+
+        saved = with_base(task, config.model, saved, about, layout)
+    return position, saved, about
 
 
 def model_with(run: Run, state: TrainState) -> nnx.Module:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import jax
 
-from mpjax.commands.build import CHECKPOINTS, Run, build_run, fresh_state, resumed_state
+from mpjax.commands.build import CHECKPOINTS, Run, build_run, fresh_state, read_whole, resumed_state
 from mpjax.commands.diagnose_evaluation import diagnosed_evaluation
 from mpjax.commands.diagnosis_files import NO_DTYPE_REPAIRS, command_for, first_bad_layer, of_the_step_alone, write
 from mpjax.config import Config
@@ -26,7 +26,7 @@ from mpjax.errors import PrecisionWarning, UsageError, printable
 from mpjax.loop.checkpoint import to_arrays
 from mpjax.loop.resume import adopt
 from mpjax.loop.signals import as_usual
-from mpjax.loop.stored import complete_checkpoints, read_checkpoint
+from mpjax.loop.stored import complete_checkpoints
 from mpjax.loop.train import Explain
 from mpjax.models.devices import why_not_on
 from mpjax.precision.presets import get_policy
@@ -110,7 +110,8 @@ def _of_step(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, s
 
 def _of_evaluation(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, str, Diagnosis]:
     """Diagnoses the evaluation of checkpoint `settings.step` (0: the latest); returns the same values as `_of_step`."""
-    position, saved, _ = read_checkpoint(folder / CHECKPOINTS, str(settings.step) if settings.step else "latest")
+    which = str(settings.step) if settings.step else "latest"
+    position, saved, _ = read_whole(run.task, run.config, run.layout, folder, which)
     state = resumed_state(run, lambda shapes: adopt(shapes, saved, same_scaling=False))
     policy = get_policy(settings.policy) if settings.policy else run.plan.policy
     with progress_at() as progress:
@@ -207,7 +208,7 @@ def replay(run: Run, train_call: Callable, folder: pathlib.Path, number: int):
     """
     earlier = [position for position in complete_checkpoints(folder / CHECKPOINTS) if position < number]
     if earlier:
-        start, saved, about = read_checkpoint(folder / CHECKPOINTS, str(earlier[-1]))
+        start, saved, about = read_whole(run.task, run.config, run.layout, folder, str(earlier[-1]))
         same = about["loss_scale"] == str(run.plan.loss_scale)
         state = resumed_state(run, lambda shapes: adopt(shapes, saved, same_scaling=same))
     else:

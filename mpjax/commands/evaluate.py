@@ -9,7 +9,7 @@ from collections.abc import Callable
 import optax
 
 from mpjax import data, strict_json
-from mpjax.commands.build import CHECKPOINTS
+from mpjax.commands.build import read_whole
 from mpjax.commands.learner import open_task
 from mpjax.config import Config, to_toml
 from mpjax.config.commands import Evaluation, Prediction
@@ -19,7 +19,6 @@ from mpjax.config.save import changes
 from mpjax.config.schema import with_settings
 from mpjax.errors import CheckpointWarning, UsageError, printable
 from mpjax.loop.resume import adopt
-from mpjax.loop.stored import read_checkpoint
 from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.report.history import HISTORY_FILE, begins, history_in, policies_of, read_history
 from mpjax.training import TrainState, evaluate, make_eval_step
@@ -53,7 +52,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     tests = data.eval_batches(source, config.data)
 
     layout = Layout(make_mesh())
-    position, state, about = trained_state(task, folder, settings.checkpoint, layout, ema=settings.ema)
+    position, state, about = trained_state(task, config, folder, settings.checkpoint, layout, ema=settings.ema)
 
     eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast, layout=layout)
     sharding = layout.evaluation(config.data.eval_batch_size)
@@ -110,12 +109,13 @@ def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[Preci
 
 
 def trained_state(
-    task: Task, folder: pathlib.Path, checkpoint: str, layout: Layout, *, ema: bool
+    task: Task, config: Config, folder: pathlib.Path, checkpoint: str, layout: Layout, *, ema: bool
 ) -> tuple[int, TrainState, dict]:
     """Reads the parameters and statistics of a checkpoint, without its optimizer state, in the dtypes of `task`.
 
     Args:
       task: the run's task.
+      config: its settings.
       folder: the run's folder.
       checkpoint: `best`, `latest`, or a position (attempted steps).
       layout: the layout over all devices.
@@ -130,9 +130,9 @@ def trained_state(
       PrecisionWarning: see `adopt`.
 
     Raises:
-      UsageError: there is no such checkpoint, it is damaged, or it is of another model.
+      UsageError: there is no such checkpoint, it is damaged, or it is of another model; or `read_whole` raises.
     """
-    position, saved, about = read_checkpoint(folder / CHECKPOINTS, checkpoint)
+    position, saved, about = read_whole(task, config, layout, folder, checkpoint)
     differences = changes(about["config"], to_toml(from_toml(folder / CONFIG_FILE)))
     others = [change for change in differences if change[0].startswith(_OF_ONE_RUN) and change[0] not in _OF_FORM]
     if others and not begins(read_history(folder / HISTORY_FILE), about):
@@ -166,5 +166,5 @@ def evaluate_state(eval_step, batches, sharding, conclude: Callable, state: Trai
 
     metrics = {f"test/{name}": value for name, value in metrics_of(state.params).items()}
     if state.ema:
-        metrics |= {f"ema/{name}": value for name, value in metrics_of(state.ema).items()}
+        metrics |= {f"ema/{name}": value for name, value in metrics_of(state.averaged).items()}
     return metrics

@@ -26,17 +26,17 @@ from mpjax.training.mesh import make_mesh
 from mpjax.training.precision_plan import PrecisionPlan
 from mpjax.training.predict_step import logits_for
 from mpjax.training.setup import Task
-from mpjax.training.state import Arrays
+from mpjax.training.state import Arrays, TrainState
 
 
 def export_run(settings: Export) -> PretrainedReport | None:
-    """Writes a checkpoint's weights, or a program with them, to `settings.output`, and prints what was written.
+    """Writes a checkpoint's weights, its adapters, or a program, to `settings.output`, and prints what was written.
 
     Weights are one safetensors file. For the layout "huggingface" of a `hf:` model, they are a folder, unless the
-    output ends in .safetensors.
+    output ends in .safetensors. Adapters are a folder.
 
     Returns:
-      The report on the arrays that were written; None for a program.
+      The report on the weights that were written; None for adapters and programs.
 
     Raises:
       UsageError: the settings are invalid, there is no such run, checkpoint or moving average, or the model does not
@@ -51,15 +51,23 @@ def export_run(settings: Export) -> PretrainedReport | None:
         config = with_policy(config, settings.policy)
     plan, source, task = open_task(config)
 
-    position, state, _ = trained_state(task, folder, settings.checkpoint, Layout(make_mesh()), ema=settings.ema)
+    position, state, _ = trained_state(task, config, folder, settings.checkpoint, Layout(make_mesh()), ema=settings.ema)
 
     if settings.what == "program":
-        params = state.ema if settings.ema else state.params
+        params = state.averaged if settings.ema else state.params
         description = write_program(settings, config, plan, source, task, params, state.stats)
         print(printable(f"checkpoint {position} of {folder}: {description}"))
         return None
 
-    model: Any = task.structure.assemble(state.ema if settings.ema else state.params, state.stats)
+    if settings.what == "adapter":
+        print(printable(f"checkpoint {position} of {folder}: {write_adapter(settings, config, task, state)}"))
+        return None
+
+    model: Any = task.structure.assemble(state.averaged if settings.ema else state.params, state.stats)
+    if config.training.lora:
+        from mpjax.models.lora import merge_lora
+
+        merge_lora(model, dtype=settings.dtype or None)
     dtype, source = settings.dtype or None, config.model.folder
     if source and settings.layout == "huggingface" and not settings.output.endswith(".safetensors"):
         from mpjax.models.decoder.folder import export_decoder  # local, like all imports that few runs need
@@ -69,6 +77,30 @@ def export_run(settings: Export) -> PretrainedReport | None:
         report = export_safetensors(model, settings.output, dtype=dtype, layout=settings.layout)
     print(printable(f"checkpoint {position} of {folder}: {report.totals}"))
     return report
+
+
+def write_adapter(settings: Export, config: Config, task: Task, state: TrainState) -> str:
+    """Writes the adapters of a run to a folder that PEFT reads, and returns a sentence about it.
+
+    Raises:
+      UsageError: the run has no adapters, or trained other parameters too, or `export_adapter` raises.
+    """
+    if not config.training.lora:
+        raise UsageError("--what adapter: the run has no adapters (--training.lora); write --what weights")
+    if config.training.lora_trained:
+        raise UsageError(
+            f"--what adapter: the run also trained {' '.join(config.training.lora_trained)}, which an adapter's file "
+            "would lack; write --what weights"
+        )
+    from mpjax.models.pretrained.peft import export_adapter  # local, because few runs have adapters
+
+    model: Any = task.structure.assemble(state.averaged if settings.ema else state.params, state.stats)
+    kind = "CAUSAL_LM" if config.task == "language_modeling" else None
+    dtype = settings.dtype or "float32"
+    count = export_adapter(model, settings.output, base=config.model.weights, task=kind, dtype=dtype)
+    return (
+        f"adapters of {config.model.weights or 'initial weights'}, {count:,} numbers in {dtype}, in {settings.output}"
+    )
 
 
 INPUTS: Mapping[str, tuple[str, ...]] = {

@@ -100,8 +100,8 @@ def _of_run(settings: Prediction) -> Writer:
     config = with_settings(config, {"training.remat": "none"})  # nothing is kept for a backward pass
     _, _, task = open_split(settings, config)
     layout = Layout(make_mesh(jax.local_devices()[:1]))
-    _, state, _ = trained_state(task, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
-    model = task.structure.assemble(state.ema if settings.ema else state.params, state.stats)
+    _, state, _ = trained_state(task, config, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
+    model = task.structure.assemble(state.averaged if settings.ema else state.params, state.stats)
     tokenizer = load_tokenizer(config.data.tokenizer)
 
     def start(text: str) -> list[int]:

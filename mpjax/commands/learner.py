@@ -37,7 +37,7 @@ from mpjax.training.packing import UNPACKED, Packed, Packing
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.rates import factors_of
 from mpjax.training.schedule import capped_warmup, learning_rate_schedule
-from mpjax.training.setup import Placed, Task, check_fit
+from mpjax.training.setup import Placed, Task, as_loaded, check_fit
 from mpjax.training.state import take_apart, uncast
 from mpjax.training.tensor import tensor_axes
 
@@ -77,6 +77,8 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
 
     def set_precision(model: nnx.Module) -> PolicyReport:
         report = apply_policy(model, policy)
+        if lora:
+            report = lora.store(model, report)
         if frozen:
             freezing.freeze_statistics(model, frozen)
         if config.training.remat != "none":
@@ -93,8 +95,17 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
     with jax.ensure_compile_time_eval() if own else contextlib.nullcontext():
         abstract: Any = nnx.eval_shape(build, jax.random.key(0))
     require_alike(abstract, plan.policy.rules, "--precision.rules")
-    frozen = freezing.frozen_paths(abstract, config.training.freeze) if config.training.freeze else frozenset()
+    frozen, lora, complete = frozenset(), None, as_loaded
+    if config.training.freeze:
+        frozen = freezing.frozen_paths(abstract, config.training.freeze)
+    if config.training.lora:
+        from mpjax.training.lora import lora_of  # local, like all imports that few runs need
+
+        lora = lora_of(config.training, abstract, policy)
+        frozen = lora.frozen
     report = set_precision(abstract)
+    if lora:
+        complete = lora.adapted(abstract)
     prepare, cast = preparation_of(config.data.for_task(config.task), fields), uncast
     if plan.mode == "autocast":
         from mpjax.precision.casting import autocast, full_precision  # local, because few runs need them
@@ -111,7 +122,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
 
         cast = with_sums_in_float32
     objective = choose_objective(config, prepare, policy, abstract, fields)
-    return Task(take_apart(abstract)[0], objective, cast, report, make_model, abstract, frozen)
+    return Task(take_apart(abstract)[0], objective, cast, report, make_model, abstract, frozen, complete)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,6 +201,10 @@ def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, st
         check_objective(task, stored, name=f"--training.objective {objective}", mixing=" and ".join(mixing))
     else:
         check_fit(task.abstract, config.task, fields, name=str(config.model.name), dtype=plan.policy.compute_dtype)
+    if config.training.lora:
+        from mpjax.training.lora import require_called
+
+        require_called(task, prepared_shapes(task, fields))
     schedule = learning_rate_schedule(config.optimizer, steps=steps, warmup=warmup)
     _, params, _ = take_apart(task.abstract)
     kernels, factors = kernels_of(task.abstract), {}

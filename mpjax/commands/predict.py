@@ -65,8 +65,8 @@ def predict_run(settings: Prediction) -> int:
     masks = folder_of_masks(settings, inputs) if segments else None
     values = mask_values(source) if segments else np.empty(0)
     layout = Layout(make_mesh())
-    _, state, _ = trained_state(task, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
-    params = state.ema if settings.ema else state.params
+    _, state, _ = trained_state(task, config, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
+    params = state.averaged if settings.ema else state.params
 
     prepare, policy = task.objective.prepare, plan.module_policy
     outputs_of = outputs_for(config.task, prepare, policy, top=settings.top)

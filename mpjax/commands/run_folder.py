@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mpjax import report
-from mpjax.commands.build import CHECKPOINTS, ENVIRONMENT_FILE, Run, fresh_state, resumed_state
+from mpjax.commands.build import CHECKPOINTS, ENVIRONMENT_FILE, Run, fresh_state, read_whole, resumed_state
 from mpjax.config import Config, to_toml
 from mpjax.config.folders import resume_command, run_folder
 from mpjax.config.load import CONFIG_FILE
@@ -19,7 +19,7 @@ from mpjax.files import locked
 from mpjax.loop.company import Alone, Company
 from mpjax.loop.resume import adopt, places_in
 from mpjax.loop.roll_call import numbers
-from mpjax.loop.stored import complete_checkpoints, read_checkpoint, set_aside
+from mpjax.loop.stored import complete_checkpoints, set_aside
 from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.report.history import History
 from mpjax.training import TrainState
@@ -176,10 +176,18 @@ def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning
         "config": to_toml(run.config),
         "data": company.gather(data)[0],
     }
+    if run.config.training.lora:
+        from mpjax.commands.base_weights import described_base  # local, as few runs have adapters
+
+        about |= described_base(run.task, run.config.model)
     if not (run.config.resume and company.gather(complete_checkpoints(folder / CHECKPOINTS))[0]):
         arrays, weights = pretrained_arrays(run.task, run.config.model)
         return Beginning(0, fresh_state(run, arrays), about, {}, [], weights)
     step, state, before = _resumed(run, folder, about, company)
+    if "base" in about:
+        from mpjax.commands.base_weights import of_file_alone
+
+        about = of_file_alone(run.task, about, before)
     metrics = folder / "metrics.jsonl"
     return Beginning(step, state, about, before, report.read_metrics(metrics) if metrics.exists() else [], None)
 
@@ -196,7 +204,9 @@ def _resumed(run: Run, folder: pathlib.Path, about: dict, company: Alone | Compa
     checkpoint: list = []
 
     def read(shapes: TrainState) -> TrainState:
-        position, saved, then = read_checkpoint(folder / CHECKPOINTS, places=places_in(shapes), gather=company.gather)
+        position, saved, then = read_whole(
+            run.task, run.config, run.layout, folder, places=places_in(shapes), gather=company.gather
+        )
         if not run.config.other_data and (lines := differences(then.get("data"), about["data"])):
             raise UsageError(
                 f"--resume: the data is not that of checkpoint {position} in {folder}:\n  "

@@ -119,6 +119,11 @@ def put_results(
     }
     if not ran and (summary := report.summary_of(file, ended)):
         return summary
+    parameters = sum(p.size for p in state.params.values())
+    if config.training.lora:
+        from mpjax.commands.base_weights import parameters_of  # local, as few runs have adapters
+
+        parameters = parameters_of(run.task)
     metrics = folder / "metrics.jsonl"
     lines = report.read_metrics(metrics) if metrics.exists() else []
     summary = report.summarise(
@@ -127,7 +132,7 @@ def put_results(
         skipped=int(loss_scale_state(state.opt_state).skipped),
         **spent,
         examples_per_second=report.throughput(lines),
-        parameters=sum(p.size for p in state.params.values()),
+        parameters=parameters,
         output_dir=str(folder),
         **ended,
     )

@@ -188,7 +188,12 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
         def save(position: int, state: TrainState, score: float | None) -> None:
             lines = report.written_lines(folder / "metrics.jsonl") if company.first else 0
             so_far = seconds() | {"metrics_lines": lines}
-            checkpoints.save(position, run.packing.unpack(state), about | so_far, score=score)
+            whole = run.packing.unpack(state)
+            if config.training.lora:
+                from mpjax.commands.base_weights import without_base
+
+                whole = without_base(run.task, whole, about)
+            checkpoints.save(position, whole, about | so_far, score=score)
             writer.saved(position)
 
         def evaluate(state: TrainState) -> dict[str, float]:
@@ -279,7 +284,11 @@ def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
         from mpjax.commands.own_parts import require_metric
 
         require_metric(config.loop.best, metrics_of(run.task, data.batch_fields(run.source, config.data)))
-    advised = *advice(run.plan, config.precision, jax.devices()[0]), *advice_on(config.optimizer)
+    advised = [*advice(run.plan, config.precision, jax.devices()[0]), *advice_on(config.optimizer)]
+    if config.training.lora:
+        from mpjax.commands.base_weights import told_of_adapters
+
+        advised.append(told_of_adapters(run.task, config.model))
     return run, [fit, *run.source.notes, *advised, *models.advice_on(config.model)]
 
 

@@ -204,10 +204,11 @@ class Export(CommandSettings):
     """Folder of the run."""
     output: str
     """File to write: `.safetensors` for weights, any other ending for a program. With `--layout huggingface` and a
-    model of `hf:FOLDER`, the folder to write, which transformers loads."""
-    what: Literal["weights", "program"] = "weights"
-    """weights: the parameters, as safetensors. program: the model with its weights, from a batch as it is stored to
-    logits, as `jax.export` writes it."""
+    model of `hf:FOLDER`, the folder to write, which transformers loads; with `--what adapter`, the folder for PEFT."""
+    what: Literal["weights", "adapter", "program"] = "weights"
+    """weights: the parameters, as safetensors, with adapters merged. adapter: the adapters of `--training.lora` alone,
+    in PEFT's layout. program: the model with its weights, from a batch as it is stored to logits, as `jax.export`
+    writes it."""
     checkpoint: str = "best"
     """`best`, `latest`, or a number of attempted steps."""
     ema: bool = False
@@ -217,7 +218,7 @@ class Export(CommandSettings):
     trust_code: bool = False
     """Allow execution of code outside mpjax that the run names: a model, or a function for its data."""
     dtype: Literal["", "float32", "bfloat16", "float16"] = ""
-    """Weights: dtype of the parameters in the file; empty: the dtype in the checkpoint."""
+    """Weights, adapter: dtype of the parameters in the file; empty: the dtype in the checkpoint."""
     policy: str = ""
     """Programs: the precision to compute in; empty: the run's own."""
     platforms: Texts = ("cpu", "cuda")
@@ -225,12 +226,13 @@ class Export(CommandSettings):
 
     def faults(self, run: Config) -> Iterator[str]:
         """Yields a message for each set flag that `what` does not use, and for a wrong ending or platform."""
-        others = ("policy", "platforms") if self.what == "weights" else ("layout", "dtype")
-        for name in others:
+        others = {"weights": ("policy", "platforms"), "adapter": ("policy", "platforms", "layout")}
+        for name in others.get(self.what, ("layout", "dtype")):
             if getattr(self, name) != getattr(Export(run="", output=""), name):
                 yield f"--{name} has no meaning for --what {self.what}: leave it out"
-        if self.what == "program" and self.output.endswith(".safetensors"):
-            yield f"--output {self.output}: .safetensors is for --what weights; wanted another ending"
+        if self.what != "weights" and self.output.endswith(".safetensors"):
+            wanted = "the name of a folder" if self.what == "adapter" else "another ending"
+            yield f"--output {self.output}: .safetensors is for --what weights; wanted {wanted}"
         if not self.platforms or not set(self.platforms) <= set(PLATFORMS):
             yield f"--platforms {' '.join(self.platforms)}: wanted some of {', '.join(PLATFORMS)}"
 

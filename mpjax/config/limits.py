@@ -145,6 +145,7 @@ def _own_parts(config: Config) -> Iterator[str]:
         loss = "--training.objective" if objective else "the loss of segmentation"
         yield f"--training.label_smoothing {smoothing}: {loss} has none; leave it out"
     yield from _classes(config)
+    yield from _lora(config.training)
     if config.training.chunked_loss and (objective or config.training.metrics):
         setting = "objective" if objective else "metrics"
         chunk = config.training.chunked_loss
@@ -167,6 +168,23 @@ def _best(config: Config) -> Iterator[str]:
             f"--loop.best {best}: there is no such metric; {hint}mpjax has {', '.join(BEST)}, and those of "
             "--training.metrics of your own"
         )
+
+
+def _lora(training: Training) -> Iterator[str]:
+    if training.lora:
+        if training.freeze:
+            yield (
+                f"--training.freeze {' '.join(training.freeze)} with --training.lora, which freezes all but adapters: "
+                "leave --training.freeze out"
+            )
+        return
+    for field in ("lora_rank", "lora_alpha", "lora_variant", "lora_base", "lora_trained"):
+        if (value := getattr(training, field)) != getattr(Training(), field):
+            shown = " ".join(value) if isinstance(value, tuple) else value
+            yield (
+                f"--training.{field} {shown} without --training.lora: there are no adapters; leave it out, or write "
+                "--training.lora with patterns of layers"
+            )
 
 
 _WITH_CLASSES = ("classification", "text_classification", "segmentation")

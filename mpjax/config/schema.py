@@ -319,6 +319,22 @@ class Training:
     """Decay rate of an exponential moving average of the parameters, which is also evaluated; 0: none."""
     freeze: Texts = ()
     """Patterns of parameters and statistics, by path, that are not trained: `--training.freeze "stem/*" "blocks/0"`."""
+    lora: Texts = ()
+    """Patterns of linear layers, by path, that get low-rank adapters; all else is frozen: `--training.lora
+    "blocks/*/attention/*"`. Empty: no adapters, all is trained."""
+    lora_rank: Count = 16
+    """LoRA: the rank of the adapters."""
+    lora_alpha: Annotated[float, Limit("a positive number", lambda alpha: 0 < alpha < math.inf)] = 16.0
+    """LoRA: the product of an adapter is multiplied by this number over its rank (rslora: over the root of it)."""
+    lora_variant: Literal["lora", "rslora", "dora"] = "lora"
+    """LoRA: `lora`, `rslora` (another scale), or `dora` (the norms of the weight's columns are trained too)."""
+    lora_base: Literal["policy", "float32", "bfloat16", "float16", "int8", "nf4"] = "policy"
+    """LoRA: what frozen weights are stored in, whatever the policy computes in; norms stay in float32. policy: as the
+    policy stores all parameters. int8, nf4: linear layers but the head in blocks of 8- or 4-bit codes (QLoRA), the rest
+    in bfloat16."""
+    lora_trained: Texts = ()
+    """LoRA: patterns of parameters, by path, that are trained as they are, beside the adapters: `"head/*"` for new
+    classes."""
     batch_norm: Literal["device", "global"] = "device"
     """With several devices, the examples that batch norms take their statistics from: each device's own, or the whole
     batch's, which costs a sum over all devices for each norm."""

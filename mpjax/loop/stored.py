@@ -228,6 +228,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "metrics_lines": int,
     "score": (int, float),
     "checksums": dict,
+    "base": dict,
 }
 """The types of the values in a description. A valid digest does not show who wrote it."""
 

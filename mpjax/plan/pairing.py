@@ -128,14 +128,20 @@ class _Matching:
 
         XLA merged them. One of them has the module of the compiled product. The others are taken in order of their
         distance by path, and left out if they exceed what is missing. If the sum is not exact, nothing is paired.
+        Nothing is paired either if the module has as many traced products of the compiled product's size as compiled
+        ones: the inner products of two adapters share an operand, and together may be as large as an outer one.
 
         Args:
           parts: the number of devices that the product is divided over. The compiled product has this fraction of the
             multiplications.
           alike: `(product, other) -> bool`, whether XLA may have merged two traced products.
         """
+        whole_products = collections.Counter((product.module, product.size) for product in self.asked)
+        alone = collections.Counter((run.module, parts * run.size) for run in self.runs)
         for run in [run for run in self.runs if run.size]:
             whole = parts * run.size
+            if whole_products[run.module, whole] >= alone[run.module, whole]:
+                continue
             for seed in [
                 product for product in self.asked if product.module == run.module and 0 < product.size < whole
             ]:

@@ -301,7 +301,9 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
 
 
 def _cast_variables(variables: list, param_dtype: np.dtype) -> bool:
-    """Casts floating parameters to `param_dtype`, and batch statistics to the wider of it and float32, in place.
+    """Casts floating parameters to `param_dtype`, and adapters and batch statistics to the wider of it and float32.
+
+    A class of parameters with the attribute `in_float32` is of adapters (`mpjax.models.lora`).
 
     Returns:
       True if one of the variables is a floating parameter.
@@ -314,7 +316,8 @@ def _cast_variables(variables: list, param_dtype: np.dtype) -> bool:
             continue
         if isinstance(variable, nnx.Param):
             has_params = True
-            variable.set_value(_astype(variable.get_value(), param_dtype))
+            least = FLOAT32 if getattr(type(variable), "in_float32", False) else param_dtype
+            variable.set_value(_astype(variable.get_value(), widest(param_dtype, least)))
         elif isinstance(variable, nnx.BatchStat):
             variable.set_value(_astype(variable.get_value(), widest(param_dtype, FLOAT32)))
     return has_params

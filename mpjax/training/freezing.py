@@ -32,22 +32,33 @@ def frozen_paths(model: nnx.Module, patterns: Iterable[str]) -> frozenset[str]:
       UsageError: a pattern matches nothing, or only some blocks of a stack; or all parameters are frozen.
     """
     patterns = tuple(patterns)
+    frozen = covered_paths(model, patterns, _FLAG)
+    if patterns and set(take_apart(model)[1]) <= frozen:
+        raise UsageError(f"{_FLAG} {' '.join(patterns)}: all parameters are frozen; wanted some to train")
+    return frozen
+
+
+def covered_paths(model: nnx.Module, patterns: Iterable[str], flag: str) -> frozenset[str]:
+    """Collects the paths as `frozen_paths`, for the setting `flag`; patterns may cover all parameters.
+
+    Raises:
+      UsageError: a pattern matches nothing, or only some blocks of a stack.
+    """
+    patterns = tuple(patterns)
     if not patterns:
         return frozenset()
     paths = ArrayPaths.of(model)
-    single = paths.decided(patterns, [*paths.params, *paths.stats], _FLAG)
-    if set(paths.params) <= single.keys():
-        raise UsageError(f"{_FLAG} {' '.join(patterns)}: all parameters are frozen; wanted some to train")
+    single = paths.decided(patterns, [*paths.params, *paths.stats], flag)
     stacks, covered = stacks_of(model), set()
     for path in (name for arrays in take_apart(model)[1:] for name in arrays):
         rows = names_apart(path, stacks)
-        frozen = [name for name in rows if name in single]
-        if frozen and len(frozen) < len(rows):
+        matched = [name for name in rows if name in single]
+        if matched and len(matched) < len(rows):
             raise UsageError(
-                f"{_FLAG} '{single[frozen[0]]}' is for some of the {len(rows)} blocks that {path} holds, and with "
+                f"{flag} '{single[matched[0]]}' is for some of the {len(rows)} blocks that {path} holds, and with "
                 "scan_blocks they are one array: write --model.no_scan_blocks, or a pattern for all blocks"
             )
-        covered |= {path} if frozen else set()
+        covered |= {path} if matched else set()
     return frozenset(covered)
 
 

@@ -22,6 +22,10 @@ from mpjax.precision.module_tree import class_names
 from mpjax.precision.rules import is_norm
 
 
+_ADAPTER = ("lora_a", "lora_b")
+"""The attributes of a linear layer with the matrices of its adapter (`mpjax.models.lora`)."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Kernels:
     """The kernels of a model: parameters of two axes or more, without `others`.
@@ -29,8 +33,9 @@ class Kernels:
     Attributes:
       stacks: the stacks of blocks in the model.
       others: the paths of biases and of parameters of norms, which are no kernels with any number of axes.
-      matrices: the numbers of input and output axes of the kernels of linear layers, except heads, by path. The output
-        axes are the last axes of a kernel, and the input axes come before them. None: not known.
+      matrices: the numbers of input and output axes of the kernels of linear layers, except heads, and of the matrices
+        of their adapters, by path. The output axes are the last axes of a kernel, and the input axes come before them.
+        None: not known.
 
     Paths are those of single blocks, `blocks/3/mlp/up/kernel`.
     """
@@ -73,6 +78,7 @@ def kernels_of(model: nnx.Module) -> Kernels:
         others += [f"{prefix}{name}" for name in held if name == "bias" or is_norm(class_names(module))]
         if isinstance(module, nnx.Linear | nnx.LinearGeneral) and path not in heads:
             matrices[f"{prefix}kernel"] = (_count(module.in_features), _count(module.out_features))
+            matrices |= {f"{prefix}{name}": (1, 1) for name in held if name in _ADAPTER}
     return Kernels(stacks_of(model), frozenset(others), matrices)
 
 

@@ -133,9 +133,9 @@ class NamedRule:
         if "weight_decay" in names:
             known |= {"mask": kernels.mask, "weight_decay_mask": kernels.mask}
         if self.takes_matrices and kernels.matrices is not None:
-            if not kernels.matrices:
+            if not any(kernels.matrices if params is None else kernels.dimension_numbers(params).values()):
                 raise UsageError(
-                    f"{self.name} orthogonalizes the updates of linear layers, and the model has none besides a head: "
+                    f"{self.name} orthogonalizes the updates of linear layers, and none besides a head is trained: "
                     "write --optimizer.name adamw"
                 )
             known |= {_MATRICES: kernels.dimension_numbers}

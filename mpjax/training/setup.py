@@ -93,6 +93,12 @@ def _call(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> tuple[Shapes
     return images, (_BATCH, fields["label"].num_classes)
 
 
+def as_loaded(params: Arrays, stats: Arrays, key: jax.Array) -> tuple[Arrays, Arrays]:
+    """Returns the arrays of a model as they are: `Task.complete` of a model that has nothing made of its weights."""
+    del key
+    return params, stats
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """A model with its policy applied, and its objective.
@@ -103,9 +109,11 @@ class Task:
       cast: adds the policy's casts to a pure function that calls the model; the identity if the model casts its own
         arrays.
       precision: the report of each submodule's dtypes.
-      make_model: `key -> model` with initial values.
+      make_model: `key -> model` with initial values, before `complete`.
       abstract: the model with shapes and dtypes in place of arrays.
       frozen: paths of the parameters and statistics that are not trained; a stacked array has one path.
+      complete: `(params, stats, key) -> (params, stats)`: the arrays of `abstract` from those of a model that has its
+        weights: what is made of weights, such as adapters, is added. By default nothing is.
     """
 
     structure: Structure
@@ -115,6 +123,7 @@ class Task:
     make_model: Callable[[jax.Array], nnx.Module]
     abstract: nnx.Module
     frozen: frozenset[str] = frozenset()
+    complete: Callable[[Arrays, Arrays, jax.Array], tuple[Arrays, Arrays]] = as_loaded
 
     @property
     def frozen_apart(self) -> frozenset[str]:
@@ -197,7 +206,8 @@ def make_state(
     model = task.make_model(key)
     _, params, stats = take_apart(model)
     params, stats = (replaced(arrays, pretrained, stacks_of(model)) for arrays in (params, stats))
-    return create_state(params, stats, tx, ema=ema)
+    params, stats = task.complete(params, stats, key)
+    return create_state(params, stats, tx, ema=ema, frozen=task.frozen)
 
 
 _RUNS_ONCE = {"xla_backend_optimization_level": 0}

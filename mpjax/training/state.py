@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import jax
@@ -172,7 +172,7 @@ class TrainState:
       params: parameters by path, in the policy's `param_dtype`.
       stats: batch statistics by path, float32.
       opt_state: the optimizer's state, including the loss scale and the number of skipped steps.
-      ema: moving average of the parameters by path, float32; empty if not kept.
+      ema: moving average of the trained parameters by path, float32; empty if not kept.
     """
 
     step: jax.Array
@@ -182,29 +182,41 @@ class TrainState:
     ema: Arrays
 
     @property
+    def averaged(self) -> Arrays:
+        """The parameters, with their moving average in place of those that have one."""
+        return {**self.params, **self.ema}
+
+    @property
     def attempts(self) -> jax.Array:
         """The number of attempted steps, applied or skipped, int32: the position in the data."""
         return self.step + loss_scale_state(self.opt_state).skipped
 
 
-def create_state(params: Arrays, stats: Arrays, tx: optax.GradientTransformation, *, ema: bool = False) -> TrainState:
+def create_state(
+    params: Arrays,
+    stats: Arrays,
+    tx: optax.GradientTransformation,
+    *,
+    ema: bool = False,
+    frozen: Collection[str] = (),
+) -> TrainState:
     """Creates the state before the first step. The function is pure: it works under `jit` and `jax.eval_shape`.
 
-    With `ema`, the state has a moving average, which starts at the parameters, in float32 (or wider). The state holds
-    `params` and `stats` themselves, not copies: a training step, which donates the state, deletes them. An array that
-    shares a buffer with another array of the state is copied.
+    With `ema`, the state has a moving average of the parameters that are not `frozen`, which starts at them, in float32
+    (or wider). The state holds `params` and `stats` themselves, not copies: a training step, which donates the state,
+    deletes them. An array that shares a buffer with another array of the state is copied.
 
     Raises:
       DtypeError: batch statistics are not float32 (float64 for float64 parameters).
     """
     check_dtypes(stats, _at_least_float32(params), name="batch statistics")
-    averaged = jax.tree.map(lambda p: jnp.asarray(p, widest(p.dtype, FLOAT32)), params) if ema else {}
+    averaged = {name: jnp.asarray(p, widest(p.dtype, FLOAT32)) for name, p in params.items() if name not in frozen}
     state = TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         stats=stats,
         opt_state=tx.init(params),
-        ema=averaged,
+        ema=averaged if ema else {},
     )
     return without_shared_buffers(state)
 

@@ -58,7 +58,7 @@ def test_every_field_of_a_section_round_trips(section, tmp_path):
     special |= {
         "optimizer.name": "mine.py:rule",
         "optimizer.schedule": "mine.py:rate",
-        "training.freeze": ("stem/*", "b"),
+        **dict.fromkeys(("training.freeze", "training.lora", "training.lora_trained"), ("stem/*", "b")),
         "mesh.rules": {"layers/*": "columns", "type:Linear": "whole"},
     }
     special |= {

@@ -55,6 +55,15 @@ def test_different_sizes_in_one_product():
     assert [pair[2] for pair in pairs(asked, [run("b/query", 47)])] == ["", NOWHERE, NOWHERE]
 
 
+def test_a_product_of_the_size_of_two_that_share_an_operand_is_not_taken_for_them():
+    """Adapters of two layers read one input, and their inner products together are as large as an outer one."""
+    shared = {"values": ("x",)}
+    asked = [ask("a/lora", 8, **shared), ask("a/lora", 16), ask("b/lora", 8, **shared), ask("b/lora", 12)]
+    wide = dataclasses.replace(run("a/lora", 16), result="float32")
+    runs = [run("a/lora", 8), wide, run("b/lora", 8), run("b/lora", 12)]
+    assert [pair[1:] for pair in pairs(asked, runs)] == [(F16, "")] * 4
+
+
 def test_products_in_one_share_an_operand_and_not_only_a_size():
     """The keys and values of grouped attention together are as large as its output projection."""
     out, query, key, value = (

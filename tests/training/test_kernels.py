@@ -6,12 +6,14 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from optax.contrib import MuonDimensionNumbers
 
 from mpjax.config.schema import Model, Optimizer
 from mpjax.data import labelled_images
 from mpjax.errors import UsageError
 from mpjax.models import build_model
 from mpjax.models.gpt2 import GPT2
+from mpjax.models.lora import add_lora
 from mpjax.models.scan import apart
 from mpjax.training import take_apart
 from mpjax.training.kernels import kernels_of
@@ -95,12 +97,12 @@ def test_weight_decay_leaves_biases_of_attention_with_and_without_packing(name, 
     assert moved == decaying(model)
 
 
-def muon(model, **settings):
+def muon(model, params=None, **settings):
     return update_rule(
         Optimizer(name="muon", schedule="constant", weight_decay=0.0, **settings),
         optax.constant_schedule(0.1),
         kernels_of(model),
-        params=take_apart(model)[1],
+        params=params or take_apart(model)[1],
     )
 
 
@@ -143,8 +145,22 @@ def test_muon_refuses_stacks_where_a_block_depends_on_the_others():
 def test_muon_without_a_hidden_linear_layer_is_an_error():
     config = Model(name="resnet18", width=8)
     model = build_model(config, fields=labelled_images(10, (8, 8, 3)), rngs=nnx.Rngs(0))
-    with pytest.raises(UsageError, match=r"has none besides a head: write --optimizer\.name adamw"):
+    with pytest.raises(UsageError, match=r"none besides a head is trained: write --optimizer\.name adamw"):
         muon(model)
+
+
+def test_muon_where_only_other_parameters_are_trained_is_an_error():
+    model = gpt2()
+    trained = {path: param for path, param in take_apart(model)[1].items() if not path.startswith("blocks")}
+    with pytest.raises(UsageError, match=r"none besides a head is trained: write --optimizer\.name adamw"):
+        muon(model, params=trained)
+
+
+def test_muon_orthogonalizes_the_matrices_of_adapters():
+    model = gpt2()
+    add_lora(model, ["blocks/*/mlp/up"], rank=2, rngs=nnx.Rngs(0))
+    axes = kernels_of(model).dimension_numbers(take_apart(model)[1])
+    assert axes["blocks/0/mlp/up/lora_a"] == axes["blocks/1/mlp/up/lora_b"] == MuonDimensionNumbers((-2,), (-1,))
 
 
 def test_axes_of_ones_own_take_the_place_of_those_of_the_model():

@@ -97,7 +97,8 @@ def export_safetensors(
                 "allow_lossy=True accepts the loss instead",
             )
         )
-    _write(file, _foreign(arrays, chosen), layout)
+    # Transformers refuses a file without `format`.
+    write_tensors(file, _foreign(arrays, chosen), format="np" if layout == "mpjax" else "pt")
     return PretrainedReport(str(file), layout, tuple(rows))
 
 
@@ -121,9 +122,8 @@ def _foreign(arrays: Mapping[str, np.ndarray], layout: WeightMap) -> dict[str, n
     return {key: np.array(array, order="C", copy=None) for key, array in whole.items()}
 
 
-def _write(file: pathlib.Path, tensors: Mapping[str, np.ndarray], layout: str) -> None:
-    # Transformers refuses a file without `format`. It is the only item: safetensors writes several items in any order,
-    # so equal models would yield different files.
-    about = {"format": "np" if layout == "mpjax" else "pt"}
+def write_tensors(file: pathlib.Path, tensors: Mapping[str, np.ndarray], *, format: str) -> None:
+    """Writes contiguous arrays to a safetensors file atomically; `format` says whose names they have ("pt", "np")."""
+    # It is the only item: safetensors writes several items in any order, so equal models would yield different files.
     with replacing(file) as opened:
-        save_file(dict(tensors), pathlib.Path(opened.name), metadata=about)
+        save_file(dict(tensors), pathlib.Path(opened.name), metadata={"format": format})

@@ -146,13 +146,13 @@ def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, File
       names: the name of each layer in the file, by its path in the model: `{"stem/conv": "conv1"}`.
 
     Returns:
-      The entries of all variables of these layers, by our path, as in
+      The entries of the weights, biases and statistics of these layers, by our path, as in
       `{"stem/conv/kernel": FileEntry("conv1.weight", CONV)}`.
     """
     entries = {}
     for path, variable in variables_of(model).items():
         module, _, leaf = path.rpartition("/")
-        if module in names:
+        if module in names and leaf in _NAMES:
             transform = _KERNELS[len(variable.get_value().shape)] if leaf == "kernel" else SAME
             entries[path] = FileEntry(f"{names[module]}.{_NAMES[leaf]}", transform)
     return entries
