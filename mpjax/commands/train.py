@@ -247,6 +247,12 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
         )
         if (attempts := int(state.attempts)) < when.steps:
             writer.message(f"stopped at step {attempts} of {when.steps}{callbacks.reason}")
+        elif (
+            config.task == "language_modeling" and config.model.weights and company.processes == 1 and run.plan.is_half
+        ):
+            from mpjax.commands.mismatch_of_run import told_of_mismatch
+
+            writer.message(told_of_mismatch(run, state))
         # Results come before the writers close, because loggers store these files.
         summary = None
         if company.first:

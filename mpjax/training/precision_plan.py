@@ -49,6 +49,11 @@ class PrecisionPlan(NamedTuple):
         return storage_policy(self.policy) if self.mode == "autocast" else self.policy
 
     @property
+    def is_half(self) -> bool:
+        """True if the policy computes in half precision; rules do not count."""
+        return self.policy.compute_dtype in HALF
+
+    @property
     def float64(self) -> bool:
         """True if the policy's parameter, compute or output dtype is float64; rules do not count."""
         return FLOAT64 in (self.policy.param_dtype, self.policy.compute_dtype, self.policy.output_dtype)

@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -207,7 +208,7 @@ def decoder(tmp_path_factory):
         ("mixed_float8", "--training.lora_base bfloat16 --training.lora_variant rslora"),
     ],
 )
-def test_what_was_asked_runs_and_the_folder_of_a_decoder_serves_every_command(decoder, tmp_path, policy, flags):
+def test_what_was_asked_runs_and_the_folder_of_a_decoder_serves_every_command(decoder, tmp_path, capsys, policy, flags):
     """Strictly: no product of a layer or of an adapter runs in another dtype than asked for, but for this device's."""
     shared = (
         "--task language_modeling --data.name docstrings --data.tokenizer bytes --data.length 16 --data.batch_size 8 "
@@ -219,6 +220,7 @@ def test_what_was_asked_runs_and_the_folder_of_a_decoder_serves_every_command(de
     summary = run(load_config(f"--output_dir {folder} {shared} --precision.policy {policy} {flags}".split()))
     assert (summary["steps"], summary["skipped"]) == (8, 0)
     assert summary["test/loss"] < math.log(260)
+    assert re.search(r"of 15 tokens of a test text, \d+\.\d% have another probability", capsys.readouterr().out)
     metrics = evaluate_run(Evaluation(run=str(folder)))
     assert metrics["test/loss"] == pytest.approx(summary["test/loss"], rel=1e-5)
     export_run(Export(run=str(folder), output=str(tmp_path / "m"), layout="huggingface", dtype="float32"))
