@@ -127,7 +127,7 @@ def _of_files(settings: Prediction) -> Writer:
     model = split(load_decoder(folder, policy=plan.module_policy))
 
     def start(text: str) -> list[int]:
-        """As the tokenizer frames a text, such as with a token that begins it."""
+        """Tokenizes a whole text, with the special tokens that the tokenizer itself puts before and behind it."""
         return tokenizer.framed([text], 1 << 30).values.tolist()
 
     return Writer(model, uncast, tokenizer, start, _ends(folder) or frozenset({tokenizer.end}))

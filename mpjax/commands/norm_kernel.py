@@ -50,7 +50,7 @@ def _why_not(model: nnx.Module, plan: PrecisionPlan, mesh: Mesh) -> str | None:
 
 
 def _norms(model: nnx.Module) -> Iterator[tuple[str, Any]]:
-    """Yields path and module of `norm1` and `norm2` in each block that normalises first (`pre_norm`)."""
+    """Yields path and module of `norm1` and `norm2` in each block whose `order` is the kernel's `pre_norm`."""
     for path, module in modules_of(model).items():
         if getattr(module, "order", None) is pre_norm:
             yield from ((f"{path}/{name}", getattr(module, name)) for name in ("norm1", "norm2"))

@@ -117,12 +117,13 @@ def names_code(spec: Code) -> bool:
 
 
 def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: Config | None = None) -> None:
-    """Raises UsageError if a stored run names code that the user neither trusts nor named on the command line.
+    """Raises UsageError if a run names code (`code_of`) that the user neither trusts nor named in the same setting.
 
-    Objects that were passed to the run in Python are an error even if trusted, unless `said` has the same setting.
+    A setting passes if `said` names the same code in it. In another setting, an object that was passed to the run in
+    Python is an error even if trusted, because the settings do not hold it.
 
     Args:
-      stored: the settings of the run.
+      stored: the settings of the run; those of the user may be over them.
       where: the folder of the run, for the message.
       trusted: whether `--trust_code` was set.
       said: the settings of the user, without those of stored runs; None: the user named no code.

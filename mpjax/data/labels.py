@@ -74,9 +74,15 @@ def _of_no_class(train: np.ndarray, config: Data) -> str:
 def _of_other_classes(train: np.ndarray, test: np.ndarray, label: Label, config: Data) -> str:
     """Formats the warning that the splits were not drawn from the same classes, or returns an empty text.
 
-    It warns of classes that occur only in the test split, and of a test split that lacks at least half of the classes.
-    Differences that random splits of these sizes show with a probability of `_CHANCE` or more are accepted. `train` and
-    `test` are the numbers of examples of each class, int [num_classes].
+    It warns of classes that occur only in the test split, and of a test split that lacks at least half of the classes
+    that occur in either split. Differences that random splits of these sizes show with a probability of `_CHANCE` or
+    more are accepted.
+
+    Args:
+      train: the number of training examples of each class, int [num_classes].
+      test: the number of test examples of each class, int [num_classes].
+      label: the field, for the names of the classes.
+      config: the settings of the data, for the names of the splits.
     """
     both, tested = train + test, int(test.sum())
     examples, classes = int(both.sum()), int(np.count_nonzero(both))

@@ -129,8 +129,8 @@ def scan(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pai
 def with_every_rounding(run: Callable, *args):
     """Computes `run(*args)` as one compiled program in which XLA rounds the result of every operation.
 
-    By default XLA may compute several operations in float32 and round once (`xla_allow_excess_precision`). Inside
-    another loop or a jitted step, `run` is only traced into the outer program.
+    By default XLA may compute several operations in float32 and round once (`xla_allow_excess_precision`). While an
+    outer program is traced, such as a loop or a jitted step, `run` becomes a part of it, and its options decide.
     """
     program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
     body, consts = opened(program)

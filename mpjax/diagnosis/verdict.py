@@ -233,7 +233,7 @@ def _underflow(program: Program, trace: Trace, scale: float, reference: Referenc
     if max(lost, default=0.0) <= tolerance:
         return None
     worst = int(np.argmax(lost))
-    if (finding := _zero_by_overflow(program, trace, scale, reference, program.gradients[worst])) is not None:
+    if (finding := _zero_by_overflow(program, trace, scale, reference, program.parameter(worst))) is not None:
         return finding
     flushed = flushed_share(trace.wide[1 + worst], trace.low[1 + worst])
     index = next((i for i, reading in enumerate(trace.readings) if reading.lost_share > tolerance), None)
@@ -254,7 +254,11 @@ def _underflow(program: Program, trace: Trace, scale: float, reference: Referenc
 def _zero_by_overflow(
     program: Program, trace: Trace, scale: float, reference: Reference, gradient: str
 ) -> Finding | None:
-    """Finds the overflow that makes gradients zero, for example by a division by inf; None if they underflow."""
+    """Finds the overflow that makes gradients zero, for example by a division by inf; None if no overflow does.
+
+    The first overflow is at fault if gradients are still lost without underflow, and kept without overflow; the step is
+    emulated again to find out. `gradient` is the path of one that is lost, for the evidence.
+    """
     seen = zip(trace.sites, trace.readings, strict=True)
     over = next(((site, reading) for site, reading in seen if reading.begins and reading.overflow), None)
     if over is None or _keeps_gradients(_NO_BOTTOM, program, scale, reference):

@@ -36,8 +36,8 @@ def seat_of(settings: Distributed, environment: Mapping[str, str] = os.environ) 
     if the environment may be that of a cluster, and may ask other machines.
 
     Raises:
-      UsageError: the settings are incomplete, the variables of the cluster contradict each other, or the other
-        processes cannot be found.
+      UsageError: the settings are incomplete or wrong, the variables of the cluster are wrong or contradict each
+        other, the other processes cannot be found, or the GPUs of a node do not divide evenly among its tasks.
     """
     check_distributed(settings)
     if settings.processes:

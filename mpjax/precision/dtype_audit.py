@@ -179,7 +179,10 @@ def _stored(inputs: dict[str, Any], models: ModelArguments, policy: Policy, para
 
 
 def _stored_by(policy: Policy, at: tuple, module) -> dict[str, np.dtype]:
-    """Finds the dtypes in which `apply_policy` stores the state of a module, by path from the key path `at`."""
+    """Finds the dtypes in which `apply_policy` stores a module's parameters and batch statistics, by path.
+
+    The paths begin with that of the module, the key path `at`.
+    """
     return {f"{path_name(at)}/{name}".removeprefix("/"): dtype for name, dtype in stored_dtypes(module, policy).items()}
 
 

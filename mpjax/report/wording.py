@@ -59,9 +59,10 @@ _FILES_ONLY = ("train/grad_norm", "train/learning_rate", "train/consecutive_skip
 
 
 def training_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The label and the text of each training metric that the console shows.
+    """Lists the label and the text of each training metric (`train/NAME`) that the console shows, in order.
 
-    Loss and scores are first, then a user's own metrics, then the others. Metrics of `_FILES_ONLY` are left out.
+    Loss, accuracy and iou (`_QUALITY`) are first, then a user's own metrics, which are all that mpjax has no name for,
+    then the others of `_TRAIN`. Metrics of `_FILES_ONLY` are left out.
     """
     users = [name for name in metrics if name.startswith("train/") and name not in (*_TRAIN, *_FILES_ONLY)]
     fields = {**{name: (name.removeprefix("train/"), number) for name in users}, **_TRAIN}

@@ -99,8 +99,8 @@ def evaluate(
       params: parameters by path.
       stats: statistics by path.
       batches: at least one batch, on the host or on the device; at most `AHEAD` of them are on the device at a time.
-      conclude: maps the sums over all examples, added in float64 on the host, to metrics; by default, divides each sum
-        by `count`.
+      conclude: maps the sums over all examples, added in float64 on the host, to metrics; by default `means`, which
+        divides an array by `count`, and lets a `Mean` divide by its own weights.
     """
     sums: list = []
     for batch in batches:

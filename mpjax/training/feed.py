@@ -118,7 +118,7 @@ class Resident:
 
     @classmethod
     def of(cls, batches: BatchesInMemory, sharding: NamedSharding) -> "Resident":
-        """Creates the feed, and copies the whole set of `batches` to every device."""
+        """Creates a feed of batches with this `sharding`, and copies the whole set to every device of its mesh."""
         return cls(batches, sharding, place(batches.arrays, NamedSharding(sharding.mesh, PartitionSpec())))
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:

@@ -171,7 +171,10 @@ def _sizes(
     key_heads: int | None = None,
     activation: tuple[str, str] = ("hidden_act", "silu"),
 ) -> dict[str, Any]:
-    """Reads the settings that all families have, as arguments of `DecoderSettings` by name.
+    """Takes the keys of sizes, activation and epsilon, and returns them as arguments of `DecoderSettings` by name.
+
+    The number of layers is not among them. It raises UsageError for a key that is missing or wrong, and for dropout of
+    attention or a feed-forward layer in chunks, which mpjax does not have.
 
     Args:
       keys: the keys.

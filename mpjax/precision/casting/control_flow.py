@@ -1,6 +1,6 @@
 """Runs control flow for autocast: each body runs with casts, inside the same construct as before.
 
-The carry of a loop keeps its traced dtypes. An output of several branches gets the widest dtype among them. Each
+The carry of a loop keeps its traced dtypes. An output of several branches gets the dtype that theirs promote to. Each
 handler takes the function that runs a jaxpr (`Interpreter.run`), the equation, its inputs (a list of `Value`), and the
 debug information of its program. It returns the outputs, a list of `Value`.
 """
@@ -129,9 +129,9 @@ def while_loop(run, eqn, inputs, debug_info) -> list:
 
 
 def cond(run, eqn, inputs, debug_info) -> list:
-    """Runs an equation of `lax.cond`, `lax.switch` or `lax.platform_dependent` with casts in each branch.
+    """Runs an equation of `lax.cond`, `lax.switch` or `lax.platform_dependent`, and each of its branches by `run`.
 
-    A floating output gets the widest dtype that a branch gives it.
+    A floating output gets the dtype that its dtypes in all branches promote to (`widest`).
     """
     index, *operands = arrays_of(inputs)
     facts = [value.fact for value in inputs[1:]]
