@@ -257,10 +257,10 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields
         if config.mesh.float8_gather:
             raise UsageError("--mesh.float8_gather gathers over fsdp, and --mesh.fsdp is 1: leave it out")
         return layout
-    travels, given = task.narrowed(params, stats, prepared_shapes(task, fields))
+    travels, model_dtypes = task.transfer_dtypes(params, stats, prepared_shapes(task, fields))
     if config.mesh.float8_gather:
         travels |= dict.fromkeys(_quantised_weights(task, divided), E4M3)
-    return dataclasses.replace(layout, travels=travels, given=given, blocks=tuple(blocks_of(task.abstract)))
+    return dataclasses.replace(layout, travels=travels, given=model_dtypes, blocks=tuple(blocks_of(task.abstract)))
 
 
 def _quantised_weights(task: Task, divided: Collection[str]) -> list[str]:
