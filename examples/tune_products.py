@@ -41,7 +41,7 @@ from mpjax.config.limits import is_auto
 from mpjax.precision.calls import modules_of, wrap
 from mpjax.precision.dtypes import FLOAT32, HALF, is_floating, widest
 from mpjax.precision.rules import HEAD, NORM, covers, scope_lineage
-from mpjax.training.mesh import place
+from mpjax.training.mesh import put_on_devices
 from mpjax.training.setup import Task
 
 
@@ -402,7 +402,7 @@ def _micro_batch(run: Run, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Sha
 def _step_of(run: Run, batch: Mapping[str, np.ndarray]) -> Callable[[], Any]:
     """Builds a function that runs the compiled step of a run once, on a state that it keeps for its next call."""
     state = run.packing.pack(fresh_state(run))
-    placed = place(batch, run.split)
+    placed = put_on_devices(batch, run.split)
     step = run.train_step.lower(state, placed).compile()
 
     def once():

@@ -25,7 +25,7 @@ from mpjax.errors import DataWarning, UsageError, printable
 from mpjax.files import replacing
 from mpjax.training.eval_step import AHEAD
 from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh, place
+from mpjax.training.mesh import make_mesh, put_on_devices
 from mpjax.training.predict_step import make_predict_step, outputs_for
 from mpjax.training.setup import check_fit
 
@@ -82,7 +82,7 @@ def predict_run(settings: Prediction) -> int:
             """Yields inputs, batches and outputs; later batches are read while the device computes."""
             running: collections.deque = collections.deque()
             for batch in batches:
-                running.append((*batch, step(params, state.stats, place(batch.arrays, sharding))))
+                running.append((*batch, step(params, state.stats, put_on_devices(batch.arrays, sharding))))
                 while len(running) >= AHEAD:
                     yield jax.device_get(running.popleft())
             while running:

@@ -159,7 +159,7 @@ def _asked_by_policy(
     For a recipe, these are the float8 dtypes of its pass. Otherwise it is the compute dtype for each operand.
     """
     float8 = _is_float8(operands)
-    if float8 and policy.own:
+    if float8 and policy.users_product:
         return operands
     if policy.recipe is not None and (float8 or policy.required):
         forward, gradient = str(policy.recipe.forward), str(policy.recipe.gradient)
@@ -180,7 +180,7 @@ def _early(traced: TracedProduct, requested: Sequence[str], policy: AskedDtypes,
         return f"the function itself {done} {written(traced.operands)}"
 
     def fits(dtype: str) -> bool:
-        allowed = dtype in rounds or policy.own
+        allowed = dtype in rounds or policy.users_product
         return (allowed and not _is_float8([dtype])) or any(compared([goal], [dtype]) != NARROWER for goal in requested)
 
     before = [dtype for dtype in traced.rounded if not fits(dtype)]
@@ -205,7 +205,7 @@ def _other_recipe(
     `traced` is None without the traced program. Outside of GPUs, scales of blocks are then unknown, and not compared.
     """
     recipe = policy.recipe
-    if recipe is None or policy.own or not _is_float8(requested):
+    if recipe is None or policy.users_product or not _is_float8(requested):
         return None
     if policy.applied is not None and policy.applied != recipe:
         actual, expected = _FINER.index(policy.applied.scaling), _FINER.index(recipe.scaling)

@@ -150,7 +150,7 @@ def test_a_layer_that_is_not_to_multiply_in_float8_and_does_is_narrower():
 
 
 def test_float8_of_a_layer_with_the_users_own_product_and_products_that_a_recipe_leaves_alone_are_as_asked():
-    assert of(asks(E4M3), runs(E4M3), policy=AskedDtypes(BF16, own=True)).verdict == "as asked"
+    assert of(asks(E4M3), runs(E4M3), policy=AskedDtypes(BF16, users_product=True)).verdict == "as asked"
     assert of(asks("bfloat16"), runs("bfloat16"), policy=AskedDtypes(BF16, FLOAT8)).verdict == "as asked"
 
 
