@@ -16,7 +16,7 @@ from mpjax.commands.jax_settings import set_up_jax
 from mpjax.commands.objective import choose_objective
 from mpjax.config import Config
 from mpjax.config.folders import data_folder
-from mpjax.config.user_code import has_colon
+from mpjax.config.user_code import may_name_code
 from mpjax.data.augment.preparation import preparation_of
 from mpjax.data.orientation import MIRRORED
 from mpjax.errors import UsageError
@@ -91,8 +91,8 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
 
     # A module of the user may keep arrays besides its variables, such as `self.offsets = jnp.arange(8)`. The trace of
     # `build` ends here, but these arrays are constants of every later program.
-    own = has_colon(config.model.name) and not config.model.folder
-    with jax.ensure_compile_time_eval() if own else contextlib.nullcontext():
+    is_users_model = may_name_code(config.model.name) and not config.model.folder
+    with jax.ensure_compile_time_eval() if is_users_model else contextlib.nullcontext():
         abstract: Any = nnx.eval_shape(build, jax.random.key(0))
     require_alike(abstract, plan.policy.rules, "--precision.rules")
     frozen, lora, complete = frozenset(), None, as_loaded

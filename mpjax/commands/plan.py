@@ -41,8 +41,8 @@ class Plans(dict[str, Any]):
 
     estimates: tuple[Estimate, ...]
 
-    def __init__(self, found: Mapping[str, Any], estimates: Sequence[Estimate]):
-        super().__init__(found)
+    def __init__(self, contents: Mapping[str, Any], estimates: Sequence[Estimate]):
+        super().__init__(contents)
         self.estimates = tuple(estimates)
 
     def _repr_html_(self) -> str:

@@ -14,7 +14,7 @@ from mpjax.training.objective import Batch, Values, means
 from mpjax.training.state import Arrays, Structure, uncast
 
 
-AHEAD = 4
+BATCHES_AHEAD = 4
 """Largest number of batches on the device, including the one in evaluation."""
 
 
@@ -98,7 +98,8 @@ def evaluate(
       eval_step: the step from `make_eval_step`.
       params: parameters by path.
       stats: statistics by path.
-      batches: at least one batch, on the host or on the device; at most `AHEAD` of them are on the device at a time.
+      batches: at least one batch, on the host or on the device; at most `BATCHES_AHEAD` of them are on the device at a
+        time.
       conclude: maps the sums over all examples, added in float64 on the host, to metrics; by default, divides each sum
         by `count`.
     """
@@ -106,8 +107,8 @@ def evaluate(
     for batch in batches:
         sums.append(eval_step(params, stats, batch))
         # Without the wait the host runs ahead, and the whole set accumulates in device memory.
-        if len(sums) >= AHEAD:
-            jax.block_until_ready(sums[-AHEAD])
+        if len(sums) >= BATCHES_AHEAD:
+            jax.block_until_ready(sums[-BATCHES_AHEAD])
 
     def total(*arrays: np.ndarray) -> Any:
         return sum(np.asarray(x, np.float64) for x in arrays)

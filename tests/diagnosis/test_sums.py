@@ -103,7 +103,7 @@ def test_a_sum_that_rounds_less_with_float32_s_inputs_is_named_all_the_same(monk
         trace = emulated(*args, **options)
         return trace._replace(readings=[reading._replace(noise=0.0) for reading in trace.readings])
 
-    monkeypatch.setattr(sums, "run", exact_alone)
+    monkeypatch.setattr(sums, "emulated", exact_alone)
     function, operation, _ = SUMS["rows of the weight"]
     found = diagnose(Net(function), mean_square, X, policy="mixed_bfloat16", search=False)
     assert (found.verdict, found.path, found.operation) == ("rounding", "own", operation)

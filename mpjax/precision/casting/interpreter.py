@@ -59,8 +59,8 @@ class Interpreter(NamedTuple):
       recipe_of: a function from named scope to the recipe of products with a weight; None for products in `dtype_of`.
       scope: the named scopes around the jaxpr.
       closed_over: the origin of arrays that the program closes over.
-      chosen_by_author: True if half precision in the program is its author's choice, such as `dtype=` of a sum; False if
-        a policy put it there.
+      chosen_by_author: True if half precision in the program is its author's choice, such as `dtype=` of a sum; False
+        if a policy put it there.
     """
 
     dtype_of: Callable[[str], np.dtype]
