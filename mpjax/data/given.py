@@ -73,8 +73,8 @@ class Inputs:
     Args:
       names: the name of each input, for the result and for messages.
       load: a function from the positions of inputs, counted from 0, to the stored inputs.
-      rows: a function from a stored input to the model's inputs that are made of it, as arrays [n, ...] by field. n is
-        above 1 for a long text cut into blocks and for an image cut into squares (`squares_of`), else 1. It raises
+      to_arrays: a function from a stored input to the model's inputs that are made of it, as arrays [n, ...] by field.
+        n is above 1 for a long text cut into blocks and for an image cut into squares (`squares_of`), else 1. It raises
         UsageError if the input cannot be read.
       mask: a function from a stored input and the predicted masks of its n rows to one mask of the image's size. None:
         the model predicts no masks.
@@ -84,7 +84,7 @@ class Inputs:
 
     names: Sequence[str]
     load: Callable[[Sequence[int]], Sequence[Any]]
-    rows: Callable[[Any], Arrays]
+    to_arrays: Callable[[Any], Arrays]
     mask: Callable[[Any, Sequence[np.ndarray]], np.ndarray] | None = None
     trained: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
 
@@ -142,7 +142,7 @@ def given_batches(
             return stored
         return [attempt(lambda position: inputs.load([position])[0], position) for position in positions]
 
-    rows_of = functools.partial(attempt, inputs.rows)
+    rows_of = functools.partial(attempt, inputs.to_arrays)
     with concurrent.futures.ThreadPoolExecutor(max(workers, 1)) as pool:
         for start in range(0, len(inputs.names), batch_size):
             positions = range(start, min(start + batch_size, len(inputs.names)))
@@ -201,11 +201,11 @@ def given_split(source: Source, config: Data) -> Inputs:
         return _to_segment(names, images, source, config)
     read = reader(source, config, training=False)
 
-    def rows(example: Any) -> Arrays:
+    def to_arrays(example: Any) -> Arrays:
         return read.batch([example])
 
     return Inputs(
-        names, lambda positions: source.test.__getitems__(list(positions)), rows, trained=_trained(source, read)
+        names, lambda positions: source.test.__getitems__(list(positions)), to_arrays, trained=_trained(source, read)
     )
 
 
@@ -288,7 +288,7 @@ def _to_segment(
     """
     read = _of_images(source, config)
 
-    def rows(image: Any) -> Arrays:
+    def to_arrays(image: Any) -> Arrays:
         stored = stored_in(image)
         if read.frame is None:
             return read.batch([{"image": stored}])
@@ -300,7 +300,7 @@ def _to_segment(
     def mask(image: Any, masks: Sequence[np.ndarray]) -> np.ndarray:
         return joined(masks, *read.size("image", stored_in(image))) if read.frame else masks[0]
 
-    return Inputs(names, load, rows, mask, _trained(source, read))
+    return Inputs(names, load, to_arrays, mask, _trained(source, read))
 
 
 def files_of(pattern: str) -> list[str]:

@@ -31,7 +31,7 @@ class Order(Protocol):
         """The number of full batches in an epoch; a smaller rest is left out."""
         ...
 
-    def rows(self, position: int) -> np.ndarray:
+    def example_numbers(self, position: int) -> np.ndarray:
         """Computes the numbers of the examples in the batch at `position`, counted from 0, int64 [B]."""
         ...
 
@@ -65,7 +65,7 @@ class Shuffled:
     def _permutation(self) -> Callable[[int], np.ndarray]:
         return _permutations(self.size, lambda epoch: np.random.Philox(key=[self.seed, epoch]))
 
-    def rows(self, position: int) -> np.ndarray:
+    def example_numbers(self, position: int) -> np.ndarray:
         """Computes the numbers of the examples in the batch at `position`, counted from 0, int64 [B]."""
         epoch, step = divmod(position, self.steps_per_epoch)
         return self._permutation(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
@@ -130,7 +130,7 @@ class Mixed:
         blocks = [self._block(number) for number in range(first, -(-end // BLOCK))]
         return np.concatenate(blocks, axis=1)[:, begin - first * BLOCK : end - first * BLOCK]
 
-    def rows(self, position: int) -> np.ndarray:
+    def example_numbers(self, position: int) -> np.ndarray:
         """Computes the numbers of the examples in the batch at `position`, counted from 0, int64 [B]."""
         return self._batch(position)[0]
 

@@ -127,7 +127,7 @@ class BatchesInMemory:
         """
         rows = self.share.rows(self.batch_size)
         for number in itertools.count(position):
-            chosen = self.order.rows(number)[rows]
+            chosen = self.order.example_numbers(number)[rows]
             yield chosen, self.orientation.of(chosen, self.order.epochs(number)[rows]) if self.orientation else {}
 
 

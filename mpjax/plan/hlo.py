@@ -194,10 +194,10 @@ def _instruction(line: str) -> Instruction | None:
 def _closing(text: str, start: int) -> int:
     """The index of the parenthesis that closes the parenthesis at `start`; a ValueError if none does."""
     depth = 0
-    for place in range(start, len(text)):
-        depth += (text[place] == "(") - (text[place] == ")")
+    for position in range(start, len(text)):
+        depth += (text[position] == "(") - (text[position] == ")")
         if depth == 0:
-            return place
+            return position
     raise ValueError(f"unclosed parenthesis in HLO text: {text[:80]!r}")
 
 

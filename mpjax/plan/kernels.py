@@ -188,12 +188,12 @@ def _before(computation: Computation, instruction: Instruction, known: dict) -> 
     The search ends at arguments, loops, collectives, the differentiated function, and kernels in `known`, which are
     named by computation and instruction.
     """
-    waiting, seen = [instruction], set()
+    waiting, visited = [instruction], set()
     while waiting:
         instruction = waiting.pop()
-        if instruction.name in seen or instruction.opcode in _ENDS or _is_given(instruction):
+        if instruction.name in visited or instruction.opcode in _ENDS or _is_given(instruction):
             continue
-        seen.add(instruction.name)
+        visited.add(instruction.name)
         if instruction.opcode not in FREE and not instruction.opcode.endswith("-done"):
             if (computation.name, instruction.name) in known:
                 continue

@@ -43,9 +43,9 @@ def plot_plans(plans: Sequence[Estimate], path: str | os.PathLike[str], title: s
         dress(panel, grid="x")
         # matplotlib lists lines first; bars belong before them.
         entries = sorted(zip(*panel.get_legend_handles_labels(), strict=True), key=lambda pair: pair[1] in _LINES)
-        place = (0, -0.16 - 0.3 / len(plans))
+        anchor = (0, -0.16 - 0.3 / len(plans))
         panel.legend(
-            *zip(*entries, strict=True), loc="upper left", bbox_to_anchor=place, ncols=3, frameon=False, fontsize=8
+            *zip(*entries, strict=True), loc="upper left", bbox_to_anchor=anchor, ncols=3, frameon=False, fontsize=8
         )
     save_figure(figure, path)
 

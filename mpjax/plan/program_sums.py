@@ -104,20 +104,39 @@ def rows_of_sums(
     compiled = {dtype for _, dtype in explicit}
     others = compiled - requested
 
-    def row(goal: str, run: str, verdict: str, reason: str) -> ReceiptRow:
-        doing = {(id(reduction), reduction.by) for reduction, dtype in explicit if dtype == run}
+    def row(goal: str, actual: str, verdict: str, reason: str) -> ReceiptRow:
+        doing = {(id(reduction), reduction.by) for reduction, dtype in explicit if dtype == actual}
         by = " and ".join(sorted({by for _, by in doing}))
-        return ReceiptRow("", "backward", "reduction", goal, run, run, run, by, max(len(doing), 1), verdict, reason)
+        return ReceiptRow(
+            "",
+            "backward",
+            "reduction",
+            goal,
+            actual,
+            actual,
+            actual,
+            by,
+            max(len(doing), 1),
+            verdict,
+            reason,
+        )
 
     rows = []
     for dtype in sorted(requested):
         goal = dtype if least is None or compared([least], [dtype]) != NARROWER else least
-        run = dtype if dtype in compiled else narrowest(sorted(others)) if others else ""
-        others -= {run}
-        if run:
-            verdict = compared([goal], [run])
+        actual = dtype if dtype in compiled else narrowest(sorted(others)) if others else ""
+        others -= {actual}
+        if actual:
+            verdict = compared([goal], [actual])
             who = "the function" if goal != dtype else "XLA"
-            rows.append(row(goal, run, verdict, "" if verdict == AS_ASKED else f"{who} adds over devices in {run}"))
+            rows.append(
+                row(
+                    goal,
+                    actual,
+                    verdict,
+                    "" if verdict == AS_ASKED else f"{who} adds over devices in {actual}",
+                )
+            )
         else:
             verdict, reason = (UNKNOWN, UNCLEAR) if compiled else (MISSING, "no sum over devices is in the program")
             rows.append(row(goal, "", verdict, reason))

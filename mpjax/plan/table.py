@@ -239,9 +239,9 @@ def comparisons(plans: Sequence[Estimate]) -> list[str]:
 
 
 def _is_without(other: Estimate, plan: Estimate) -> bool:
-    ours, theirs = get_policy(plan.policy), get_policy(other.policy)
+    policy, other_policy = get_policy(plan.policy), get_policy(other.policy)
     same = (other.gpu, other.xla, other.devices) == (plan.gpu, plan.xla, plan.devices)
-    return same and not theirs.recipes and ours.compute_dtype == theirs.compute_dtype
+    return same and not other_policy.recipes and policy.compute_dtype == other_policy.compute_dtype
 
 
 def _compared(plan: Estimate, other: Estimate) -> str:

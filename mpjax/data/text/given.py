@@ -57,12 +57,14 @@ def given_texts(inputs: Sequence[str], source: Source, config: Data, *, column: 
     rows_of = _classified if "length" in source.fields else _modelled
     fields = {name: field for name, field in source.fields.items() if name != "label"}
 
-    def rows(line: StoredText) -> Arrays:
+    def to_arrays(line: StoredText) -> Arrays:
         arrays = rows_of(decoded(line), tokenizer, config.length)
         counted = {"count": arrays.pop("count")} if "count" in arrays else {}
         return conform(arrays, fields) | counted
 
-    return Inputs([line.name for line in lines], lambda positions: [lines[position] for position in positions], rows)
+    return Inputs(
+        [line.name for line in lines], lambda positions: [lines[position] for position in positions], to_arrays
+    )
 
 
 def stored_texts(inputs: Sequence[str], *, column: str, header: Sequence[str] = ()) -> list[StoredText]:
