@@ -79,11 +79,7 @@ def _in_step(in_half: Sequence, in_float32: Sequence) -> Iterator[tuple[Any, Any
         yield from zip(in_half, in_float32, strict=True)
         return
     for block in difflib.SequenceMatcher(None, keys, others, autojunk=False).get_matching_blocks():
-        yield from zip(
-            in_half[block.a : block.a + block.size],
-            in_float32[block.b : block.b + block.size],
-            strict=True,
-        )
+        yield from zip(in_half[block.a : block.a + block.size], in_float32[block.b : block.b + block.size], strict=True)
 
 
 def _key(eqn) -> tuple:

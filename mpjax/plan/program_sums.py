@@ -108,17 +108,7 @@ def rows_of_sums(
         doing = {(id(reduction), reduction.by) for reduction, dtype in explicit if dtype == actual}
         by = " and ".join(sorted({by for _, by in doing}))
         return ReceiptRow(
-            "",
-            "backward",
-            "reduction",
-            goal,
-            actual,
-            actual,
-            actual,
-            by,
-            max(len(doing), 1),
-            verdict,
-            reason,
+            "", "backward", "reduction", goal, actual, actual, actual, by, max(len(doing), 1), verdict, reason
         )
 
     rows = []
@@ -130,12 +120,7 @@ def rows_of_sums(
             verdict = compared([goal], [actual])
             who = "the function" if goal != dtype else "XLA"
             rows.append(
-                row(
-                    goal,
-                    actual,
-                    verdict,
-                    "" if verdict == AS_ASKED else f"{who} adds over devices in {actual}",
-                )
+                row(goal, actual, verdict, "" if verdict == AS_ASKED else f"{who} adds over devices in {actual}")
             )
         else:
             verdict, reason = (UNKNOWN, UNCLEAR) if compiled else (MISSING, "no sum over devices is in the program")
