@@ -32,7 +32,7 @@ from mpjax.plan.hlo import parse
 from mpjax.plan.measure import random_batch
 from mpjax.plan.traffic import traffic_of
 from mpjax.training.escaped import trace
-from mpjax.training.mesh import make_mesh, place
+from mpjax.training.mesh import make_mesh, put_on_devices
 from mpjax.training.setup import initial_state
 
 
@@ -93,8 +93,8 @@ def begun(variant: Mapping[str, Any]) -> Begun:
     fields = fields_of(config, vocabulary=variant.get("vocabulary", 0))
     step = planned_step(config, fields)
     mesh = make_mesh(**step.sizes)
-    layout, packing, train_step = step.place(mesh)
-    batch = place(random_batch(fields, step.batch_size, 0), layout.batch(size=step.batch_size, accumulate=1))
+    layout, packing, train_step = step.build_on(mesh)
+    batch = put_on_devices(random_batch(fields, step.batch_size, 0), layout.batch(size=step.batch_size, accumulate=1))
     state = packing.pack(initial_state(step.task, step.tx, seed=0, ema=False, layout=layout))
     options = variant.get("options", step.compiler_options(mesh))
     return Begun(trace(train_step, state, batch).lower(), options, state, batch)

@@ -33,7 +33,7 @@ TASKS = {
 def measure(config: Config, repeats: int) -> dict:
     built = build_run(config)
     state = built.packing.pack(fresh_state(built))
-    batch = jax.device_put(next(iter(built.batches.from_position(0))), built.split)
+    batch = jax.device_put(next(iter(built.batches.from_position(0))), built.batch_sharding)
     start = time.perf_counter()
     probe = layer_probe(built).lower(state, batch, 1).compile()
     compiled = time.perf_counter()

@@ -115,7 +115,7 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
     "ReLU inside of large batch norms": (("ResNet-50",), {"mpjax.models.batch_norm.LARGE": 2**62}),
     "gradients of convolutions laid out as parameters": (
         ("ResNet-50",),
-        {"mpjax.training.shares.row_major": _same, "mpjax.training.memory_layout.row_major": _same},
+        {"mpjax.training.batch_shards.row_major": _same, "mpjax.training.memory_layout.row_major": _same},
     ),
     "max-pooling's gradient without a scatter": (("ResNet-50",), {"mpjax.models.resnet.max_pool": _flax_pool}),
     "two sums of a batch norm with one second stage": (("ResNet-50",), {"mpjax.models.batch_norm.MANY": 2**62}),
@@ -125,7 +125,7 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
     ),
     "one kernel to finish the sums of all gradients": (
         ("ResNet-50", "ResNet-50, float16", "ViT-B/16", "GPT-2 small"),
-        {"mpjax.training.shares.added_together": contextlib.nullcontext},
+        {"mpjax.training.batch_shards.added_together": contextlib.nullcontext},
     ),
     "vectors of the state in one array": (
         ("ResNet-50", "ResNet-50, float16", "ViT-B/16", "GPT-2 small"),

@@ -73,7 +73,7 @@ def receipt(step: PlannedStep, device: str) -> Receipt:
     """Compiles a step for a device and reads its receipt."""
     gpu = PLANNED.get(device)
     if gpu is None:
-        with step.wide():
+        with step.x64_if_float64():
             train_step, given = step.on(make_mesh(jax.devices()[:1]))
             traced = train_step.trace(*given)
             executable, jaxpr = traced.lower().compile(), traced.jaxpr

@@ -41,7 +41,7 @@ from mpjax.config.limits import is_auto
 from mpjax.precision.calls import modules_of, wrap
 from mpjax.precision.dtypes import FLOAT32, HALF, is_floating, widest
 from mpjax.precision.rules import HEAD, NORM, covers, scope_lineage
-from mpjax.training.mesh import place
+from mpjax.training.mesh import put_on_devices
 from mpjax.training.setup import Task
 
 
@@ -246,11 +246,11 @@ def _program(module: nnx.Module, call: tuple, policy: mpjax.Policy, compute_dtyp
 
     `call` holds the positional and the keyword arguments of the module, with shapes in place of arrays.
     """
-    module = nnx.merge(*nnx.split(module))
+    module = nnx.merge(*nnx.batch_sharding(module))
     outside = policy.compute_dtype
     mpjax.apply_policy(module, mpjax.Policy(widest(policy.param_dtype, compute_dtype), compute_dtype, outside))
     module.train()
-    graph, *state = nnx.split(module, nnx.Param, ...)
+    graph, *state = nnx.batch_sharding(module, nnx.Param, ...)
 
     def as_input(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, outside) if _is_abstract(leaf) and is_floating(leaf) else leaf
@@ -402,7 +402,7 @@ def _micro_batch(run: Run, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Sha
 def _step_of(run: Run, batch: Mapping[str, np.ndarray]) -> Callable[[], Any]:
     """Builds a function that runs the compiled step of a run once, on a state that it keeps for its next call."""
     state = run.packing.pack(fresh_state(run))
-    placed = place(batch, run.split)
+    placed = put_on_devices(batch, run.batch_sharding)
     step = run.train_step.lower(state, placed).compile()
 
     def once():

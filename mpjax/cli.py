@@ -187,9 +187,9 @@ def _help() -> str:
     return "\n".join([f"usage: {NAME} COMMAND ...", "", *(line.rstrip() for line in lines)])
 
 
-def imported(place: str) -> Any:
+def imported(reference: str) -> Any:
     """Imports the module of `module:name` and returns its attribute `name`."""
-    module, _, name = place.partition(":")
+    module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
 
 

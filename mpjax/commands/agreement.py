@@ -41,7 +41,7 @@ def require_agreement(
     }
     digests = company.gather(mine)
     for name in mine:
-        who_says = by_value({process: theirs[name] for process, theirs in enumerate(digests)})
+        who_says = by_value({process: process_digests[name] for process, process_digests in enumerate(digests)})
         if len(who_says) > 1:
             groups = " and of ".join(map(numbers, who_says.values()))
             raise UsageError(
@@ -50,10 +50,10 @@ def require_agreement(
             )
 
 
-def _digest(*parts: str | bytes) -> str:
+def _digest(*contents: str | bytes) -> str:
     hasher = hashlib.sha256()
-    for part in parts:
-        hasher.update(part.encode() if isinstance(part, str) else part)
+    for content in contents:
+        hasher.update(content.encode() if isinstance(content, str) else content)
         hasher.update(b"\0")
     return hasher.hexdigest()[:12]
 

@@ -58,7 +58,7 @@ class Run:
         states.
       source: the training and test examples.
       batches: training data.
-      split: the sharding of a training batch.
+      batch_sharding: the sharding of a training batch.
       feed: makes the inputs of `train_call`, named `fed`, from the training data.
       tests: evaluation data.
       when: the length of training, and the steps at which to log, evaluate and save.
@@ -73,7 +73,7 @@ class Run:
     packing: Packing
     source: data.Source
     batches: data.Batches
-    split: NamedSharding
+    batch_sharding: NamedSharding
     feed: Feed
     tests: data.EvalBatches
     when: When
@@ -134,10 +134,10 @@ def build_run(config: Config) -> Run:
     mesh = make_mesh(**config.mesh.sizes)
     devices = Layout(mesh)
     batch_size, tested = config.data.batch_size, config.data.eval_batch_size
-    split = devices.batch(size=batch_size, accumulate=config.training.accumulate)
+    batch_sharding = devices.batch(size=batch_size, accumulate=config.training.accumulate)
 
     source = data.open_source(config.data, data_folder(config), config.task)
-    batches = data.train_batches(source, config.data, config.seed, own_rows(split, batch_size))
+    batches = data.train_batches(source, config.data, config.seed, own_rows(batch_sharding, batch_size))
     tests = data.eval_batches(source, config.data, own_rows(devices.evaluation(tested), tested))
 
     # Durations come after the data, which fixes the length of an epoch.
@@ -152,7 +152,7 @@ def build_run(config: Config) -> Run:
         layers=steps(config.diagnosis.every),
         per_call=config.training.steps_per_call,
     )
-    feed = feed_of(batches, split, most_steps=when.per_call, device_bytes=config.data.on_device_mb * 2**20)
+    feed = feed_of(batches, batch_sharding, most_steps=when.per_call, device_bytes=config.data.on_device_mb * 2**20)
 
     fields = data.batch_fields(source, config.data)
     check_labels(fields, batches, tests, config.data)
@@ -165,7 +165,7 @@ def build_run(config: Config) -> Run:
         packing=packing,
         source=source,
         batches=batches,
-        split=split,
+        batch_sharding=batch_sharding,
         feed=feed,
         tests=tests,
         when=when,

@@ -155,8 +155,8 @@ def _flat(section: Any, prefix: str = ""):
 
 
 def _distinct(folders: Sequence[str]) -> Sequence[str]:
-    seen = [expanded(folder).resolve() for folder in folders]
-    twice = next((folder for i, folder in enumerate(folders) if seen[i] in seen[:i]), None)
+    resolved = [expanded(folder).resolve() for folder in folders]
+    twice = next((folder for i, folder in enumerate(folders) if resolved[i] in resolved[:i]), None)
     if twice is not None:
         raise UsageError(f"{twice} is given twice: wanted different runs")
     return folders
@@ -220,7 +220,7 @@ def _described(group: Group, runs: Sequence[ComparedRun]) -> dict[str, Any]:
     return {"name": group.name, "seeds": [run.seed for run in members], "runs": [run.folder for run in members]}
 
 
-def _results(found: Sequence[Comparison]) -> dict[str, Any]:
+def _results(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     return {
         comparison.metric: {
             "final": _contrast(comparison.final),
@@ -232,20 +232,20 @@ def _results(found: Sequence[Comparison]) -> dict[str, Any]:
             "last_step": comparison.steps[-1],
             "averaged_over": comparison.window,
         }
-        for comparison in found
+        for comparison in comparisons
     }
 
 
-def _contrast(found: Contrast) -> dict[str, Any]:
+def _contrast(contrast: Contrast) -> dict[str, Any]:
     return {
-        "reference": found.reference._asdict() | found.seeds[0]._asdict(),
-        "other": found.other._asdict() | found.seeds[1]._asdict(),
-        "difference": found.difference,
-        "bands": found.bands,
+        "reference": contrast.reference._asdict() | contrast.seeds[0]._asdict(),
+        "other": contrast.other._asdict() | contrast.seeds[1]._asdict(),
+        "difference": contrast.difference,
+        "bands": contrast.bands,
     }
 
 
-def _print(settings: Compare, names: Sequence[str], groups: Sequence[Group], found, says) -> None:
+def _print(settings: Compare, names: Sequence[str], groups: Sequence[Group], results, says) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=False)
@@ -255,7 +255,7 @@ def _print(settings: Compare, names: Sequence[str], groups: Sequence[Group], fou
 
     for name, group in zip(names, groups, strict=True):
         say(f"{name}  ({', '.join(group.runs)})")
-    for i, (comparisons, sentences) in enumerate(zip(found, says, strict=True), start=1):
+    for i, (comparisons, sentences) in enumerate(zip(results, says, strict=True), start=1):
         console.print(
             comparison_view.comparison_table((comparison_view.letter(0), comparison_view.letter(i)), comparisons)
         )

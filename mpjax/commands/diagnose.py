@@ -32,7 +32,7 @@ from mpjax.models.devices import why_not_on
 from mpjax.precision.presets import get_policy
 from mpjax.report.history import HISTORY_FILE, later_turns, read_history
 from mpjax.training import TrainState
-from mpjax.training.mesh import place, settle
+from mpjax.training.mesh import put_on_devices, resolve_sizes
 from mpjax.training.setup import pretrained_arrays
 
 
@@ -136,7 +136,7 @@ def on_devices_here(config: Config) -> Config:
         they depend on the examples of each device, or the gradients of norms are rounded otherwise.
     """
     try:
-        settle(config.mesh.sizes, jax.device_count())
+        resolve_sizes(config.mesh.sizes, jax.device_count())
     except UsageError:
         sizes = ", ".join(f"{name} {size}" for name, size in config.mesh.sizes.items())
         text = (
@@ -222,26 +222,26 @@ def replay(run: Run, train_call: Callable, folder: pathlib.Path, number: int):
     state = run.packing.pack(state)
     for count, fed in zip(counts, run.feed.calls(start, counts), strict=True):
         state, _ = train_call(state, fed, count)
-    stream = (place(batch, run.split) for batch in run.batches.from_position(position))
+    stream = (put_on_devices(batch, run.batch_sharding) for batch in run.batches.from_position(position))
     for _ in range(position + 1, number):
         state, _ = run.train_step(state, next(stream))
     return run.packing.unpack(state), next(stream)
 
 
 def in_view_of_float32(
-    found: Diagnosis, config: Config, state: TrainState, number: int, *, diverged: bool = False
+    diagnosis: Diagnosis, config: Config, state: TrainState, number: int, *, diverged: bool = False
 ) -> Diagnosis:
-    """Returns `found`, with the verdict "not_precision" if the run does not recover in float32 from the same state.
+    """Returns `diagnosis`, with the verdict "not_precision" if the run does not recover in float32 from the same state.
 
     `state` is the unpacked state before step `number`. It trains `FURTHER` steps in float32, from the batch of that
     step on. The run recovers if the loss of the last step is finite and below twice the loss of the untrained model on
     the batch of step `number`. The verdict "not_precision" stays without training; so does "healthy", unless the run
     `diverged` at the step: a gradient may be finite while its norm is not.
     """
-    if found.verdict == "not_precision" or (found.verdict == "healthy" and not diverged):
-        return found
+    if diagnosis.verdict == "not_precision" or (diagnosis.verdict == "healthy" and not diverged):
+        return diagnosis
     run = build_run(with_policy(config, "float32", rules={}))
-    stream = (place(batch, run.split) for batch in run.batches.from_position(number - 1))
+    stream = (put_on_devices(batch, run.batch_sharding) for batch in run.batches.from_position(number - 1))
     first = next(stream)
     _, untrained = run.train_step(run.packing.pack(fresh_state(run)), first)
     saved = jax.device_get(to_arrays(state))
@@ -253,9 +253,9 @@ def in_view_of_float32(
         batch = next(stream)
     loss, before = float(metrics["loss"]), float(untrained["loss"])
     if math.isfinite(loss) and loss < 2 * before:
-        return found
-    return found.beyond_dtypes(
+        return diagnosis
+    return diagnosis.beyond_dtypes(
         "The run does not recover in float32 either",
         f"{FURTHER} steps from here the loss is {loss:.3g}, and the untrained model's is {before:.3g}",
-        [NO_DTYPE_REPAIRS, *of_the_step_alone(found)],
+        [NO_DTYPE_REPAIRS, *of_the_step_alone(diagnosis)],
     )

@@ -23,7 +23,7 @@ from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.report.history import HISTORY_FILE, begins, history_in, policies_of, read_history
 from mpjax.training import TrainState, evaluate, make_eval_step
 from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh, place
+from mpjax.training.mesh import make_mesh, put_on_devices
 from mpjax.training.precision_plan import PrecisionPlan
 from mpjax.training.setup import Task, state_shapes
 
@@ -161,7 +161,7 @@ def evaluate_state(eval_step, batches, sharding, conclude: Callable, state: Trai
     """
 
     def metrics_of(params) -> dict[str, float]:
-        placed = (place(batch, sharding) for batch in batches)
+        placed = (put_on_devices(batch, sharding) for batch in batches)
         return evaluate(eval_step, params, state.stats, placed, conclude)
 
     metrics = {f"test/{name}": value for name, value in metrics_of(state.params).items()}

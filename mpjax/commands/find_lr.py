@@ -169,14 +169,14 @@ def plot_rates(
     save_figure(figure, path)
 
 
-def _text(settings: RateSearch, found: Suggestion, points: Sequence[Point], ended: str, folder: object) -> str:
+def _text(settings: RateSearch, suggestion: Suggestion, points: Sequence[Point], ended: str, folder: object) -> str:
     last = f"; {ended} at {points[-1].rate:.2g}" if points else f"; {ended}"
-    if found.rate is None:
+    if suggestion.rate is None:
         advice = "no suggestion: check the data, or try another range of rates"
-        return f"{found.reason}{last}\n{advice}\nsee {folder}"
-    lines = [f"{found.reason}{last}"]
-    if found.rate <= 1.01 * settings.lowest:
+        return f"{suggestion.reason}{last}\n{advice}\nsee {folder}"
+    lines = [f"{suggestion.reason}{last}"]
+    if suggestion.rate <= 1.01 * settings.lowest:
         lines.append(f"this is the lowest rate that was tried: a lower --lowest than {settings.lowest:g} may be better")
-    if found.lowest >= 0.99 * settings.highest:
+    if suggestion.lowest >= 0.99 * settings.highest:
         lines.append(f"the loss still falls at the highest rate: try a higher --highest than {settings.highest:g}")
-    return "\n".join([*lines, f"suggested: --optimizer.learning_rate {found.rate:.2g}", f"see {folder}"])
+    return "\n".join([*lines, f"suggested: --optimizer.learning_rate {suggestion.rate:.2g}", f"see {folder}"])

@@ -24,7 +24,7 @@ from mpjax.errors import UsageError, printable
 from mpjax.models.decoder.folder import load_decoder
 from mpjax.models.generation import Sampling, generate
 from mpjax.models.generation.continuations import check_prompt
-from mpjax.models.generation.programs import Split, split, uncast
+from mpjax.models.generation.programs import SplitModel, split, uncast
 from mpjax.models.pretrained.files import find_folder
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
@@ -35,7 +35,7 @@ BATCH = 8
 """Texts of a batch, unless `--batch_size` says otherwise. Each has a cache of its own."""
 
 
-class Writer(NamedTuple):
+class TextGenerator(NamedTuple):
     """A language model with all that turns texts into texts.
 
     Attributes:
@@ -47,7 +47,7 @@ class Writer(NamedTuple):
       header: the column names of tables without a line of names.
     """
 
-    model: Split
+    model: SplitModel
     cast: Callable[[Callable], Callable]
     tokenizer: Tokenizer
     start: Callable[[str], list[int]]
@@ -74,23 +74,23 @@ def continue_texts(settings: Prediction, file: TextIO) -> int:
       UsageError: there is no such run, checkpoint or file, the model is no language model of mpjax, a prompt cannot be
         read or leaves no room (with `settings.skip_bad`: none can), or a logit is not finite.
     """
-    writer = _of_files(settings) if settings.run.startswith(FROM_FILES) else _of_run(settings)
-    writer.tokenizer.text_of([])  # raises, before anything is computed, where tokens have no text
-    prompts = _prompts(settings, writer)
+    generator = _of_files(settings) if settings.run.startswith(FROM_FILES) else _of_run(settings)
+    generator.tokenizer.text_of([])  # raises, before anything is computed, where tokens have no text
+    prompts = _prompts(settings, generator)
     if settings.prompt and not settings.json and not settings.output:
-        for place, prompt in enumerate(prompts):
-            _shown(settings, writer, prompt, first=place == 0)
+        for index, prompt in enumerate(prompts):
+            _shown(settings, generator, prompt, first=index == 0)
         return len(prompts)
     size = min(settings.batch_size or BATCH, len(prompts))
     for start in range(0, len(prompts), size):
         batch = prompts[start : start + size]
-        for record in _records(settings, writer, batch, size):
+        for record in _records(settings, generator, batch, size):
             print(strict_json.encode(record), file=file)
         file.flush()
     return len(prompts)
 
 
-def _of_run(settings: Prediction) -> Writer:
+def _of_run(settings: Prediction) -> TextGenerator:
     config = stored_settings(settings)
     if config.task != "language_modeling":
         raise UsageError(
@@ -110,10 +110,10 @@ def _of_run(settings: Prediction) -> Writer:
 
     files = _ends(find_folder(config.model.folder)) if config.model.folder else frozenset()
     parts = split(model, cast=task.cast)
-    return Writer(parts, task.cast, tokenizer, start, files | {tokenizer.end}, tuple(config.data.header))
+    return TextGenerator(parts, task.cast, tokenizer, start, files | {tokenizer.end}, tuple(config.data.header))
 
 
-def _of_files(settings: Prediction) -> Writer:
+def _of_files(settings: Prediction) -> TextGenerator:
     folder = find_folder(settings.run.removeprefix(FROM_FILES))
     config = with_policy(Config(), settings.policy or "float32")
     plan = plan_precision(config.precision)
@@ -130,7 +130,7 @@ def _of_files(settings: Prediction) -> Writer:
         """Tokenizes a whole text, with the special tokens that the tokenizer itself puts before and behind it."""
         return tokenizer.framed([text], 1 << 30).values.tolist()
 
-    return Writer(model, uncast, tokenizer, start, _ends(folder) or frozenset({tokenizer.end}))
+    return TextGenerator(model, uncast, tokenizer, start, _ends(folder) or frozenset({tokenizer.end}))
 
 
 def _ends(folder: pathlib.Path) -> frozenset[int]:
@@ -153,18 +153,18 @@ def _ends(folder: pathlib.Path) -> frozenset[int]:
     return frozenset()
 
 
-def _prompts(settings: Prediction, writer: Writer) -> list[Prompt]:
+def _prompts(settings: Prediction, generator: TextGenerator) -> list[Prompt]:
     if settings.prompt:
         named = [(f"prompt {number}", lambda text=text: text) for number, text in enumerate(settings.prompt, 1)]
     else:
-        lines = stored_texts(settings.inputs, column=settings.column, header=writer.header)
+        lines = stored_texts(settings.inputs, column=settings.column, header=generator.header)
         named = [(line.name, lambda line=line: decoded(line)) for line in lines]
     prompts = []
     for number, (name, read) in enumerate(named):
         try:
             text = read()
-            tokens = writer.start(text)
-            check_prompt(np.asarray(tokens), writer.model, name=name)
+            tokens = generator.start(text)
+            check_prompt(np.asarray(tokens), generator.model, name=name)
         except UsageError as error:
             if not settings.skip_bad:
                 raise
@@ -176,22 +176,24 @@ def _prompts(settings: Prediction, writer: Writer) -> list[Prompt]:
     return prompts
 
 
-def _records(settings: Prediction, writer: Writer, batch: list[Prompt], size: int) -> Iterator[dict[str, Any]]:
+def _records(
+    settings: Prediction, generator: TextGenerator, batch: list[Prompt], size: int
+) -> Iterator[dict[str, Any]]:
     """Yields a line for each prompt of a batch, which is filled up to `size`, so that no other program is compiled."""
     filled = batch + [batch[-1]] * (size - len(batch))
-    texts = [Written(writer.tokenizer, prompt.tokens, settings.stop) for prompt in filled]
+    texts = [Written(generator.tokenizer, prompt.tokens, settings.stop) for prompt in filled]
     pieces: list[list[str]] = [[] for _ in filled]
 
-    def watch(place: int, token: int) -> bool:
-        pieces[place].append(texts[place].add(token))
-        return texts[place].stopped
+    def watch(index: int, token: int) -> bool:
+        pieces[index].append(texts[index].add(token))
+        return texts[index].stopped
 
-    for place, made in enumerate(_generated(settings, writer, filled, watch)[: len(batch)]):
-        rest = texts[place].end()
-        text = "".join([*pieces[place], rest])
+    for index, made in enumerate(_generated(settings, generator, filled, watch)[: len(batch)]):
+        rest = texts[index].end()
+        text = "".join([*pieces[index], rest])
         # What was held back may end with a stop string, if an incomplete character was behind it.
-        stopped = "stop" if texts[place].stopped else made.stopped
-        prompt = batch[place]
+        stopped = "stop" if texts[index].stopped else made.stopped
+        prompt = batch[index]
         yield {
             "input": prompt.name,
             "prompt": prompt.text,
@@ -201,9 +203,9 @@ def _records(settings: Prediction, writer: Writer, batch: list[Prompt], size: in
         }
 
 
-def _shown(settings: Prediction, writer: Writer, prompt: Prompt, *, first: bool) -> None:
+def _shown(settings: Prediction, generator: TextGenerator, prompt: Prompt, *, first: bool) -> None:
     """Prints a prompt and its continuation on stdout as it is written; between texts, an empty line."""
-    text = Written(writer.tokenizer, prompt.tokens, settings.stop)
+    text = Written(generator.tokenizer, prompt.tokens, settings.stop)
     # A model may write what a terminal takes for a command.
     shown = _without_commands if sys.stdout.isatty() else str
     print(*([] if first else ["\n"]), shown(prompt.text), sep="", end="", flush=True)
@@ -212,26 +214,30 @@ def _shown(settings: Prediction, writer: Writer, prompt: Prompt, *, first: bool)
         print(shown(text.add(token)), end="", flush=True)
         return text.stopped
 
-    made = _generated(settings, writer, [prompt], watch)[0]
+    made = _generated(settings, generator, [prompt], watch)[0]
     print(shown(text.end()))
     if made.stopped == "length":
-        print(f"{prompt.name}: the text is as long as the model takes, {writer.model.length} tokens", file=sys.stderr)
+        print(
+            f"{prompt.name}: the text is as long as the model takes, {generator.model.length} tokens", file=sys.stderr
+        )
 
 
 def _without_commands(text: str) -> str:
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
 
 
-def _generated(settings: Prediction, writer: Writer, prompts: list[Prompt], watch: Callable[[int, int], bool]):
+def _generated(
+    settings: Prediction, generator: TextGenerator, prompts: list[Prompt], watch: Callable[[int, int], bool]
+):
     return generate(
-        writer.model,
+        generator.model,
         [prompt.tokens for prompt in prompts],
         max_tokens=settings.max_tokens,
         sampling=Sampling(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p),
         seed=settings.seed,
-        end=writer.end,
+        end=generator.end,
         watch=watch,
         numbers=[prompt.number for prompt in prompts],
         names=[prompt.name for prompt in prompts],
-        cast=writer.cast,
+        cast=generator.cast,
     )

@@ -16,7 +16,7 @@ from mpjax.commands.jax_settings import set_up_jax
 from mpjax.commands.objective import choose_objective
 from mpjax.config import Config
 from mpjax.config.folders import data_folder
-from mpjax.config.user_code import has_colon
+from mpjax.config.user_code import may_name_code
 from mpjax.data.augment.preparation import preparation_of
 from mpjax.data.orientation import MIRRORED
 from mpjax.errors import UsageError
@@ -91,8 +91,8 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
 
     # A module of the user may keep arrays besides its variables, such as `self.offsets = jnp.arange(8)`. The trace of
     # `build` ends here, but these arrays are constants of every later program.
-    own = has_colon(config.model.name) and not config.model.folder
-    with jax.ensure_compile_time_eval() if own else contextlib.nullcontext():
+    is_users_model = may_name_code(config.model.name) and not config.model.folder
+    with jax.ensure_compile_time_eval() if is_users_model else contextlib.nullcontext():
         abstract: Any = nnx.eval_shape(build, jax.random.key(0))
     require_alike(abstract, plan.policy.rules, "--precision.rules")
     frozen, lora, complete = frozenset(), None, as_loaded
@@ -257,10 +257,10 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields
         if config.mesh.float8_gather:
             raise UsageError("--mesh.float8_gather gathers over fsdp, and --mesh.fsdp is 1: leave it out")
         return layout
-    travels, given = task.narrowed(params, stats, prepared_shapes(task, fields))
+    travels, model_dtypes = task.transfer_dtypes(params, stats, prepared_shapes(task, fields))
     if config.mesh.float8_gather:
         travels |= dict.fromkeys(_quantised_weights(task, divided), E4M3)
-    return dataclasses.replace(layout, travels=travels, given=given, blocks=tuple(blocks_of(task.abstract)))
+    return dataclasses.replace(layout, travels=travels, given=model_dtypes, blocks=tuple(blocks_of(task.abstract)))
 
 
 def _quantised_weights(task: Task, divided: Collection[str]) -> list[str]:

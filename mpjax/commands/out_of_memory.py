@@ -57,9 +57,9 @@ def require_memory(company: Alone | Company, programs: Iterable[jax.stages.Compi
 def _advice(config: Config) -> str:
     from mpjax.commands.fit import fitted  # local, because few runs need the modules of the plan
 
-    asked = with_settings(config, {"training.accumulate": AUTO, "resume": False})
+    requested = with_settings(config, {"training.accumulate": AUTO, "resume": False})
     try:
-        fitted_config, _ = fitted(asked, say=lambda line: None)
+        fitted_config, _ = fitted(requested, say=lambda line: None)
     except (UsageError, jax.errors.JaxRuntimeError, MemoryError):
         return (
             f"no number of micro-batches of a batch of {config.data.batch_size} fits by the estimate; write a smaller "

@@ -11,7 +11,7 @@ from mpjax.data.example_reader import reader
 from mpjax.data.fields import IGNORED
 from mpjax.data.read import read_batch
 from mpjax.training import TrainState
-from mpjax.training.mesh import place
+from mpjax.training.mesh import put_on_devices
 from mpjax.training.predict_step import make_predict_step, outputs_for
 
 
@@ -39,7 +39,7 @@ def pictures_of(run: Run) -> Callable[[TrainState], Pictures] | None:
     predict = jax.jit(lambda params, stats, placed: step(params, stats, placed)["mask"], out_shardings=everywhere)
 
     def pictures(state: TrainState) -> Pictures:
-        masks = np.asarray(predict(state.params, state.stats, place(batch, everywhere)))
+        masks = np.asarray(predict(state.params, state.stats, put_on_devices(batch, everywhere)))
         rows = zip(examples.tolist(), batch["image"], batch["mask"], masks, strict=True)
         return {f"masks/{example}": side_by_side(image, mask, predicted) for example, image, mask, predicted in rows}
 

@@ -19,7 +19,7 @@ from mpjax.config.plan import GpuName, Plan
 from mpjax.config.schema import with_settings
 from mpjax.data import Fields, batch_shapes
 from mpjax.data.orientation import orientation_of
-from mpjax.plan.compiled import PlannedStep, wide
+from mpjax.plan.compiled import PlannedStep, x64_if_float64
 from mpjax.plan.compiler import install_compiler
 from mpjax.plan.devices import GPUS, HOST
 from mpjax.plan.estimate import Estimate, estimates
@@ -41,8 +41,8 @@ class Plans(dict[str, Any]):
 
     estimates: tuple[Estimate, ...]
 
-    def __init__(self, found: Mapping[str, Any], estimates: Sequence[Estimate]):
-        super().__init__(found)
+    def __init__(self, contents: Mapping[str, Any], estimates: Sequence[Estimate]):
+        super().__init__(contents)
         self.estimates = tuple(estimates)
 
     def _repr_html_(self) -> str:
@@ -185,7 +185,7 @@ def planned_step(config: Config, fields: Fields) -> PlannedStep:
     def steps(duration: Duration) -> int:
         return duration.in_steps(config.data.batch_size, EPOCH)
 
-    with wide(plan):
+    with x64_if_float64(plan):
         warmup = steps(config.optimizer.warmup)
         learner = make_learner(config, plan, fields, steps=steps(config.steps), warmup=warmup)
         make = functools.partial(make_state, learner.task, learner.tx, ema=config.training.ema > 0)

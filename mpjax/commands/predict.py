@@ -23,9 +23,9 @@ from mpjax.config.paths import expanded
 from mpjax.data.given import Inputs, given_batches, given_images, given_split, takes_images
 from mpjax.errors import DataWarning, UsageError, printable
 from mpjax.files import replacing
-from mpjax.training.eval_step import AHEAD
+from mpjax.training.eval_step import BATCHES_AHEAD
 from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh, place
+from mpjax.training.mesh import make_mesh, put_on_devices
 from mpjax.training.predict_step import make_predict_step, outputs_for
 from mpjax.training.setup import check_fit
 
@@ -82,8 +82,8 @@ def predict_run(settings: Prediction) -> int:
             """Yields inputs, batches and outputs; later batches are read while the device computes."""
             running: collections.deque = collections.deque()
             for batch in batches:
-                running.append((*batch, step(params, state.stats, place(batch.arrays, sharding))))
-                while len(running) >= AHEAD:
+                running.append((*batch, step(params, state.stats, put_on_devices(batch.arrays, sharding))))
+                while len(running) >= BATCHES_AHEAD:
                     yield jax.device_get(running.popleft())
             while running:
                 yield jax.device_get(running.popleft())
@@ -165,7 +165,7 @@ def _loss(rows: Sequence[Mapping[str, Any]]) -> Record:
         return {"loss": loss, "perplexity": float(np.exp(np.float64(loss))), "tokens": tokens}
 
 
-def folder_of_masks(settings: Prediction, given: Inputs) -> pathlib.Path:
+def folder_of_masks(settings: Prediction, inputs: Inputs) -> pathlib.Path:
     """Creates the folder `settings.output` for the masks, with its parents, if absent, and returns it.
 
     Raises:
@@ -174,7 +174,7 @@ def folder_of_masks(settings: Prediction, given: Inputs) -> pathlib.Path:
     if not settings.output:
         raise UsageError("--output is empty: wanted a folder for the masks, such as --output masks")
     owners: dict[str, str] = {}
-    for name in given.names:
+    for name in inputs.names:
         if (mask := _mask_name(name)) in owners:
             raise UsageError(f"{owners[mask]} and {name}: both masks would be {mask}; predict one folder at a time")
         owners[mask] = name

@@ -67,13 +67,13 @@ def _placed(config: Config) -> Config:
     if context.get_world_rank() == 0:
         with socket.create_server(("", 0)) as server:
             address = f"{ray.util.get_node_ip_address()}:{server.getsockname()[1]}"
-    place = dataclasses.replace(
+    distributed = dataclasses.replace(
         config.distributed,
         coordinator=ray.train.collective.broadcast_from_rank_zero(address),
         processes=context.get_world_size(),
         process=context.get_world_rank(),
     )
-    return dataclasses.replace(config, distributed=place)
+    return dataclasses.replace(config, distributed=distributed)
 
 
 @contextlib.contextmanager

@@ -35,11 +35,11 @@ def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
       UsageError: as `run_folder`, or a process does not see the folder. A new folder is then removed.
     """
     folder = pathlib.Path(company.gather(str(run_folder(config)) if company.first else None)[0])
-    seen = company.gather((folder / CONFIG_FILE).exists())
-    if not all(seen):
+    present = company.gather((folder / CONFIG_FILE).exists())
+    if not all(present):
         if company.first and not config.resume:
             shutil.rmtree(folder, ignore_errors=True)  # the new folder would block the corrected command
-        blind = numbers([process for process, sees in enumerate(seen) if not sees])
+        blind = numbers([process for process, sees in enumerate(present) if not sees])
         raise UsageError(
             f"{folder} of process 0 is not there for process {blind}: all processes need one storage for the run; "
             "write an --output_dir that all of them share"

@@ -96,10 +96,10 @@ def train_on_ray(settings: OnRay, config: Config) -> "ray.train.Result":
     return result
 
 
-def _work(given: dict) -> dict | None:
+def _work(arguments: dict) -> dict | None:
     from mpjax.commands.ray_worker import work  # only workers import JAX, because they own the devices
 
-    return work(**given)
+    return work(**arguments)
 
 
 def _start_ray(settings: OnRay) -> dict[str, int]:

@@ -192,7 +192,7 @@ class Diagnose(CommandSettings):
     def faults(self, run: Config) -> Iterator[str]:
         """Yields a message for a set `loss_scale`, and for `search` "fastest", if `evaluation` is set too."""
         of_a_step = {"loss_scale": self.loss_scale, "search fastest": self.search == "fastest"}
-        for name in (name for name, given in of_a_step.items() if self.evaluation and given):
+        for name in (name for name, is_set in of_a_step.items() if self.evaluation and is_set):
             yield f"--{name} is about a step, and an evaluation has no backward pass: leave out --evaluation"
 
 
@@ -324,6 +324,6 @@ class OnRay(CommandSettings):
 
     def faults(self, run: Config) -> Iterator[str]:
         """Yields a message if the settings of the run number its processes, which Ray does itself."""
-        place = run.distributed
-        if (place.coordinator, place.processes, place.process) != ("", 0, -1):
+        distributed = run.distributed
+        if (distributed.coordinator, distributed.processes, distributed.process) != ("", 0, -1):
             yield "Ray numbers the processes: leave out --distributed.coordinator, processes and process"

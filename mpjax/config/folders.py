@@ -149,9 +149,9 @@ def _require_names(folder: pathlib.Path, wrong: str, instead: str) -> None:
     message.
     """
     path = folder.resolve().as_posix()
-    found = next((c for c in path if c in wrong or "\ud800" <= c <= "\udfff"), None)
-    if found is not None:
-        raise UsageError(f"{path!r}: no run can be in a folder with {found!r} in its name; {instead}")
+    character = next((c for c in path if c in wrong or "\ud800" <= c <= "\udfff"), None)
+    if character is not None:
+        raise UsageError(f"{path!r}: no run can be in a folder with {character!r} in its name; {instead}")
 
 
 _OTHERS = ("wandb",)

@@ -89,20 +89,20 @@ def _of_data(data: Data) -> Iterator[str]:
         yield "--data.no_antialias without --data.image_size, which is 0: no image is resized; wanted both or none"
 
 
-_SMALLEST_SHARE = 0.001  # that of one example in each block of a mixture (`data/order.py`)
+_SMALLEST = 0.001  # that of one example in each block of a mixture (`data/order.py`)
 
 
 def _mix(data: Data) -> Iterator[str]:
-    for name, share in data.mix.items():
-        if not _SMALLEST_SHARE <= share < 1:
-            yield f"--data.mix {name} {share}: wanted a share of the training examples, from {_SMALLEST_SHARE} up to 1"
+    for name, fraction in data.mix.items():
+        if not _SMALLEST <= fraction < 1:
+            yield f"--data.mix {name} {fraction}: wanted a share of the training examples, from {_SMALLEST} up to 1"
         if name == data.name:
-            yield f"--data.mix {name} {share}: that is --data.name, which has the rest of the examples; leave it out"
+            yield f"--data.mix {name} {fraction}: that is --data.name, which has the rest of the examples; leave it out"
     # Shares that sum to 0.999 leave a little less than 0.001.
-    if data.mix and not (rest := 1 - sum(data.mix.values())) > _SMALLEST_SHARE * (1 - 1e-9):
+    if data.mix and not (rest := 1 - sum(data.mix.values())) > _SMALLEST * (1 - 1e-9):
         yield (
             f"--data.mix leaves a share of {rest:.3g} to --data.name {data.name}: wanted shares of the others that sum "
-            f"to at most {1 - _SMALLEST_SHARE}"
+            f"to at most {1 - _SMALLEST}"
         )
 
 

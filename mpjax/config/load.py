@@ -64,7 +64,7 @@ def load_config(argv: Sequence[str], *, prog: str = "") -> Config:
     if runs:
         written = [flag for path in paths if path not in runs for flag in _checked_flags(path, prog)]
         user_config = _parse([*written, *flags], prog)
-        require_trust(config, runs[-1].parent, trusted=user_config.trust_code, said=user_config)
+        require_trust(config, runs[-1].parent, trusted=user_config.trust_code, user_config=user_config)
         tell_data(config, runs[-1].parent, user_config)
         config = as_stored(config, user_config, trusted=user_config.trust_code)
     return dataclasses.replace(config, trust_code=False)  # trust is for this command only

@@ -66,7 +66,7 @@ def corrections(argv: Sequence[str], parse: Callable[[list[str]], object]) -> It
     """
     settings = {name for name, _ in _flags(Config())}
     known = _inside_sections() | _FLAGS
-    for place, word in enumerate(argv):
+    for index, word in enumerate(argv):
         flag, _, value = word.partition("=")
         name = flag.removeprefix("--").replace("-", "_")
         if not word.startswith("--") or name in settings:
@@ -76,7 +76,7 @@ def corrections(argv: Sequence[str], parse: Callable[[list[str]], object]) -> It
         elif name in REMOVED:
             yield word, f"write {REMOVED[name].instead}"
         elif name in known:
-            after = itertools.takewhile(lambda other: not other.startswith("--"), argv[place + 1 :])
+            after = itertools.takewhile(lambda other: not other.startswith("--"), argv[index + 1 :])
             yield word, f"write {shlex.join(_filled(known[name], [value] if value else [*after], parse))}"
 
 
@@ -110,7 +110,9 @@ def _filled(words: Sequence[str], values: Sequence[str], parse: Callable[[list[s
     """Replaces VALUE in `words` by `values`; without values, or if the result cannot be parsed, returns `words`."""
     if not values:
         return [*words]
-    filled = [part for word in words for part in (values if word == "VALUE" else [word.replace("VALUE", values[0])])]
+    filled = [
+        argument for word in words for argument in (values if word == "VALUE" else [word.replace("VALUE", values[0])])
+    ]
     try:
         parse(filled)
     except UsageError:

@@ -30,7 +30,7 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
 _PREFIX = "configs/"
 _PACKAGE = pathlib.Path(__file__).parents[1]
 # A wheel has the folder in the package, a checkout next to it.
-FOLDER = next((place for place in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if place.is_dir()), _PACKAGE)
+FOLDER = next((folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir()), _PACKAGE)
 
 
 def names() -> list[str]:
@@ -57,15 +57,15 @@ def settings_file(text: str) -> pathlib.Path:
     return next((file for file in candidates if file.is_file()), path)
 
 
-def tell_data(stored: Config, where: pathlib.Path, said: Config | None = None) -> None:
+def tell_data(stored: Config, where: pathlib.Path, user_config: Config | None = None) -> None:
     """Prints a line to stderr that lists the files and data sets that a stored run names, if there are any.
 
     Args:
       stored: the settings of the run.
       where: the folder of the run.
-      said: the settings that the user wrote; data that they name are not listed. None: the user wrote none.
+      user_config: the settings that the user wrote; data that they name are not listed. None: the user wrote none.
     """
-    user_data = dict(_data_of(said)) if said else {}
+    user_data = dict(_data_of(user_config)) if user_config else {}
     flags = [f"--{name} {value}" for name, value in _data_of(stored) if user_data.get(name) != value]
     if flags:
         print(printable(f"the run in {where} names what is read, as data alone: {', '.join(flags)}"), file=sys.stderr)

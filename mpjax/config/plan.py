@@ -35,7 +35,7 @@ class Plan(CommandSettings):
     install: bool = False
     """Download XLA's compiler for CUDA to mpjax's cache folder first, where no other JAX program sees it: 175 MB, once
     for a version of jaxlib. Not needed where JAX is installed for a GPU."""
-    memory_fraction: Annotated[float, Limit("a share above 0, at most 1", lambda share: 0 < share <= 1)] = 0.75
+    memory_fraction: Annotated[float, Limit("a share above 0, at most 1", lambda fraction: 0 < fraction <= 1)] = 0.75
     """Share of GPU memory that a run may use, as XLA_PYTHON_CLIENT_MEM_FRACTION; the default is that of JAX."""
     vocabulary: Annotated[int, NOT_NEGATIVE] = 0
     """Vocabulary size, for a tokenizer that is not on this machine; 0: ask the tokenizer."""

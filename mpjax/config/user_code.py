@@ -39,27 +39,29 @@ class Stored(str):
     """A setting of a stored run that names code, which is not executed, or a folder, which is not written to."""
 
 
-def as_stored(config: Config, said: Config | None = None, *, trusted: bool = False) -> Config:
+def as_stored(config: Config, user_config: Config | None = None, *, trusted: bool = False) -> Config:
     """Returns settings of a stored run that are safe to use: without its `cache_dir`, code and `data_dir` as `Stored`.
 
     `load_function` refuses `Stored` code, and mpjax writes nothing to a `Stored` folder.
 
     Args:
       config: the settings.
-      said: the settings that the user wrote, whose `cache_dir` is used; code and folders that are the same in them are
-        not marked. None: the user wrote none.
+      user_config: the settings that the user wrote, whose `cache_dir` is used; code and folders that are the same in
+        them are not marked. None: the user wrote none.
       trusted: whether `--trust_code` was set, so that no code is marked as `Stored`; `data_dir` still is.
     """
-    config = dataclasses.replace(config, cache_dir=said.cache_dir if said else "")  # compiled programs are code
-    if config.data.data_dir and not (said and said.data.data_dir == config.data.data_dir):
+    config = dataclasses.replace(
+        config, cache_dir=user_config.cache_dir if user_config else ""
+    )  # compiled programs are code
+    if config.data.data_dir and not (user_config and user_config.data.data_dir == config.data.data_dir):
         config = with_settings(config, {"data.data_dir": Stored(config.data.data_dir)})
     for name in () if trusted else CODE:
         section, _, field = name.partition(".")
         value = getattr(getattr(config, section), field)
-        if said and value == getattr(getattr(said, section), field):
+        if user_config and value == getattr(getattr(user_config, section), field):
             continue
         if isinstance(value, dict):
-            new: Any = {_stored(spec): share for spec, share in value.items()}
+            new: Any = {_stored(spec): fraction for spec, fraction in value.items()}
         else:
             new = tuple(map(_stored, value)) if isinstance(value, tuple | list) else _stored(value)
         config = with_settings(config, {name: new})
@@ -81,14 +83,14 @@ def code_of(config: Config) -> dict[str, tuple[str, ...]]:
             continue
         section, _, field = name.partition(".")
         value = getattr(getattr(config, section), field)
-        is_code = names_code if section == "data" and field in ("name", "mix") else has_colon
+        is_code = names_code if section == "data" and field in ("name", "mix") else may_name_code
         specs = map(str, value if isinstance(value, tuple | list | dict) else [value])
         if outside := tuple(spec for spec in specs if is_code(spec) and not _is_own(name, spec)):
             code[name] = outside
     return code
 
 
-def has_colon(spec: Code) -> bool:
+def may_name_code(spec: Code) -> bool:
     """True for code, `FILE.py:NAME` or an object passed in Python; False for a name that mpjax or optax knows.
 
     It is also True for the model name `hf:FOLDER` and for the names of data with a colon; see `names_code`.
@@ -116,20 +118,20 @@ def names_code(spec: Code) -> bool:
     return bool(colon) and where not in DATA_KINDS
 
 
-def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: Config | None = None) -> None:
+def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, user_config: Config | None = None) -> None:
     """Raises UsageError if a run names code (`code_of`) that the user neither trusts nor named in the same setting.
 
-    A setting passes if `said` names the same code in it. In another setting, an object that was passed to the run in
-    Python is an error even if trusted, because the settings do not hold it.
+    A setting passes if `user_config` names the same code in it. In another setting, an object that was passed to the
+    run in Python is an error even if trusted, because the settings do not hold it.
 
     Args:
       stored: the settings of the run; those of the user may be over them.
       where: the folder of the run, for the message.
       trusted: whether `--trust_code` was set.
-      said: the settings of the user, without those of stored runs; None: the user named no code.
+      user_config: the settings of the user, without those of stored runs; None: the user named no code.
     """
-    said_code = code_of(said) if said else {}
-    code = {name: specs for name, specs in code_of(stored).items() if said_code.get(name) != specs}
+    users_code = code_of(user_config) if user_config else {}
+    code = {name: specs for name, specs in code_of(stored).items() if users_code.get(name) != specs}
     named = [(f"{name} {' '.join(specs)}", specs) for name, specs in code.items()]
     if in_python := [text for text, specs in named if any(map(is_passed_in_python, specs))]:
         raise UsageError(
@@ -255,9 +257,9 @@ def _module(where: str, flag: str, spec: str) -> ModuleType:
         ) from error
     except SyntaxError as error:
         # The file and line of the error itself, which may be in an imported file.
-        place = f"{error.filename or where}, line {error.lineno}"
+        location = f"{error.filename or where}, line {error.lineno}"
         line = f": {error.text.strip()}" if error.text else ""
-        raise UsageError(f"{flag} {spec}: {place}: {type(error).__name__}: {error.msg}{line}") from error
+        raise UsageError(f"{flag} {spec}: {location}: {type(error).__name__}: {error.msg}{line}") from error
     except Exception as error:
         file = str(settings_file(where).absolute()) if where.endswith(".py") else ""
         raise UsageError(f"{flag} {spec}: {failure(error, file)} when {where} was imported") from error

@@ -54,7 +54,7 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
 
     if source.mix:
         positions = grain.MapDataset.range(order.steps_per_epoch).seed(seed).repeat()
-        indices = positions.map_with_index(lambda position, _: order.rows(position))
+        indices = positions.map_with_index(lambda position, _: order.example_numbers(position))
     else:  # grain's shuffle stores no permutation of a large set
         indices = (
             grain.MapDataset.range(len(source.train))

@@ -19,7 +19,7 @@ from mpjax.data.stacking import Arrays, Numbered, aligned, conform_all
 from mpjax.errors import UsageError
 
 
-_EVALUATED_SHARE = 224 / 256
+_EVALUATED_FRACTION = 224 / 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Reader:
             in dtype from the first of `examples`.
         """
         numbered = Numbered(self.name, numbers)
-        numbered.each(functools.partial(require_fields, fields=self.fields), examples)
+        numbered.map(functools.partial(require_fields, fields=self.fields), examples)
         columns: dict[str, list | np.ndarray] = {name: [example[name] for example in examples] for name in self.fields}
         if self.frame:
             drawn = draws(np.random.default_rng(0), len(examples)) if drawn is None else drawn
@@ -74,7 +74,7 @@ class Reader:
         else:
             for name, field in self.fields.items():
                 if isinstance(field, Image | Mask):
-                    columns[name] = numbered.each(functools.partial(_decoded, name, field), columns[name])
+                    columns[name] = numbered.map(functools.partial(_decoded, name, field), columns[name])
         return conform_all(columns, self.fields, numbered)
 
     def size(self, name: str, value: Any) -> tuple[int, int]:
@@ -84,7 +84,7 @@ class Reader:
         """
         return self._opened(name, cast(Image, self.fields[name]), value).stored_size
 
-    def part(self, box: Box) -> "Reader":
+    def cropped_to(self, box: Box) -> "Reader":
         """Builds a copy of this reader that crops every image to `box`, in pixels, before it resizes it."""
         return dataclasses.replace(self, frame=lambda width, height, drawn: box)
 
@@ -104,15 +104,15 @@ class Reader:
         for name, field in self.fields.items():
             if not isinstance(field, Image | Mask):
                 continue
-            pictures = named.each(functools.partial(self._opened, name, field), columns[name])
+            pictures = named.map(functools.partial(self._opened, name, field), columns[name])
             if not boxes:
                 first, sizes = name, [picture.stored_size for picture in pictures]
-                boxes = named.each(box, pictures, drawn)
+                boxes = named.map(box, pictures, drawn)
             else:
-                named.each(functools.partial(_require_size, name, first), pictures, sizes)
+                named.map(functools.partial(_require_size, name, first), pictures, sizes)
             side = cast(int, field.shape[0])
             crops = aligned((len(pictures), side, side, _channels(field)), _depth(field).dtype)
-            named.each(nearest if isinstance(field, Mask) else self.resize, pictures, boxes, crops)
+            named.map(nearest if isinstance(field, Mask) else self.resize, pictures, boxes, crops)
             cropped[name] = crops[..., 0] if isinstance(field, Mask) else crops
         return cropped
 
@@ -177,7 +177,7 @@ def reader(source: Source, config: Data, *, training: bool) -> Reader:
         require_one_frame(source.fields, size)
         frame = centre()
         if source.varies:
-            frame = random_part if training else centre(_EVALUATED_SHARE)
+            frame = random_part if training else centre(_EVALUATED_FRACTION)
         fields = {name: _resized(field, size) for name, field in source.fields.items()}
         if config.antialias:
             return Reader(fields, frame, split_name)

@@ -65,8 +65,8 @@ def array(name: str, value: Any, field: Field | None = None) -> np.ndarray:
         of unequal lengths.
     """
     name = called(name, field)
-    for part in value if isinstance(value, list | tuple) else (value,):
-        require_unmasked(name, part)
+    for element in value if isinstance(value, list | tuple) else (value,):
+        require_unmasked(name, element)
     try:
         numbers = np.asarray(value)
     except ValueError as error:
@@ -188,7 +188,7 @@ class Portion(NamedTuple):
     """A data set of a mixture, and the fraction of all training examples that it supplies, between 0 and 1."""
 
     source: Source
-    share: float
+    fraction: float
 
 
 def labelled_images(num_classes: int, image_shape: tuple[int | None, int | None, int]) -> Fields:

@@ -46,20 +46,20 @@ def fingerprint_of(source: Source, config: Data, batches: Batches, tests: EvalBa
 def _of_split(split: Split, arrays: Arrays | None) -> Mapping[str, Any]:
     size = len(split)
     chosen = np.unique(np.linspace(0, size - 1, min(size, SAMPLE)).astype(int))
-    rows = _hashes([arrays] if arrays else _read(split, chosen))
+    hashes = _hashes([arrays] if arrays else _read(split, chosen))
     again = _hashes(_read(split, chosen[:_AGAIN]))
     places = chosen[:_AGAIN] if arrays else np.arange(len(chosen[:_AGAIN]))
     # A user's function may draw random numbers. Such fields do not identify the data, so they are left out.
-    steady = [name for name in rows if np.array_equal(again[name], rows[name][places])]
+    steady = [name for name in hashes if np.array_equal(again[name], hashes[name][places])]
     factors = _factors(len(steady))
-    examples = sum((rows[name] * factor for name, factor in zip(steady, factors, strict=True)), start=np.uint64(0))
+    examples = sum((hashes[name] * factor for name, factor in zip(steady, factors, strict=True)), start=np.uint64(0))
     return {
         "examples": size,
-        "looked_at": len(next(iter(rows.values()))),
+        "looked_at": len(next(iter(hashes.values()))),
         "in_memory": arrays is not None,
         "types": {name: f"{values.dtype} {list(values.shape[1:])}" for name, values in split.first.items()},
-        "values": {name: _digest(rows[name]) for name in steady},
-        "values_in_any_order": {name: _digest(np.sort(rows[name])) for name in steady},
+        "values": {name: _digest(hashes[name]) for name in steady},
+        "values_in_any_order": {name: _digest(np.sort(hashes[name])) for name in steady},
         "examples_in_any_order": _digest(np.sort(np.atleast_1d(examples))),
     }
 

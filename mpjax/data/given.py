@@ -73,8 +73,8 @@ class Inputs:
     Args:
       names: the name of each input, for the result and for messages.
       load: a function from the positions of inputs, counted from 0, to the stored inputs.
-      rows: a function from a stored input to the model's inputs that are made of it, as arrays [n, ...] by field. n is
-        above 1 for a long text cut into blocks and for an image cut into squares (`squares_of`), else 1. It raises
+      to_arrays: a function from a stored input to the model's inputs that are made of it, as arrays [n, ...] by field.
+        n is above 1 for a long text cut into blocks and for an image cut into squares (`squares_of`), else 1. It raises
         UsageError if the input cannot be read.
       mask: a function from a stored input and the predicted masks of its n rows to one mask of the image's size. None:
         the model predicts no masks.
@@ -84,7 +84,7 @@ class Inputs:
 
     names: Sequence[str]
     load: Callable[[Sequence[int]], Sequence[Any]]
-    rows: Callable[[Any], Arrays]
+    to_arrays: Callable[[Any], Arrays]
     mask: Callable[[Any, Sequence[np.ndarray]], np.ndarray] | None = None
     trained: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
 
@@ -102,14 +102,14 @@ class GivenBatch(NamedTuple):
 
 
 def given_batches(
-    given: Inputs, batch_size: int, *, workers: int, skip: Callable[[str], None] | None
+    inputs: Inputs, batch_size: int, *, workers: int, skip: Callable[[str], None] | None
 ) -> Iterator[GivenBatch]:
     """Yields the rows of all inputs in order, in batches of one size; the last is padded.
 
     The rows of one input may be spread over several batches.
 
     Args:
-      given: the inputs.
+      inputs: the inputs.
       batch_size: the number of rows of a batch.
       workers: the number of threads that read inputs, at least 1.
       skip: a function that receives the message about an unreadable input, which is then left out. None: an unreadable
@@ -137,34 +137,34 @@ def given_batches(
 
     def load(positions: Sequence[int]) -> Sequence[Any]:
         """Loads inputs together or, if that fails, one at a time; an unreadable one becomes its UsageError."""
-        stored = attempt(given.load, positions)
+        stored = attempt(inputs.load, positions)
         if not isinstance(stored, UsageError):
             return stored
-        return [attempt(lambda position: given.load([position])[0], position) for position in positions]
+        return [attempt(lambda position: inputs.load([position])[0], position) for position in positions]
 
-    rows_of = functools.partial(attempt, given.rows)
+    rows_of = functools.partial(attempt, inputs.to_arrays)
     with concurrent.futures.ThreadPoolExecutor(max(workers, 1)) as pool:
-        for start in range(0, len(given.names), batch_size):
-            positions = range(start, min(start + batch_size, len(given.names)))
-            for position, rows in zip(positions, pool.map(rows_of, load(positions)), strict=True):
-                if isinstance(rows, UsageError):
-                    name, message = given.names[position], str(rows)
+        for start in range(0, len(inputs.names), batch_size):
+            positions = range(start, min(start + batch_size, len(inputs.names)))
+            for position, arrays in zip(positions, pool.map(rows_of, load(positions)), strict=True):
+                if isinstance(arrays, UsageError):
+                    name, message = inputs.names[position], str(arrays)
                     message = message if name in message else f"{name}: {message}"
                     if skip is None:
-                        raise UsageError(message) from rows
+                        raise UsageError(message) from arrays
                     skip(message)
                     continue
-                for field, dtype in given.trained.items():
-                    if field in rows and rows[field].dtype != dtype:
+                for field, dtype in inputs.trained.items():
+                    if field in arrays and arrays[field].dtype != dtype:
                         raise UsageError(
-                            f"{given.names[position]}: {field} is {rows[field].dtype}, that of the training set is "
+                            f"{inputs.names[position]}: {field} is {arrays[field].dtype}, that of the training set is "
                             f"{dtype}: images of 8 bits are divided by 255, and floats are not; add these images to "
                             f"the data set as a split, stored as {dtype}, and write --split NAME"
                         )
-                first = first or rows
-                _require_dtypes(rows, first, given.names[position])
-                count = len(next(iter(rows.values())))
-                waiting += [(position, {name: value[i] for name, value in rows.items()}) for i in range(count)]
+                first = first or arrays
+                _require_dtypes(arrays, first, inputs.names[position])
+                count = len(next(iter(arrays.values())))
+                waiting += [(position, {name: value[i] for name, value in arrays.items()}) for i in range(count)]
             while len(waiting) >= batch_size:
                 yield _joined(waiting[:batch_size], batch_size)
                 waiting = waiting[batch_size:]
@@ -172,8 +172,8 @@ def given_batches(
         yield _joined(waiting, batch_size)
 
 
-def _require_dtypes(rows: Arrays, first: Arrays, name: str) -> None:
-    for field, value in rows.items():
+def _require_dtypes(arrays: Arrays, first: Arrays, name: str) -> None:
+    for field, value in arrays.items():
         if value.dtype != (dtype := first[field].dtype):
             raise UsageError(f"{name}: {field} is {value.dtype}, that of the first input is {dtype}; wanted one dtype")
 
@@ -201,11 +201,11 @@ def given_split(source: Source, config: Data) -> Inputs:
         return _to_segment(names, images, source, config)
     read = reader(source, config, training=False)
 
-    def rows(example: Any) -> Arrays:
+    def to_arrays(example: Any) -> Arrays:
         return read.batch([example])
 
     return Inputs(
-        names, lambda positions: source.test.__getitems__(list(positions)), rows, trained=_trained(source, read)
+        names, lambda positions: source.test.__getitems__(list(positions)), to_arrays, trained=_trained(source, read)
     )
 
 
@@ -288,20 +288,22 @@ def _to_segment(
     """
     read = _of_images(source, config)
 
-    def rows(image: Any) -> Arrays:
+    def to_arrays(image: Any) -> Arrays:
         stored = stored_in(image)
         if read.frame is None:
             return read.batch([{"image": stored}])
-        batches = [read.part(square).batch([{"image": stored}]) for square in squares_of(*read.size("image", stored))]
+        batches = [
+            read.cropped_to(square).batch([{"image": stored}]) for square in squares_of(*read.size("image", stored))
+        ]
         return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
     def mask(image: Any, masks: Sequence[np.ndarray]) -> np.ndarray:
         return joined(masks, *read.size("image", stored_in(image))) if read.frame else masks[0]
 
-    return Inputs(names, load, rows, mask, _trained(source, read))
+    return Inputs(names, load, to_arrays, mask, _trained(source, read))
 
 
-def files_of(given: str) -> list[str]:
+def files_of(pattern: str) -> list[str]:
     """Lists the file at a path, all files below a folder, or the files that match a glob, sorted by name.
 
     In a folder, its own files come before the files of its subfolders; hidden files and folders are left out. Files are
@@ -310,21 +312,21 @@ def files_of(given: str) -> list[str]:
     Raises:
       UsageError: the path does not exist, the folder has no file, or the glob matches none.
     """
-    path = expanded(given)
+    path = expanded(pattern)
     if path.is_dir():
         paths = []
         for folder, inner, names in os.walk(path):
             inner[:] = sorted(name for name in inner if not name.startswith("."))
             paths += [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]
         if not paths:
-            raise UsageError(f"{given}: the folder has no files; wanted images")
+            raise UsageError(f"{pattern}: the folder has no files; wanted images")
         return paths
     if path.exists():
         return [str(path)]
     if matching := [name for name in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(name)]:
         return matching
-    kind = "no file matches" if glob.has_magic(given) else "no such file or folder"
-    raise UsageError(f"{given}: {kind}; wanted images, folders of them, or quoted globs such as 'photos/*.jpg'")
+    kind = "no file matches" if glob.has_magic(pattern) else "no such file or folder"
+    raise UsageError(f"{pattern}: {kind}; wanted images, folders of them, or quoted globs such as 'photos/*.jpg'")
 
 
 def takes_images(source: Source) -> bool:

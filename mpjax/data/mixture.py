@@ -52,15 +52,17 @@ def _of_mix(text: str, name: str, config: Data, repair: Mapping[str, Any]) -> st
     """Replaces `--data.name OTHER` in a message by `--data.mix` with all names and shares, `name` replaced by OTHER."""
 
     def renamed(match: re.Match) -> str:
-        shares = _other_name(name, match[1], config)
-        return shlex.join(["--data.mix", *(word for other, share in shares.items() for word in (other, str(share)))])
+        fractions = _other_name(name, match[1], config)
+        return shlex.join(
+            ["--data.mix", *(word for other, fraction in fractions.items() for word in (other, str(fraction)))]
+        )
 
     pattern = re.escape(repair["data.name"]) if "data.name" in repair else r"[^\s,;]+"
     return re.sub(f"--data\\.name ({pattern})", renamed, text)
 
 
 def _other_name(name: str, other: str, config: Data) -> dict[str, float]:
-    return {other if known == name else known: share for known, share in config.mix.items()}
+    return {other if known == name else known: fraction for known, fraction in config.mix.items()}
 
 
 def _instead(repair: Mapping[str, Any]) -> str:
@@ -96,14 +98,14 @@ def _require_agreement(first: Source, other: Source, config: Data) -> None:
             f"{', '.join(expected)}; wanted the same fields; rename or choose columns in a data set of your own"
         )
     for name, field in expected.items():
-        theirs = actual[name]
-        if isinstance(field, Label) and isinstance(theirs, Label):
-            _require_names(name, field, theirs, first, other)
-        if field != theirs:
-            raise _differs(name, str(theirs), str(field), first, other, _advice(name, field, theirs))
-        if isinstance(field, Label) and isinstance(theirs, Label) and bool(field.names) != bool(theirs.names):
+        other_field = actual[name]
+        if isinstance(field, Label) and isinstance(other_field, Label):
+            _require_names(name, field, other_field, first, other)
+        if field != other_field:
+            raise _differs(name, str(other_field), str(field), first, other, _advice(name, field, other_field))
+        if isinstance(field, Label) and isinstance(other_field, Label) and bool(field.names) != bool(other_field.names):
             called, plain = (first, other) if field.names else (other, first)
-            _tell_names(field.names or theirs.names, called.name, plain.name, other.name, config)
+            _tell_names(field.names or other_field.names, called.name, plain.name, other.name, config)
     splits = (SplitOfOne(source.train, reader(source, config, training=True)) for source in (first, other))
     dtypes = [{name: value.dtype for name, value in split.first.items()} for split in splits]
     for name, dtype in dtypes[0].items():
@@ -114,14 +116,14 @@ def _require_agreement(first: Source, other: Source, config: Data) -> None:
             raise _differs(name, str(dtypes[1][name]), str(dtype), first, other, advice)
 
 
-def _require_names(name: str, wanted: Label, found: Label, first: Source, other: Source) -> None:
+def _require_names(name: str, wanted: Label, other_label: Label, first: Source, other: Source) -> None:
     """Raises UsageError if both sets name their classes, and the names or their order differ.
 
-    `wanted` is the label field of `first`, `found` that of `other`; `name` is the name of the field.
+    `wanted` is the label field of `first`, `other_label` that of `other`; `name` is the name of the field.
     """
-    if not (wanted.names and found.names) or wanted.names == found.names:
+    if not (wanted.names and other_label.names) or wanted.names == other_label.names:
         return
-    pairs = enumerate(itertools.zip_longest(found.names, wanted.names))
+    pairs = enumerate(itertools.zip_longest(other_label.names, wanted.names))
     number, names = next((number, pair) for number, pair in pairs if len(set(pair)) > 1)
     actual, expected = (
         f"without a class {number}" if called is None else f"'{called}' as class {number}" for called in names
@@ -159,18 +161,18 @@ def _tell_names(names: Sequence[str], called: str, plain: str, other: str, confi
     )
 
 
-def _differs(name: str, found: str, wanted: str, first: Source, other: Source, advice: str) -> UsageError:
+def _differs(name: str, actual: str, wanted: str, first: Source, other: Source, advice: str) -> UsageError:
     return UsageError(
-        f"'{other.name}' of --data.mix: its {name} is {found}, that of '{first.name}' is {wanted}; {advice}"
+        f"'{other.name}' of --data.mix: its {name} is {actual}, that of '{first.name}' is {wanted}; {advice}"
     )
 
 
-def _advice(name: str, wanted: Field, found: Field) -> str:
-    if isinstance(wanted, Image) and isinstance(found, Image) and wanted.shape[2] == found.shape[2]:
+def _advice(name: str, wanted: Field, actual: Field) -> str:
+    if isinstance(wanted, Image) and isinstance(actual, Image) and wanted.shape[2] == actual.shape[2]:
         size = max(filter(None, wanted.shape[:2]), default=224)
         return f"write --data.image_size {size} to resize the images of all sets"
-    if isinstance(wanted, Label | Mask) and isinstance(found, Label | Mask):
-        largest = max(wanted.num_classes, found.num_classes)
+    if isinstance(wanted, Label | Mask) and isinstance(actual, Label | Mask):
+        largest = max(wanted.num_classes, actual.num_classes)
         return (
             f"if their class numbers mean the same, write --data.num_classes {largest} for all sets; if not, let "
             "--data.preprocess return class numbers that do"
@@ -203,13 +205,13 @@ class MixedSplit:
         owners = np.searchsorted(ends, numbers, side="right")
         rows: list[Arrays] = [{}] * len(numbers)
         for owner, split in enumerate(self.splits):
-            places = np.flatnonzero(owners == owner)
-            if not places.size:
+            positions = np.flatnonzero(owners == owner)
+            if not positions.size:
                 continue
-            local = numbers[places] - (ends[owner] - len(split))
-            arrays = split.batch(local, None if drawn is None else drawn[places])
-            for row, place in enumerate(places.tolist()):
-                rows[place] = {name: values[row] for name, values in arrays.items()}
+            local = numbers[positions] - (ends[owner] - len(split))
+            arrays = split.batch(local, None if drawn is None else drawn[positions])
+            for row, position in enumerate(positions.tolist()):
+                rows[position] = {name: values[row] for name, values in arrays.items()}
         return {name: stacked([row[name] for row in rows]) for name in self.first}
 
 

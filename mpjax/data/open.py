@@ -163,9 +163,9 @@ def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classifi
     # Only the first set is evaluated on, so the others need no test split.
     alone = dataclasses.replace(config, test_split=config.train_split, mix={})
     others = []
-    for name, share in config.mix.items():
+    for name, fraction in config.mix.items():
         with named(name, config):
-            others.append(Portion(_opened(dataclasses.replace(alone, name=name), data_dir, task), share))
+            others.append(Portion(_opened(dataclasses.replace(alone, name=name), data_dir, task), fraction))
     return mixed(first, others, config)
 
 

@@ -31,7 +31,7 @@ class Order(Protocol):
         """The number of full batches in an epoch; a smaller rest is left out."""
         ...
 
-    def rows(self, position: int) -> np.ndarray:
+    def example_numbers(self, position: int) -> np.ndarray:
         """Computes the numbers of the examples in the batch at `position`, counted from 0, int64 [B]."""
         ...
 
@@ -65,7 +65,7 @@ class Shuffled:
     def _permutation(self) -> Callable[[int], np.ndarray]:
         return _permutations(self.size, lambda epoch: np.random.Philox(key=[self.seed, epoch]))
 
-    def rows(self, position: int) -> np.ndarray:
+    def example_numbers(self, position: int) -> np.ndarray:
         """Computes the numbers of the examples in the batch at `position`, counted from 0, int64 [B]."""
         epoch, step = divmod(position, self.steps_per_epoch)
         return self._permutation(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
@@ -130,7 +130,7 @@ class Mixed:
         blocks = [self._block(number) for number in range(first, -(-end // BLOCK))]
         return np.concatenate(blocks, axis=1)[:, begin - first * BLOCK : end - first * BLOCK]
 
-    def rows(self, position: int) -> np.ndarray:
+    def example_numbers(self, position: int) -> np.ndarray:
         """Computes the numbers of the examples in the batch at `position`, counted from 0, int64 [B]."""
         return self._batch(position)[0]
 
@@ -160,7 +160,7 @@ def order_of(source: Source, batch_size: int, seed: int) -> Order:
     """
     if not source.mix:
         return Shuffled(len(source.train), batch_size, seed)
-    return Mixed([len(member.train) for member in source.trained_on], counts_of(_shares(source)), batch_size, seed)
+    return Mixed([len(member.train) for member in source.trained_on], counts_of(_fractions(source)), batch_size, seed)
 
 
 def epoch_size(source: Source) -> int:
@@ -169,27 +169,27 @@ def epoch_size(source: Source) -> int:
     In a mixture, it is the number of examples, of all sets together, that are used up in one pass through the first
     set, rounded down.
     """
-    return _pass_through_first([len(member.train) for member in source.trained_on], counts_of(_shares(source)))
+    return _pass_through_first([len(member.train) for member in source.trained_on], counts_of(_fractions(source)))
 
 
 def _pass_through_first(sizes: Sequence[int], counts: Sequence[int]) -> int:
     return sizes[0] * BLOCK // counts[0]
 
 
-def _shares(source: Source) -> list[float]:
-    return [portion.share for portion in source.mix]
+def _fractions(source: Source) -> list[float]:
+    return [portion.fraction for portion in source.mix]
 
 
-def counts_of(shares: Sequence[float]) -> list[int]:
+def counts_of(fractions: Sequence[float]) -> list[int]:
     """Divides `BLOCK` examples among the sets of a mixture, and returns the number of each set, the first set first.
 
-    `shares` are the fractions of all sets but the first, which gets the rest. Each number is rounded down; the examples
-    left over go to the sets with the largest remainders, one each. The sum is `BLOCK`.
+    `fractions` are those of all sets but the first, which gets the rest. Each number is rounded down; the examples left
+    over go to the sets with the largest remainders, one each. The sum is `BLOCK`.
 
     >>> counts_of([0.3, 1 / 3])
     [367, 300, 333]
     """
-    exact = [BLOCK * share for share in (1 - sum(shares), *shares)]
+    exact = [BLOCK * fraction for fraction in (1 - sum(fractions), *fractions)]
     counts = [int(count) for count in exact]
     by_remainder = sorted(range(len(exact)), key=lambda index: counts[index] - exact[index])
     for index in itertools.islice(by_remainder, BLOCK - sum(counts)):

@@ -26,16 +26,16 @@ class Alternating:
 
     seed: int
 
-    def of(self, rows: np.ndarray, epochs: np.ndarray | int) -> dict[str, np.ndarray]:
+    def of(self, numbers: np.ndarray, epochs: np.ndarray | int) -> dict[str, np.ndarray]:
         """Computes the field `mirrored` of a batch, as a dict with this one field, bool [B]; True: mirror the image.
 
         It is a pure function of the seed, the number of an example and its epoch.
 
         Args:
-          rows: the numbers of the examples of a batch, [B].
+          numbers: the numbers of the examples of a batch, [B].
           epochs: the epoch of each example, [B], or one epoch for all.
         """
-        return {MIRRORED: _coin(self.seed, rows) ^ (epochs % 2 == 1)}
+        return {MIRRORED: _coin(self.seed, numbers) ^ (epochs % 2 == 1)}
 
 
 def orientation_of(config: Data, fields: Fields, seed: int) -> Alternating:
@@ -52,14 +52,14 @@ def orientation_of(config: Data, fields: Fields, seed: int) -> Alternating:
     return Alternating(seed)
 
 
-def _coin(seed: int, rows: np.ndarray) -> np.ndarray:
-    """Draws a random bit for each example number in `rows`, bool [B], independent of the size of the split.
+def _coin(seed: int, numbers: np.ndarray) -> np.ndarray:
+    """Draws a random bit for each example number in `numbers`, bool [B], independent of the size of the split.
 
     It is the highest bit of splitmix64 (Steele et al., 2014, doi.org/10.1145/2660193.2660195): example `row` takes draw
     number `row` of a generator that starts from the seed.
     """
     begin = _mixed(np.array([seed], np.uint64))
-    return (_mixed(begin + rows.astype(np.uint64)) >> np.uint64(63)).astype(bool)
+    return (_mixed(begin + numbers.astype(np.uint64)) >> np.uint64(63)).astype(bool)
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ class Numbered:
     name: str
     numbers: Sequence[int] | None
 
-    def each(self, function: Callable[..., Any], *columns: Iterable) -> list:
+    def map(self, function: Callable[..., Any], *columns: Iterable) -> list:
         """Calls `function` for each example, with its value of each of `columns` as arguments, and lists the results.
 
         Raises:
@@ -64,11 +64,11 @@ def conform_all(columns: Mapping[str, Sequence | np.ndarray], fields: Fields, ex
     arrays = _conform_at_once(columns, fields)
     if arrays is not None:
         return arrays
-    settled = examples.each(
+    settled = examples.map(
         lambda *values: _conform_one(dict(zip(columns, values, strict=True)), fields), *columns.values()
     )
-    for place, example in enumerate(settled):
-        require_dtypes(example, settled[0], examples.numbers[place] if examples.numbers else place, examples.name)
+    for index, example in enumerate(settled):
+        require_dtypes(example, settled[0], examples.numbers[index] if examples.numbers else index, examples.name)
     return {name: stacked([example[name] for example in settled]) for name in settled[0]}
 
 

@@ -127,7 +127,7 @@ class BatchesInMemory:
         """
         rows = self.share.rows(self.batch_size)
         for number in itertools.count(position):
-            chosen = self.order.rows(number)[rows]
+            chosen = self.order.example_numbers(number)[rows]
             yield chosen, self.orientation.of(chosen, self.order.epochs(number)[rows]) if self.orientation else {}
 
 
@@ -185,13 +185,13 @@ class EvalBatches:
             yield {field: values[rows] for field, values in padded_batch(batch, self.batch_size).items()}
 
 
-def padded_batch(part: Batch, batch_size: int) -> Batch:
+def padded_batch(batch: Batch, batch_size: int) -> Batch:
     """Pads each field of a batch with zeros to `batch_size` rows, and adds `weight`, float32 [batch_size].
 
-    The weight is 1 for the rows of `part` and 0 for padding. `part` is not changed.
+    The weight is 1 for the rows of `batch` and 0 for padding. `batch` is not changed.
     """
-    size = len(next(iter(part.values())))
-    weighted = {**part, "weight": np.ones(size, np.float32)}
+    size = len(next(iter(batch.values())))
+    weighted = {**batch, "weight": np.ones(size, np.float32)}
     return {field: _filled(values, batch_size - size) for field, values in weighted.items()}
 
 

@@ -135,7 +135,7 @@ def _round_to_float16(values: jax.Array) -> jax.Array:
     return jnp.where(jnp.abs(values) < np.float32(2**-14), subnormal, normal)
 
 
-def narrowed(values: jax.Array, dtype: np.dtype) -> jax.Array:
+def in_half_dtype(values: jax.Array, dtype: np.dtype) -> jax.Array:
     """Casts float32 values that are already rounded to a half dtype to that dtype: the same numbers in half the memory.
 
     With a float8 dtype the values stay float32.
@@ -200,7 +200,7 @@ def room_for(values: list):
     return jnp.where((largest > 0) & jnp.isfinite(largest), jnp.exp2(top - jnp.ceil(jnp.log2(largest))), 1.0)
 
 
-def widened(value):
+def as_float32(value):
     """Casts a half-precision or float8 array to float32. Returns any other value unchanged."""
     return converted(value, dtype=FLOAT32) if getattr(value, "dtype", None) in NARROW else value
 
@@ -262,8 +262,8 @@ def results_of(
         ]
         if is_opaque(eqn):
             # Kernels and layout constraints take no NumPy arrays.
-            return [widened(x) for x in as_function(eqn, debug_info)(*map(jnp.asarray, operands))]
-        return [widened(x) for x in _bound(*operands, primitive=eqn.primitive, params=tuple(eqn.params.items()))]
+            return [as_float32(x) for x in as_function(eqn, debug_info)(*map(jnp.asarray, operands))]
+        return [as_float32(x) for x in _bound(*operands, primitive=eqn.primitive, params=tuple(eqn.params.items()))]
     if eqn.primitive.name == "convert_element_type":
         new = FLOAT32 if eqn.params["new_dtype"] in NARROW else eqn.params["new_dtype"]
         return [values[0] if values[0].dtype == new else converted(values[0], dtype=new)]

@@ -98,9 +98,9 @@ def _rounded(blocks: np.ndarray, format: BlockFormat) -> np.ndarray:
     factor = _for_all(largest, top, format) if format.whole else np.float64(1)
     scale = _powers(largest / top) if not format.whole else (largest / top * factor).astype(format.scale)
     scale = scale.astype(np.float64)
-    shares = np.where((scale == 0) | ~np.isfinite(largest), 0, exact / scale * factor)
+    scaled = np.where((scale == 0) | ~np.isfinite(largest), 0, exact / scale * factor)
     # A cast to e2m1 saturates. In e4m3 nothing saturates, because the scales are rounded up.
-    result = shares.astype(format.payload).astype(np.float64) * scale / factor
+    result = scaled.astype(format.payload).astype(np.float64) * scale / factor
     return np.where(np.isfinite(largest), result, np.nan).astype(np.float32)
 
 

@@ -94,10 +94,10 @@ def _program(fn: Callable, options: tuple, shapes: tuple, device):
     are not committed to the device: a `shard_map` moves them.
     """
 
-    def run(*arrays):  # a new function, so that JAX shares no cache between programs
+    def of_arrays(*arrays):  # a new function, so that JAX shares no cache between programs
         return fn(*arrays, **dict(options))
 
-    return jax.jit(run).lower(*(jax.ShapeDtypeStruct(*shape) for shape in shapes)).compile()
+    return jax.jit(of_arrays).lower(*(jax.ShapeDtypeStruct(*shape) for shape in shapes)).compile()
 
 
 def _trim():

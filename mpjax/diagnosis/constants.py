@@ -50,9 +50,9 @@ def constants_of(half, full) -> Constants:
 def _matched(half, full, exact: dict) -> Iterator[bool]:
     """Fills `exact`, as in `Constants`, and yields for each comparison of the two programs whether they agree."""
     first, second = _Origins(half), _Origins(full)
-    mine, theirs = first.operations, second.operations
-    pairs = list(_in_step(mine, theirs))
-    yield len(pairs) == len(mine) == len(theirs)
+    in_half, in_float32 = first.operations, second.operations
+    pairs = list(_in_step(in_half, in_float32))
+    yield len(pairs) == len(in_half) == len(in_float32)
     for eqn, other in pairs:
         yield len(eqn.invars) == len(other.invars) and eqn.primitive.name not in _DECIDE
         for atoms in zip(eqn.invars, other.invars, strict=False):
@@ -69,17 +69,17 @@ half-precision values alone.
 """
 
 
-def _in_step(mine: Sequence, theirs: Sequence) -> Iterator[tuple[Any, Any]]:
+def _in_step(in_half: Sequence, in_float32: Sequence) -> Iterator[tuple[Any, Any]]:
     """Yields the pairs of equations of two programs that match in primitive and in shapes of results, in order.
 
     Equations without a match are left out.
     """
-    keys, others = ([_key(eqn) for eqn in eqns] for eqns in (mine, theirs))
+    keys, others = ([_key(eqn) for eqn in eqns] for eqns in (in_half, in_float32))
     if keys == others:
-        yield from zip(mine, theirs, strict=True)
+        yield from zip(in_half, in_float32, strict=True)
         return
     for block in difflib.SequenceMatcher(None, keys, others, autojunk=False).get_matching_blocks():
-        yield from zip(mine[block.a : block.a + block.size], theirs[block.b : block.b + block.size], strict=True)
+        yield from zip(in_half[block.a : block.a + block.size], in_float32[block.b : block.b + block.size], strict=True)
 
 
 def _key(eqn) -> tuple:
@@ -87,18 +87,20 @@ def _key(eqn) -> tuple:
     return eqn.primitive.name, tuple(getattr(var.aval, "shape", None) for var in eqn.outvars)
 
 
-def _same(mine: tuple[int, np.ndarray] | None, theirs: tuple[int, np.ndarray] | None, exact: dict) -> bool:
+def _same(in_half: tuple[int, np.ndarray] | None, in_float32: tuple[int, np.ndarray] | None, exact: dict) -> bool:
     """Records the float32 value of a constant in `exact`. Returns False if the two programs do not match here.
 
     They match if both have a constant of one shape, whose float32 value does not differ from one recorded before, or if
-    neither has a constant. `mine` is the id and the value of the constant in the half-precision program, `theirs` in
-    the float32 program.
+    neither has a constant. `in_half` is the id and the value of the constant in the half-precision program,
+    `in_float32` in the float32 program.
     """
-    if mine is None or theirs is None:
-        return mine is theirs
-    value = theirs[1].astype(np.float32)
+    if in_half is None or in_float32 is None:
+        return in_half is in_float32
+    value = in_float32[1].astype(np.float32)
     # Two calls may share one body. Its constant then needs the same float32 value in both calls.
-    return value.shape == mine[1].shape and np.array_equal(exact.setdefault(mine[0], value), value, equal_nan=True)
+    return value.shape == in_half[1].shape and np.array_equal(
+        exact.setdefault(in_half[0], value), value, equal_nan=True
+    )
 
 
 class _Origins:

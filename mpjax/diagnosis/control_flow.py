@@ -62,7 +62,7 @@ def cond(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pai
     quiet = emulator.recording(None)
     free: list[bool] = [False] * len(eqn.outvars)
 
-    def run(branch) -> Callable:
+    def taking(branch) -> Callable:
         def of_arrays(arrays):
             inputs = [pair._replace(wide=wide, low=low) for pair, (wide, low, _) in zip(operands, arrays, strict=True)]
             outputs = quiet.run_body(branch, inputs, place)
@@ -71,7 +71,7 @@ def cond(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pai
 
         return of_arrays
 
-    outputs = jax.lax.switch(index.low, [run(branch) for branch in branches], arrays_of(operands))
+    outputs = jax.lax.switch(index.low, [taking(branch) for branch in branches], arrays_of(operands))
     results = [Pair(wide, low, place.path, f) for (wide, low), f in zip(outputs, free, strict=True)]
     return held(emulator, results, eqn)
 
@@ -117,8 +117,8 @@ def scan(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pai
 
     loop = _Loop(emulator, once, carry, place.path, row)
     options = {"length": params["length"], "reverse": params["reverse"]}
-    run = lambda start, columns: jax.lax.scan(loop.turn, start, columns, **options)  # noqa: E731
-    state, ys = with_every_rounding(run, loop.start, columns)
+    scanned = lambda start, columns: jax.lax.scan(loop.turn, start, columns, **options)  # noqa: E731
+    state, ys = with_every_rounding(scanned, loop.start, columns)
     stacked = [
         Pair(wide, low, place.path, free, Marks(m.finite.all(), m.reference_finite.all(), m.flushed.max(initial=-1)))
         for (wide, low, m), free in zip(ys, loop.free_ys, strict=True)
@@ -126,13 +126,13 @@ def scan(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pai
     return held(emulator, [*loop.ended(state), *stacked], eqn)
 
 
-def with_every_rounding(run: Callable, *args):
-    """Computes `run(*args)` as one compiled program in which XLA rounds the result of every operation.
+def with_every_rounding(function: Callable, *args):
+    """Computes `function(*args)` as one compiled program in which XLA rounds the result of every operation.
 
     By default XLA may compute several operations in float32 and round once (`xla_allow_excess_precision`). While an
-    outer program is traced, such as a loop or a jitted step, `run` becomes a part of it, and its options decide.
+    outer program is traced, such as a loop or a jitted step, `function` becomes a part of it, and its options decide.
     """
-    program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
+    program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
     body, consts = opened(program)
     inputs = [*consts, *jax.tree.leaves(args)]
     call = core.jaxpr_as_fun(closed(body.replace(constvars=[], invars=[*body.constvars, *body.invars]), ()))
@@ -150,14 +150,14 @@ class _Loop:
 
     Args:
       emulator: the emulator; its recorder, if any, gets the readings of all iterations, combined.
-      once: one iteration: `(emulator, carry, *rows) -> (carry, other outputs)`.
+      once: one iteration: `(emulator, carry, *xs) -> (carry, other outputs)`.
       carry: the initial carry.
       path: the module of the loop. The carry belongs to it too, so that even an isolated run accumulates errors over
         the iterations.
-      rows: the shapes of the other inputs of an iteration.
+      xs: the shapes of the other inputs of an iteration.
     """
 
-    def __init__(self, emulator: BodyRunner, once: Callable, carry: list[Pair], path: str, *rows):
+    def __init__(self, emulator: BodyRunner, once: Callable, carry: list[Pair], path: str, *xs):
         self.emulator, self.once, self.path, self.free_ys = emulator, once, path, []
         if emulator.isolated:
             carry = [p._replace(low=p.wide) if p.path != path and is_floating(p.wide) else p for p in carry]
@@ -166,19 +166,19 @@ class _Loop:
         after = [pair.free for pair in carry]
         while after != self.free:
             self.free = after
-            jax.eval_shape(lambda state, *rows: self._run(quiet, state, rows)[0], (arrays_of(carry), {}), *rows)
+            jax.eval_shape(lambda state, *xs: self._run(quiet, state, xs)[0], (arrays_of(carry), {}), *xs)
             after = [was or now for was, now in zip(self.free, self._free_after, strict=True)]
         self.sites: list[Site] = []
-        shapes = jax.eval_shape(lambda state, *rows: self._recorded(state, rows)[1], (arrays_of(carry), {}), *rows)
+        shapes = jax.eval_shape(lambda state, *xs: self._recorded(state, xs)[1], (arrays_of(carry), {}), *xs)
         self.start = arrays_of(carry), none_like(shapes)
 
     def pairs(self, state) -> list[Pair]:
         """Makes pairs of the carry in a state of the loop, which is `(arrays of the carry, readings so far)`."""
         return [Pair(wide, low, self.path, free, m) for (wide, low, m), free in zip(state[0], self.free, strict=True)]
 
-    def turn(self, state, *rows):
+    def turn(self, state, *xs):
         """Runs one iteration on a state. Returns the next state, and the arrays of the outputs that are not carried."""
-        outputs, measured = self._recorded(state, rows)
+        outputs, measured = self._recorded(state, xs)
         carry, ys = outputs
         return (carry, joined(state[1], measured)), ys
 
@@ -188,21 +188,21 @@ class _Loop:
             self.emulator.recorder.extend(self.sites, apart(state[1], len(self.sites)))
         return self.pairs(state)
 
-    def _recorded(self, state, rows):
+    def _recorded(self, state, xs):
         """Runs one iteration.
 
         Returns the arrays of its outputs, and its readings, which are empty without a recorder.
         """
         recorder = self.emulator.recorder and self.emulator.recorder.within()
-        outputs = self._run(self.emulator.recording(recorder), state, rows)
+        outputs = self._run(self.emulator.recording(recorder), state, xs)
         if recorder is None:
             return outputs, {}
         self.sites = recorder.sites
         return outputs, recorder.stacked()
 
-    def _run(self, emulator: BodyRunner, state, rows):
+    def _run(self, emulator: BodyRunner, state, xs):
         """Runs one iteration, and stores which of its outputs are free. Returns the arrays of its outputs."""
-        carry, ys = self.once(emulator, self.pairs(state), *rows)
+        carry, ys = self.once(emulator, self.pairs(state), *xs)
         self._free_after, self.free_ys = [pair.free for pair in carry], [pair.free for pair in ys]
         return arrays_of(carry), arrays_of(ys)
 
@@ -261,7 +261,7 @@ def shard_map(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> lis
         of_device = [marks for *_, marks in values], {} if recorder is None else recorder.stacked()
         return [value[:2] for value in values], jax.tree.map(lambda x: x[None], of_device)
 
-    run = jax.shard_map(
+    on_devices = jax.shard_map(
         on_a_device,
         mesh=params["mesh"],
         in_specs=([(spec, spec, PartitionSpec()) for spec in params["in_specs"]],),
@@ -270,7 +270,7 @@ def shard_map(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> lis
         check_vma=False,  # the body itself marks where values begin to vary
     )
     # Fetches the inputs, so that the mesh may place them, and the outputs, for the operations that follow.
-    values, (marks, measured) = _fetched(with_every_rounding(run, _fetched(arrays_of(pairs))))
+    values, (marks, measured) = _fetched(with_every_rounding(on_devices, _fetched(arrays_of(pairs))))
     if emulator.recorder is not None:
         emulator.recorder.extend(list(sites), apart(_over_devices(measured), len(sites)))
     outputs = [

@@ -15,14 +15,14 @@ import numpy as np
 from jax.extend import core
 
 from mpjax.diagnosis.arithmetic import (
+    as_float32,
     casts_down,
+    in_half_dtype,
     is_half,
     is_opaque,
-    narrowed,
     results_of,
     room_for,
     round_to,
-    widened,
 )
 from mpjax.diagnosis.compile_ahead import give_back
 from mpjax.diagnosis.control_flow import HANDLERS as CONTROL_FLOW
@@ -142,14 +142,14 @@ class Emulator:
             return pair
         if var.aval.dtype in NARROW:
             site = parameter_site(owner, "forward", var.aval)
-            wide = widened(pair.wide)
-            return pair._replace(marks=self.recorder.observe(site, wide, wide, widened(pair.low), []))
+            wide = as_float32(pair.wide)
+            return pair._replace(marks=self.recorder.observe(site, wide, wide, as_float32(pair.low), []))
         finite = jnp.isfinite(pair.wide).all()
         return pair._replace(marks=Marks(finite, finite))
 
     def constant(self, var, value, owner: str) -> Pair:
         """Makes the pair of an input or constant array, rounded to the dtype of `var` if module `owner` rounds."""
-        value, rounds = widened(value), self.rounds(owner)
+        value, rounds = as_float32(value), self.rounds(owner)
         low = self._rounded(value, var.aval, rounds)
         return self.held(Pair(value, low, None, not rounds and is_half(var.aval)), var.aval)
 
@@ -175,7 +175,7 @@ class Emulator:
 
     def _exact(self, atom, pair: Pair, place: Place, rounds: bool, eqn) -> Pair:
         """Makes the pair of a constant with its float32 value as reference, as in `with_exact`."""
-        exact, value, marks = self.exact[id(atom)], np.asarray(widened(pair.low)), Marks()
+        exact, value, marks = self.exact[id(atom)], np.asarray(as_float32(pair.low)), Marks()
         low = value if rounds and self.ranged else self._rounded(exact, atom.aval, rounds)
         lost = (exact != 0) & (value == 0) | np.isfinite(exact) & ~np.isfinite(value)
         if self.recorder is not None and eqn is not None and lost.any():
@@ -197,7 +197,7 @@ class Emulator:
         """
         rounded = is_half(aval) and not pair.free and (self.ranged or aval.dtype == BFLOAT16)
         if rounded and pair.low.dtype != aval.dtype:
-            pair = pair._replace(low=narrowed(pair.low, aval.dtype))
+            pair = pair._replace(low=in_half_dtype(pair.low, aval.dtype))
         return pair if self.reference else pair._replace(wide=pair.low)
 
     def run_body(self, jaxpr, inputs: list[Pair], place: Place) -> list[Pair]:
@@ -212,7 +212,7 @@ class Emulator:
 
         def constant(atom, array) -> Pair:
             if isinstance(atom, core.Literal):
-                value = widened(np.asarray(array, getattr(atom.aval, "dtype", None)))
+                value = as_float32(np.asarray(array, getattr(atom.aval, "dtype", None)))
                 return Pair(value, value)
             return self.constant(atom, array, place.path)
 
@@ -304,7 +304,7 @@ class Emulator:
             reference's, is then rounded here.
         """
         elsewhere = self.isolated and pair.path != path
-        value = widened(pair.wide if elsewhere and is_floating(aval) else pair.low)
+        value = as_float32(pair.wide if elsewhere and is_floating(aval) else pair.low)
         return self._rounded(value, aval, rounds) if elsewhere or pair.free else value
 
     def _rounded(self, value, aval, rounds: bool):

@@ -105,5 +105,5 @@ class Facts:
     @property
     def headline(self) -> str:
         """One line, "verdict: overflow in layers/0 (forward, mul)"; only the verdict if the module is not known."""
-        place = "" if self.path is None else f" in {self.path or 'no module'} ({self.direction}, {self.operation})"
-        return f"verdict: {self.verdict}{place}"
+        location = "" if self.path is None else f" in {self.path or 'no module'} ({self.direction}, {self.operation})"
+        return f"verdict: {self.verdict}{location}"

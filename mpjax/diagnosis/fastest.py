@@ -17,11 +17,11 @@ from mpjax.diagnosis.health import (
     loss_error,
     outputs_of,
 )
-from mpjax.diagnosis.one_step import check_numbers, float32_share
+from mpjax.diagnosis.one_step import check_numbers, float32_fraction
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
 from mpjax.diagnosis.repair import Fault, smallest_rules
 from mpjax.diagnosis.search import flags_of, with_rules
-from mpjax.diagnosis.trace import run
+from mpjax.diagnosis.trace import emulated
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import PRESETS, get_policy
@@ -177,7 +177,7 @@ def fastest_program(
         for name in presets[-2:]:
             program = make(policies[name]).beside(full)
             scale = _scale(program, name)
-            fault = Fault(make, policies[name], program, run(program, scale), scale, reference)
+            fault = Fault(make, policies[name], program, emulated(program, scale), scale, reference)
             rules = smallest_rules(fault)
             if rules:
                 tried.append(_tried(make, name, policies[name], rules, reference))
@@ -198,7 +198,7 @@ def _tried(
         preset=name,
         rules=rules,
         within=is_repaired(reference, program, scale),
-        float32_flops=float32_share(program, rules),
+        float32_flops=float32_fraction(program, rules),
         loss_scale=scale,
         loss_error=loss_error(reference.outputs[0], low[0] / scale),
         gradient_error=reference.gradient_error(low, scale),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jax.core import Tracer
 
-from mpjax.diagnosis.arithmetic import widened
+from mpjax.diagnosis.arithmetic import as_float32
 from mpjax.diagnosis.block_formats import MXFP8, NVFP4, sqnr_in_blocks
 from mpjax.diagnosis.emulate import Emulator, nowhere
 from mpjax.diagnosis.formats import FLOAT8
@@ -19,7 +19,7 @@ from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.render.text import percent
 from mpjax.diagnosis.search import first_enough, flags_of, minimal, pattern_of, with_rules
-from mpjax.diagnosis.trace import Trace, decibels, run
+from mpjax.diagnosis.trace import Trace, decibels, emulated
 from mpjax.errors import PrecisionWarning, UsageError
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
@@ -126,7 +126,7 @@ def float8_layers(make: Callable[[Policy], Program], reference: Reference) -> Fl
     except UsageError as error:  # no layer of the model is suitable; the message names the rules
         return Float8Layers(reason=str(error))
     judge = dataclasses.replace(reference, without_float8=functools.partial(without_float8, make, policy, 1.0))
-    noise = _noise(run(program, 1.0))
+    noise = _noise(emulated(program, 1.0))
     if not noise:
         return Float8Layers(reason="No product of the step is one of a linear layer with sides of at least 64.")
     ranked, compute = (
@@ -197,9 +197,9 @@ def noise_in_blocks(program: Program) -> dict[str, dict[str, float]]:
     Args:
       program: a step with products in float8. Its operands are measured without rounding.
     """
-    heard: dict[str, dict[str, float]] = {}
-    Listening(heard=heard).run(*program.at(1.0))
-    return heard
+    sqnrs: dict[str, dict[str, float]] = {}
+    Listening(sqnrs_by_module=sqnrs).run(*program.at(1.0))
+    return sqnrs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,27 +207,27 @@ class Listening(Emulator):
     """An emulator without rounding that measures the operands of products in float8.
 
     Attributes:
-      heard: the signal-to-quantisation-noise ratio of the noisiest operand, in decibels, by module path and name of a
-        format. A run fills it.
+      sqnrs_by_module: the signal-to-quantisation-noise ratio of the noisiest operand, in decibels, by module path and
+        name of a format. A run fills it.
     """
 
     rounds: Callable[[str], bool] = nowhere
     reference: bool = False
-    heard: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    sqnrs_by_module: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
         """Computes the results of an equation. If it is a product in float8, measures its operands first."""
         if eqn.primitive.name == "dot_general" and any(var.aval.dtype in FLOAT8 for var in eqn.invars):
             for pair, axes in zip(pairs, eqn.params["dimension_numbers"][0], strict=True):
                 if not isinstance(pair.low, Tracer):
-                    self._listen(place.path, np.asarray(widened(pair.low)), tuple(axes))
+                    self._listen(place.path, np.asarray(as_float32(pair.low)), tuple(axes))
         return super().applied(eqn, pairs, place, debug_info)
 
     def _listen(self, path: str, values: np.ndarray, axes: tuple[int, ...]) -> None:
         """Measures an operand of a product in module `path`, with blocks along the contracted `axes`."""
         last = tuple(range(values.ndim - len(axes), values.ndim))
         rows = np.moveaxis(values, axes, last).reshape(*np.delete(values.shape, axes), -1)
-        sqnrs = self.heard.setdefault(path, {})
+        sqnrs = self.sqnrs_by_module.setdefault(path, {})
         for block_format in FORMATS:
             least = sqnrs.get(str(block_format), 200.0)
             sqnrs[str(block_format)] = float(np.minimum(least, sqnr_in_blocks(rows, block_format)))  # NaN stays NaN

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.diagnosis.arithmetic import results_of, widened
+from mpjax.diagnosis.arithmetic import as_float32, results_of
 from mpjax.diagnosis.emulate import Emulator, everywhere, nothing, nowhere
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.program import Program
@@ -36,7 +36,7 @@ class Terms(Emulator):
         Empties `pairs`.
         """
         floating = [is_floating(atom.aval) for atom in eqn.invars]
-        terms = [jnp.abs(widened(p.wide)) if f else p.low for p, f in zip(pairs, floating, strict=True)]
+        terms = [jnp.abs(as_float32(p.wide)) if f else p.low for p, f in zip(pairs, floating, strict=True)]
         alone = [pair._replace(wide=pair.low) for pair in pairs]
         pairs.clear()
         outputs = super().applied(eqn, alone, place, debug_info)
@@ -80,10 +80,10 @@ class Spread(Emulator):
         outputs = super().applied(eqn, pairs, place, debug_info)
         floating = [is_floating(atom.aval) for atom in eqn.invars]
         if name in _ADDS_UP and place.backward:
-            squares = [jnp.square(widened(p.low)) if f else p.low for p, f in zip(operands, floating, strict=True)]
+            squares = [jnp.square(as_float32(p.low)) if f else p.low for p, f in zip(operands, floating, strict=True)]
             spread = [jnp.sqrt(x) for x in results_of(eqn, squares, debug_info, true_half=False)]
         elif name in _MOVES or (name in ("mul", "div") and any(np.size(p.low) == 1 for p in operands)):
-            norms = [jnp.abs(widened(p.wide)) if f else p.low for p, f in zip(operands, floating, strict=True)]
+            norms = [jnp.abs(as_float32(p.wide)) if f else p.low for p, f in zip(operands, floating, strict=True)]
             spread = results_of(eqn, norms, debug_info, true_half=False)
         else:
             return outputs
@@ -134,9 +134,9 @@ class Reference:
     def has_loss(self, low: Sequence, scale: float) -> bool:
         """True if a step is finite, and its loss and its gradients are accurate.
 
-        The loss has an error of at most `tolerance`, and each gradient one of at most `limit` (`lost_gradients`). A
-        loss with a larger error is harmless if it is near zero (`loss_is_small`) and the gradients together are off by
-        at most half their norm (`has_gradients`).
+        The loss has an error of at most `tolerance`, and each gradient one of at most `limit`
+        (`per_gradient_errors`). A loss with a larger error is harmless if it is near zero (`loss_is_small`) and the
+        gradients together are off by at most half their norm (`has_gradients`).
 
         Args:
           low: the scaled loss and the scaled gradients of the step.
@@ -146,7 +146,7 @@ class Reference:
             return False
         if loss_error(self.outputs[0], low[0] / scale) > self.tolerance:
             return self.loss_is_small(low, scale) and self.has_gradients(low, scale)
-        return max(self.lost_gradients(low, scale), default=0.0) <= self.limit
+        return max(self.per_gradient_errors(low, scale), default=0.0) <= self.limit
 
     def is_repaired_by(self, low: Sequence, scale: float) -> bool:
         """True if a repaired step, which must be finite, is accurate enough.
@@ -162,7 +162,7 @@ class Reference:
         right = loss_error(self.outputs[0], low[0] / scale) <= self.tolerance
         return (right and not judged) or self.has_loss(low, scale)
 
-    def lost_gradients(self, low: Sequence, scale: float) -> list[float]:
+    def per_gradient_errors(self, low: Sequence, scale: float) -> list[float]:
         """The relative error of each gradient, in the Euclidean norm, as a list in the order of the gradients.
 
         The loss may hide these errors: a derivative adds values that the loss does not add, and an outlier in float8
@@ -188,16 +188,16 @@ class Reference:
         ]
 
     def _errors_in_half(self, gradients: Sequence) -> list[float]:
-        """The errors of `lost_gradients` without float8."""
+        """The errors of `per_gradient_errors` without float8."""
         norms = [float(np.linalg.norm(np.asarray(wide, np.float64))) for wide in self.outputs[1:]]
         whole = _MINOR * max(norms, default=0.0)
         pairs = zip(self.outputs[1:], gradients, strict=True)
         off = [float(np.linalg.norm(np.asarray(w, np.float64) - np.asarray(g, np.float64))) for w, g in pairs]
-        errors = [_share(error, max(norm, whole)) for error, norm in zip(off, norms, strict=True)]
+        errors = [_fraction(error, max(norm, whole)) for error, norm in zip(off, norms, strict=True)]
         if max(errors, default=0.0) <= self.limit:
             return errors
         errors = [
-            error if error <= self.limit else _share(difference, max(norm, whole, spread))
+            error if error <= self.limit else _fraction(difference, max(norm, whole, spread))
             for error, difference, norm, spread in zip(errors, off, norms, self._spreads, strict=True)
         ]
         return [
@@ -237,7 +237,7 @@ class Reference:
         """
         if not all_finite(low):
             return math.inf
-        lost = max(self.lost_gradients(low, scale), default=0.0) / self.limit * self.tolerance
+        lost = max(self.per_gradient_errors(low, scale), default=0.0) / self.limit * self.tolerance
         return max(loss_error(self.outputs[0], low[0] / scale), lost)
 
     def loss_is_small(self, low: Sequence, scale: float) -> bool:
@@ -265,7 +265,7 @@ class Reference:
         """
         return self.gradient_error(low, scale) <= 0.5 or not self.determined(slice(1, None))
 
-    def determined(self, part: slice) -> bool:
+    def determined(self, chosen: slice) -> bool:
         """True if changes in the last float32 bits of the inputs change the chosen outputs by at most `tolerance`.
 
         The change of the chosen outputs is relative to their Euclidean norm, all together. The inputs change once in
@@ -273,9 +273,9 @@ class Reference:
         direction may cross a jump, such as that of a truncation. The emulated runs for this are cached.
 
         Args:
-          part: the slice of the outputs to look at; output 0 is the loss, the others are the gradients.
+          chosen: the slice of the outputs to look at; output 0 is the loss, the others are the gradients.
         """
-        return any(distance(self.outputs[part], nudged[part]) <= self.tolerance for nudged in self._nudged)
+        return any(distance(self.outputs[chosen], nudged[chosen]) <= self.tolerance for nudged in self._nudged)
 
     def gradient_error(self, low: Sequence, scale: float) -> float:
         """The relative error of all gradients together, in the Euclidean norm.
@@ -332,7 +332,7 @@ def is_repaired(
 ) -> bool:
     """True if an emulated step is finite, accurate (`Reference.is_repaired_by`), and loses no gradient to underflow.
 
-    At most `reference.tolerance` of each gradient's norm may underflow to zero (`lost_shares`).
+    At most `reference.tolerance` of each gradient's norm may underflow to zero (`lost_fractions`).
 
     Args:
       reference: the float32 step to compare with.
@@ -344,7 +344,7 @@ def is_repaired(
     low = outputs_of(Emulator(rounds=rounds, keeps=keeps, reference=False), program, scale)
     if not all_finite(low) or not reference.is_repaired_by(low, scale):
         return False
-    return max(lost_shares(reference, program, scale, low, rounds), default=0.0) <= reference.tolerance
+    return max(lost_fractions(reference, program, scale, low, rounds), default=0.0) <= reference.tolerance
 
 
 def outputs_of(emulator: Emulator, program: Program, scale: float) -> list[np.ndarray]:
@@ -355,7 +355,7 @@ def outputs_of(emulator: Emulator, program: Program, scale: float) -> list[np.nd
     return jax.device_get([pair.low for pair in emulator.run(*program.at(scale))])
 
 
-def lost_shares(
+def lost_fractions(
     reference: Reference, program: Program, scale: float, low: Sequence, rounds: Callable = everywhere
 ) -> list[float]:
     """The fraction of each gradient's Euclidean norm that underflows to zero, as a list in the order of the gradients.
@@ -372,14 +372,15 @@ def lost_shares(
       rounds: as in `is_repaired`.
     """
     wide = [np.asarray(x, np.float64) * scale for x in reference.outputs[1:]]
-    lost = [_zero_share(w, x) for w, x in zip(wide, low[1:], strict=True)]
+    lost = [_zero_fraction(w, x) for w, x in zip(wide, low[1:], strict=True)]
     if max(lost, default=0.0) <= reference.tolerance:
         return lost
     # A zero can also come from rounded terms that cancel. With unlimited range there is no underflow, so the remaining
     # zeros come from cancellation.
     unranged = outputs_of(Emulator(rounds=rounds, reference=False, top=False, bottom=False), program, scale)[1:]
     return [
-        0.0 if distance([w], [u]) >= 1 else _zero_share(u, x) for w, u, x in zip(wide, unranged, low[1:], strict=True)
+        0.0 if distance([w], [u]) >= 1 else _zero_fraction(u, x)
+        for w, u, x in zip(wide, unranged, low[1:], strict=True)
     ]
 
 
@@ -400,13 +401,13 @@ def loss_error(wide, low) -> float:
     return float(abs(np.float64(low) - np.float64(wide)) / max(abs(np.float64(wide)), 1e-30))
 
 
-def flushed_share(wide, low) -> float:
+def flushed_fraction(wide, low) -> float:
     """The fraction of a gradient's values that are zero in half precision but not in float32; 0 if it is empty."""
     wide, low = np.asarray(wide), np.asarray(low)
     return float(np.mean((low == 0) & (wide != 0))) if wide.size else 0.0
 
 
-def _share(part: float, whole: float) -> float:
+def _fraction(part: float, whole: float) -> float:
     """Divides `part` by `whole`. If `whole` is zero, the result is 1 for a positive part, else 0."""
     return part / whole if whole > 0 else float(part > 0)
 
@@ -416,7 +417,7 @@ def all_finite(arrays: Sequence) -> bool:
     return all(bool(np.isfinite(x).all()) for x in map(np.asarray, arrays))
 
 
-def _zero_share(wide, low) -> float:
+def _zero_fraction(wide, low) -> float:
     """The fraction of the Euclidean norm of `wide` in those values that are zero in `low`."""
     wide, low = np.asarray(wide, np.float64), np.asarray(low, np.float64)
     return ratio(float(np.sum(np.square(wide[low == 0]))), float(np.sum(np.square(wide))))

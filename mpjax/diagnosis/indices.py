@@ -17,13 +17,13 @@ class Indices(Emulator):
     """An emulator without rounding that records the indices for which gathers return NaN.
 
     Attributes:
-      found: `(index, size of its axis)` for each axis of each gather that returns NaN; of each axis only the first
-        index out of range. A run fills it.
+      out_of_range: `(index, size of its axis)` for each axis of each gather that returns NaN; of each axis only the
+        first index out of range. A run fills it.
     """
 
     rounds: Callable[[str], bool] = nowhere
     reference: bool = False
-    found: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    out_of_range: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
         """Computes the results of an equation, and checks the indices of a gather that makes NaN of a finite array.
@@ -39,7 +39,7 @@ class Indices(Emulator):
             for axis, column in zip(axes, indices.reshape(-1, len(axes)).T, strict=True):
                 size, slice_size = shape[axis], eqn.params["slice_sizes"][axis]
                 beyond = column[(column < 0) | (column > size - slice_size)]
-                self.found.extend((int(index), size) for index in beyond[:1])
+                self.out_of_range.extend((int(index), size) for index in beyond[:1])
         return outputs
 
 
@@ -52,4 +52,4 @@ def out_of_range(program: Program, scale: float) -> tuple[int, int] | None:
     """
     emulator = Indices()
     emulator.run(*program.at(scale))
-    return next(iter(emulator.found), None)
+    return next(iter(emulator.out_of_range), None)

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from mpjax.diagnosis.arithmetic import (
+    as_float32,
     casts_down,
+    in_half_dtype,
     is_half,
     is_opaque,
-    narrowed,
     results_of,
     round_to,
-    widened,
 )
 from mpjax.diagnosis.emulate import Emulator
 from mpjax.diagnosis.formats import NARROW
@@ -71,9 +71,9 @@ class Native(Emulator):
         half = any(is_half(var.aval) for var in eqn.outvars)
         if half and not is_opaque(eqn) and eqn.primitive.name not in SUMS | PRODUCTS:
             fast = jax.lax.Precision.DEFAULT  # TF32 on a GPU, which represents half-precision operands exactly
-            exact = results_of(eqn, [widened(x) for x in arrays], debug_info, true_half=False, precision=fast)
+            exact = results_of(eqn, [as_float32(x) for x in arrays], debug_info, true_half=False, precision=fast)
             lows = [
-                narrowed(round_to(x, var.aval.dtype), var.aval.dtype) if is_half(var.aval) else x
+                in_half_dtype(round_to(x, var.aval.dtype), var.aval.dtype) if is_half(var.aval) else x
                 for x, var in zip(exact, eqn.outvars, strict=True)
             ]
         else:
@@ -163,8 +163,8 @@ def read_step(program: Program, scale, recorder: LayerRecorder) -> tuple[jax.Arr
       The loss without the loss scale, and the gradients by parameter path, still multiplied by the loss scale. The
       recorded statistics of gradients are without it.
     """
-    run = Native(reference=False, recorder=recorder, read=frozenset(map(id, telling(program.jaxpr))))
-    loss, *pairs = run.run(program.jaxpr, [*program.inputs, jnp.asarray(scale, jnp.float32)], program.owners)
+    emulator = Native(reference=False, recorder=recorder, read=frozenset(map(id, telling(program.jaxpr))))
+    loss, *pairs = emulator.run(program.jaxpr, [*program.inputs, jnp.asarray(scale, jnp.float32)], program.owners)
     gradients = {name: pair.low for name, pair in zip(program.gradients, pairs, strict=True)}
     for name, gradient in gradients.items():
         recorder.add(parameter_site(name, "gradient", gradient), gradient / jnp.asarray(scale, gradient.dtype))

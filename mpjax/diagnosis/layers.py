@@ -69,25 +69,25 @@ class Layers:
         Values outside all modules are combined by file and line. The layers are in the order in which the program first
         computes a value of theirs.
         """
-        together: dict[tuple[str, str], list[int]] = {}
+        indices_by_layer: dict[tuple[str, str], list[int]] = {}
         for index, site in enumerate(self.sites):
-            place = site.path or pathlib.Path(site.source).name
-            together.setdefault((place, site.direction), []).append(index)
+            path = site.path or pathlib.Path(site.source).name
+            indices_by_layer.setdefault((path, site.direction), []).append(index)
         rows = np.asarray(jax.device_get(self.array), np.float64)
-        return [self._layer(place, rows[indices], indices) for place, indices in together.items()]
+        return [self._layer(path, rows[indices], indices) for path, indices in indices_by_layer.items()]
 
-    def _layer(self, place: tuple[str, str], rows: np.ndarray, indices: list[int]) -> Layer:
+    def _layer(self, key: tuple[str, str], rows: np.ndarray, indices: list[int]) -> Layer:
         """Combines rows of `array`.
 
         Args:
-          place: the path and the direction of the layer.
+          key: the path and the direction of the layer.
           rows: float64 [number of indices, 95].
           indices: the indices of these rows in `sites`.
         """
         size, total, non_finite, overflow, underflow, subnormal = rows[:, : len(_SUMS)].sum(0)
         finite = max(size - non_finite, 1.0)
         return Layer(
-            *place,
+            *key,
             dtype=min((self.sites[index].dtype for index in indices), key=lambda dtype: dtype.itemsize),
             largest=float(rows[:, len(_SUMS)].max()),
             mean=float(total / finite),

@@ -146,20 +146,20 @@ def mismatch(
     Raises:
       UsageError: there is no token to compare, a pass has another shape, or a setting is out of range.
     """
-    given = np.asarray(tokens)
-    if given.ndim != 2 or given.dtype.kind not in "iu":
-        raise UsageError(f"tokens are {given.dtype}{list(given.shape)}: wanted whole numbers [B, T]")
+    token_array = np.asarray(tokens)
+    if token_array.ndim != 2 or token_array.dtype.kind not in "iu":
+        raise UsageError(f"tokens are {token_array.dtype}{list(token_array.shape)}: wanted whole numbers [B, T]")
     low, high = band
     if not 0 <= low <= 1 <= high:
         raise UsageError(f"the band is [{low:g}, {high:g}]: wanted a number up to 1 and one from 1 on")
-    texts, size = given.shape
+    texts, size = token_array.shape
     ends = _of_each(size if lengths is None else lengths, texts, "lengths", 0, size)
     starts = _of_each(prompt, texts, "prompt", 1, max(size, 1))
     positions = np.arange(1, size)[None]
     compared = (positions >= starts[:, None]) & (positions < ends[:, None])
     if not compared.any():
         raise UsageError("there is no token to compare: wanted texts that are longer than their prompts, of 1 or more")
-    a, b = (_log_probs(scores, given, name)[compared] for scores, name in ((first, "first"), (second, "second")))
+    a, b = (_log_probs(scores, token_array, name)[compared] for scores, name in ((first, "first"), (second, "second")))
     with np.errstate(invalid="ignore", over="ignore"):
         change = a - b  # NaN of two that are -inf
         ratios = np.exp(change)
@@ -169,10 +169,10 @@ def mismatch(
     rows, columns = np.nonzero(compared)
 
     def row(at: int) -> TokenRatio:
-        place = int(rows[at]), int(columns[at]) + 1
-        token = int(given[place])
+        position = int(rows[at]), int(columns[at]) + 1
+        token = int(token_array[position])
         return TokenRatio(
-            *place, token, text_of([token]) if text_of else "", float(a[at]), float(b[at]), float(ratios[at])
+            *position, token, text_of([token]) if text_of else "", float(a[at]), float(b[at]), float(ratios[at])
         )
 
     usable = ratios[finite]
@@ -200,11 +200,11 @@ def _of_each(values: Any, texts: int, name: str, least: int, most: int) -> np.nd
     return np.broadcast_to(numbers, (texts,))
 
 
-def _log_probs(given: Any, tokens: np.ndarray, name: str) -> np.ndarray:
+def _log_probs(scores_or_model: Any, tokens: np.ndarray, name: str) -> np.ndarray:
     """The logarithms of the probabilities of all tokens but the first, float64 [B, T - 1]."""
     texts, size = tokens.shape
-    if not callable(given):
-        scores = np.asarray(given)
+    if not callable(scores_or_model):
+        scores = np.asarray(scores_or_model)
         if scores.shape != (texts, size - 1):
             raise UsageError(
                 f"the {name} pass has the shape {list(scores.shape)}: wanted log-probabilities [{texts}, {size - 1}], "
@@ -215,7 +215,7 @@ def _log_probs(given: Any, tokens: np.ndarray, name: str) -> np.ndarray:
                 f"the {name} pass has values up to {np.nanmax(scores):g}: wanted logarithms of probabilities, at most 0"
             )
         return scores.astype(np.float64)
-    logits: Any = given(jnp.asarray(tokens, jnp.int32))
+    logits: Any = scores_or_model(jnp.asarray(tokens, jnp.int32))
     if logits.ndim != 3 or logits.shape[:2] != tokens.shape:
         raise UsageError(f"the {name} pass gives {list(logits.shape)}: wanted logits [{texts}, {size}, V]")
     if tokens.min() < 0 or tokens.max() >= logits.shape[2]:
@@ -225,6 +225,6 @@ def _log_probs(given: Any, tokens: np.ndarray, name: str) -> np.ndarray:
 
 @jax.jit
 def _scores(logits: Float[Array, "B T V"], tokens: Int[Array, "B T"]) -> Float[Array, "B T-1"]:
-    wide = logits[:, :-1].astype(widest(logits.dtype, FLOAT32))
-    chosen = jnp.take_along_axis(wide, tokens[:, 1:, None], axis=-1)[..., 0]
-    return chosen - jax.nn.logsumexp(wide, axis=-1)
+    float_logits = logits[:, :-1].astype(widest(logits.dtype, FLOAT32))
+    chosen = jnp.take_along_axis(float_logits, tokens[:, 1:, None], axis=-1)[..., 0]
+    return chosen - jax.nn.logsumexp(float_logits, axis=-1)

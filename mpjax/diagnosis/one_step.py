@@ -10,14 +10,14 @@ import optax
 
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.finding import Finding
-from mpjax.diagnosis.health import ROUNDING, WITHOUT_ROUNDING, Reference, all_finite, flushed_share, outputs_of
+from mpjax.diagnosis.health import ROUNDING, WITHOUT_ROUNDING, Reference, all_finite, flushed_fraction, outputs_of
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
 from mpjax.diagnosis.progress import SILENT, Progress, progress_at
 from mpjax.diagnosis.readings import Site
 from mpjax.diagnosis.render.text import percent
 from mpjax.diagnosis.repair import Fault, is_repaired_at, is_repaired_outside, smallest_rules, with_lower_scale
 from mpjax.diagnosis.search import covers
-from mpjax.diagnosis.trace import Trace, TraceRow, run, table_of
+from mpjax.diagnosis.trace import Trace, TraceRow, emulated, table_of
 from mpjax.diagnosis.update import UpdateRule, lost_update, updates_of
 from mpjax.diagnosis.verdict import find
 from mpjax.errors import UsageError
@@ -161,7 +161,7 @@ def diagnose_program(
     program = make(policy).beside(full)._replace(progress=progress)
     known = program if program.constants.complete else full
     del full  # frees its copy of the parameters, unless it is `known`
-    trace = run(program, scale)
+    trace = emulated(program, scale)
     if known is not program:
         trace = trace._replace(wide=outputs_of(WITHOUT_ROUNDING, known, scale))
     outputs = [np.asarray(x) / scale for x in trace.wide]
@@ -174,14 +174,14 @@ def diagnose_program(
     if finding.verdict == "healthy":
         finding = lost_update(updates, tolerance) or finding
     in_update = finding.site is not None and finding.site.direction == "update"
-    alone = run(program, scale, isolated=True) if finding.verdict not in ("healthy", "not_precision") else None
+    alone = emulated(program, scale, isolated=True) if finding.verdict not in ("healthy", "not_precision") else None
     rules, searched = {}, search and not in_update and finding.verdict in ("overflow", "underflow", "rounding")
     if searched and finding.better_scale is None:
         fault = Fault(make, policy, program, trace, scale, reference)
         finding, rules = with_lower_scale(finding, smallest_rules(fault), fault)
     unrepaired = searched and not rules and finding.better_scale is None
     outside = unrepaired and is_repaired_outside(program, scale, reference)
-    share, in_float32 = _covered_share(program, rules), float32_share(program, rules)
+    covered, in_float32 = _covered_fraction(program, rules), float32_fraction(program, rules)
     site, table = finding.site, table_of(trace, alone)
     line = _cheaper_line(finding, program, scale, reference, in_float32) if rules else None
     return Diagnosis(
@@ -195,7 +195,7 @@ def diagnose_program(
         better_scale=finding.better_scale,
         verified=bool(rules) or finding.better_scale is not None or in_update,
         float32_flops=in_float32,
-        advice=(*_advice(finding, rules, share, searched=searched, outside=outside), *filter(None, [line])),
+        advice=(*_advice(finding, rules, covered, searched=searched, outside=outside), *filter(None, [line])),
         table=(*table, *(update.row for update in updates)),
         policy=str(policy),
         loss_scale=float(scale),
@@ -230,9 +230,9 @@ def _in_the_table(finding: Finding, table: Iterable[TraceRow]) -> Iterator[str]:
         return
     name = faults[finding.verdict]
     for row in table:
-        if (row.path, row.direction) == (site.path, site.direction) and (share := getattr(row, name)):
+        if (row.path, row.direction) == (site.path, site.direction) and (fraction := getattr(row, name)):
             whole = f"{_module(site.path) or 'no module'} ({site.direction})"
-            lost = f"{percent(share)} % {name}" + " to zero" * (name == "underflow")
+            lost = f"{percent(fraction)} % {name}" + " to zero" * (name == "underflow")
             yield f"Of all half-precision results of {whole}, {lost}: this share is in the table."
 
 
@@ -245,17 +245,19 @@ def _called(site: Site | None, trace: Trace) -> Iterator[str]:
         yield f"That line is called from several places, here from {site.caller}."
 
 
-def _cheaper_line(finding: Finding, program: Program, scale: float, reference: Reference, share: float) -> str | None:
-    """Advises float32 for one line of the user's code, if it repairs the step and moves at most half of `share`.
+def _cheaper_line(
+    finding: Finding, program: Program, scale: float, reference: Reference, fraction: float
+) -> str | None:
+    """Advises float32 for one line of the user's code, if it repairs the step and moves at most half of `fraction`.
 
-    `share` is the fraction of the FLOPs that the rules move to float32. Returns None if the line does not repair the
-    step or moves more FLOPs, for a line of a library, and if `share` is below `_CHEAP`: then nothing is tried.
+    `fraction` is the fraction of the FLOPs that the rules move to float32. Returns None if the line does not repair the
+    step or moves more FLOPs, for a line of a library, and if `fraction` is below `_CHEAP`: then nothing is tried.
     """
     source = finding.site.source if finding.site else NO_SOURCE
-    if share < _CHEAP or source == NO_SOURCE or any(library in source for library in LIBRARIES):
+    if fraction < _CHEAP or source == NO_SOURCE or any(library in source for library in LIBRARIES):
         return None
     total, flops = sum(program.flops().values()), program.flops_at(source)
-    if 2 * flops > share * total or not is_repaired_at(source, program, finding.better_scale or scale, reference):
+    if 2 * flops > fraction * total or not is_repaired_at(source, program, finding.better_scale or scale, reference):
         return None
     return (
         f"Cheaper: only this line in float32, {source}. Call .astype(jnp.float32) on the values that it reads and cast "
@@ -267,15 +269,15 @@ _CHEAP = 0.01
 """The fraction of the FLOPs that rules move to float32, from which a cheaper way is tried."""
 
 
-def float32_share(program: Program, rules: Mapping[str, str]) -> float:
+def float32_fraction(program: Program, rules: Mapping[str, str]) -> float:
     """The fraction of the step's FLOPs that rules move to float32: those in modules with a rule "float32".
 
     FLOPs are counted as in `Program.flops`. The fraction is 0 if the step has none.
     """
-    return _covered_share(program, [pattern for pattern, dtype in rules.items() if dtype == "float32"])
+    return _covered_fraction(program, [pattern for pattern, dtype in rules.items() if dtype == "float32"])
 
 
-def _covered_share(program: Program, patterns: Collection[str]) -> float:
+def _covered_fraction(program: Program, patterns: Collection[str]) -> float:
     """The fraction of the step's FLOPs in the modules that rules cover, whatever their dtype; 0 without FLOPs."""
     flops = program.flops()
     covered = sum(n for path, n in flops.items() if covers(patterns, path))
@@ -285,18 +287,18 @@ def _covered_share(program: Program, patterns: Collection[str]) -> float:
 def _flushed(program: Program, trace: Trace) -> dict[str, float]:
     """The fraction of each gradient's values that are zero in half precision but not in float32, by parameter."""
     pairs = zip(program.gradients, trace.wide[1:], trace.low[1:], strict=True)
-    return {name: flushed_share(wide, low) for name, wide, low in pairs}
+    return {name: flushed_fraction(wide, low) for name, wide, low in pairs}
 
 
 def _advice(
-    finding: Finding, rules: Mapping[str, str], share: float, *, searched: bool, outside: bool
+    finding: Finding, rules: Mapping[str, str], fraction: float, *, searched: bool, outside: bool
 ) -> Iterator[str]:
     """Yields the recommended change: one line, or none if there is nothing to recommend.
 
     Args:
       finding: the fault.
       rules: the rules that repair the step; empty if there are none.
-      share: the fraction of the FLOPs in the modules of `rules`.
+      fraction: the fraction of the FLOPs in the modules of `rules`.
       searched: True if rules were searched for, so that their absence is worth a line.
       outside: True if float32 outside of all modules repairs the step.
     """
@@ -308,18 +310,18 @@ def _advice(
         )
     elif finding.better_scale is not None and rules:
         yield (
-            f"{_kept(rules)}: {_lines(rules)} ({share:.1%} of the FLOPs). Set the loss scale to "
+            f"{_kept(rules)}: {_lines(rules)} ({fraction:.1%} of the FLOPs). Set the loss scale to "
             f"{finding.better_scale:g} (both verified together by running), {_OR_DYNAMIC}"
         )
     elif finding.better_scale is not None:
         yield f"Set the loss scale to {finding.better_scale:g} (verified by running), {_OR_DYNAMIC}"
     elif rules:
-        yield f"{_kept(rules)}: {_lines(rules)} ({share:.1%} of the FLOPs, verified by running)."
+        yield f"{_kept(rules)}: {_lines(rules)} ({fraction:.1%} of the FLOPs, verified by running)."
     elif outside:
-        place = f"at {finding.site.source}" if finding.site else "such as the loss"
+        location = f"at {finding.site.source}" if finding.site else "such as the loss"
         yield (
-            f"Compute in float32 outside of all modules, {place}. No rule applies there: call .astype(jnp.float32) on "
-            "the inputs of that code. With all of it in float32 the step is healthy (emulated)."
+            f"Compute in float32 outside of all modules, {location}. No rule applies there: call .astype(jnp.float32) "
+            "on the inputs of that code. With all of it in float32 the step is healthy (emulated)."
         )
     elif searched:
         yield "No set of modules in float32 repairs the step."

@@ -53,9 +53,9 @@ class Program(NamedTuple):
         """The arguments of `Emulator.run` for a loss scale, in order. The scale is the last input of the jaxpr."""
         return self.jaxpr, [*self.inputs, jnp.float32(scale)], self.owners, self.progress, self.constants.exact
 
-    def parameter(self, place: int) -> str:
-        """The path of the parameter of gradient `place`, counted from 0, for messages; "the parameter" if empty."""
-        return self.gradients[place] or "the parameter"
+    def parameter(self, index: int) -> str:
+        """The path of the parameter of gradient `index`, counted from 0, for messages; "the parameter" if empty."""
+        return self.gradients[index] or "the parameter"
 
     def beside(self, full: "Program") -> "Program":
         """Copies the program with the float32 values of its constants, from `full`, the step traced in float32."""

@@ -89,7 +89,7 @@ class Reading(NamedTuple):
         return ratio(self.error, self.reference)
 
     @property
-    def lost_share(self) -> float:
+    def lost_fraction(self) -> float:
         """The fraction of the Euclidean norm before rounding that underflowed to zero; 0 if that norm is zero."""
         return ratio(self.lost, self.exact)
 
@@ -177,7 +177,7 @@ class BodyRecorder(Recorder):
             return super().observe(site, wide, exact, low, marks)
         smallest_normal, rounds = _rounding(site, low)
         counts = ~jnp.isfinite(low), ~jnp.isfinite(wide), (low == 0) & (exact != 0) & rounds
-        history, after = onward(*(jnp.any(each).astype(FLOAT32) for each in counts), tuple(marks), self._next)
+        history, after = onward(*(jnp.any(flags).astype(FLOAT32) for flags in counts), tuple(marks), self._next)
         arguments = *map(jnp.ravel, (wide, exact, low)), smallest_normal, rounds
         self._waiting.setdefault((low.size, low.dtype), {})[len(self.sites)] = arguments
         self.sites.append(site)
@@ -188,13 +188,13 @@ class BodyRecorder(Recorder):
         """Measures what is left, and stacks the readings of all sites along a new first axis; empty without sites."""
         groups: dict[tuple[int, ...], Measured] = {}
         for results in self._waiting.values():
-            found = jax.vmap(measure)(*map(jnp.stack, zip(*results.values(), strict=True)))
-            found["histogram"] = jax.vmap(histogram)(found.pop("sample"))
-            del found["all_non_finite"]
-            groups[tuple(results)] = found | stacked([self.measured[place] for place in results])
-        placed = set().union(*groups)
-        if alone := [place for place in range(len(self.sites)) if place not in placed]:
-            groups[tuple(alone)] = stacked([self.measured[place] for place in alone])
+            measured = jax.vmap(measure)(*map(jnp.stack, zip(*results.values(), strict=True)))
+            measured["histogram"] = jax.vmap(histogram)(measured.pop("sample"))
+            del measured["all_non_finite"]
+            groups[tuple(results)] = measured | stacked([self.measured[index] for index in results])
+        grouped = set().union(*groups)
+        if alone := [index for index in range(len(self.sites)) if index not in grouped]:
+            groups[tuple(alone)] = stacked([self.measured[index] for index in alone])
         order = np.argsort(sum(groups, ()))
         return jax.tree.map(lambda *parts: jnp.concatenate(parts)[order], *groups.values()) if groups else {}
 

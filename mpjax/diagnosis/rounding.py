@@ -15,7 +15,7 @@ from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import Site
 from mpjax.diagnosis.search import SUSPECTS, culprit, without_rounding_in
 from mpjax.diagnosis.sums import noted_sum
-from mpjax.diagnosis.trace import Trace, run
+from mpjax.diagnosis.trace import Trace, emulated
 
 
 _NO_UNDERFLOW = "no gradient is lost to underflow"
@@ -36,7 +36,7 @@ def find_rounding(program: Program, trace: Trace, scale: float, reference: Refer
         evidence = f"The step is finite, its loss has a relative error of {error:.2g}, and {_NO_UNDERFLOW}."
         return _healthy(evidence + noted_sum(program, trace, scale, reference))
     errors = _errors_of(trace, scale, reference)
-    alone = run(program, scale, isolated=True)
+    alone = emulated(program, scale, isolated=True)
     ranked = _ranked(alone, errors, every=errors.lost and (errors.backward or reference.without_float8 is not None))
     own_error = alone.readings[ranked[0]].relative_error
     # If the float32 program has other operations, a module's own error does not cover all that it does differently.
@@ -83,7 +83,7 @@ class _Errors(NamedTuple):
 
 def _errors_of(trace: Trace, scale: float, reference: Reference) -> _Errors:
     """Measures the errors of a step against the reference."""
-    loss, gradients = loss_error(trace.wide[0], trace.low[0]), reference.lost_gradients(trace.low, scale)
+    loss, gradients = loss_error(trace.wide[0], trace.low[0]), reference.per_gradient_errors(trace.low, scale)
     lost = max(gradients, default=0.0) > reference.limit
     return _Errors(loss, gradients, backward=loss <= reference.tolerance, lost=lost)
 

@@ -8,7 +8,7 @@ from mpjax.diagnosis.formats import NARROW
 from mpjax.diagnosis.health import Reference, all_finite, is_repaired, outputs_of
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import Reading, Site
-from mpjax.diagnosis.trace import Trace, run
+from mpjax.diagnosis.trace import Trace, emulated
 
 
 _ROOM = 2.0**-4
@@ -74,14 +74,14 @@ def scale_beside_rules(reference: Reference, program: Program, trace: Trace, sca
         return path not in kept
 
     while True:
-        seen = zip(trace.sites, trace.readings, strict=True)
-        over = {site.path for site, reading in seen if site.direction == "forward" and _is_over(site, reading)}
+        entries = zip(trace.sites, trace.readings, strict=True)
+        over = {site.path for site, reading in entries if site.direction == "forward" and _is_over(site, reading)}
         if over <= kept:  # the overflows that remain are in the backward pass
             return lower_scale(reference, program, scale, rounds)
         kept |= over
         if all_finite(outputs_of(Emulator(rounds=rounds, reference=False), program, scale)):
             return None
-        trace = run(program, scale, rounds=rounds)
+        trace = emulated(program, scale, rounds=rounds)
 
 
 def _is_over(site: Site, reading: Reading) -> bool:

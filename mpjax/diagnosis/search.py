@@ -99,7 +99,7 @@ def smallest_repair(
     to_blame = {
         innermost(site.path, program.modules)
         for site, reading in readings
-        if reading.overflow > 0 or reading.lost_share > reference.tolerance
+        if reading.overflow > 0 or reading.lost_fraction > reference.tolerance
     }
     modules: list[str] | None = None
     for repairs in map(_remembering, (emulated, under_rules)):
@@ -150,24 +150,24 @@ def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
     return [item for item in items if item in needed]
 
 
-def narrow(found: list[str], suspects: Sequence[str], to_blame: Collection[str], repairs: Repairs) -> list[str]:
+def narrow(modules: list[str], suspects: Sequence[str], to_blame: Collection[str], repairs: Repairs) -> list[str]:
     """Replaces modules by the suspects inside them that contain no other suspect, if the step is still repaired.
 
     Modules in `to_blame` are kept. After each replacement the set is reduced by `minimal`.
 
     Args:
-      found: modules that repair the step.
+      modules: modules that repair the step.
       suspects: all modules that may be at fault.
       to_blame: modules that must not be replaced.
       repairs: the predicate, as in `Repairs`.
     """
-    for module in (module for module in found if module not in to_blame):
+    for module in (module for module in modules if module not in to_blame):
         inside = [path for path in suspects if path != module and is_in(path, module)]
         innermost = [path for path in inside if not any(other != path and is_in(other, path) for other in inside)]
-        instead = [*(path for path in found if path != module), *innermost]
+        instead = [*(path for path in modules if path != module), *innermost]
         if innermost and repairs(instead):
             return narrow(minimal(instead, repairs), suspects, to_blame, repairs)
-    return found
+    return modules
 
 
 def _remembering(repairs: Repairs) -> Repairs:
@@ -205,7 +205,7 @@ def _ranked(trace: Trace, modules: list[str]) -> list[str]:
     harm = dict.fromkeys(modules, (0.0, 0.0, 0.0))
     for site, reading in zip(trace.sites, trace.readings, strict=True):
         overflow = reading.overflow / reading.size if reading.size else 0.0
-        mine = overflow, reading.lost_share, reading.relative_error
+        mine = overflow, reading.lost_fraction, reading.relative_error
         for module in (module for module in modules if is_in(site.path, module)):
             worst = harm[module]
             harm[module] = max(worst[0], mine[0]), max(worst[1], mine[1]), max(worst[2], mine[2])
@@ -218,7 +218,7 @@ SUSPECTS = 8
 
 
 def at_fault(
-    seen: Sequence[tuple[Site, Reading]], program: Program, scale: float, reference: Reference
+    readings: Sequence[tuple[Site, Reading]], program: Program, scale: float, reference: Reference
 ) -> tuple[Site, Reading] | None:
     """Chooses which of several faulty readings to report.
 
@@ -227,20 +227,20 @@ def at_fault(
     is right, or the first of all if there is no such module.
 
     Args:
-      seen: readings of possible faults with their sites, in program order.
+      readings: readings of possible faults with their sites, in program order.
       program: the step.
       scale: the loss scale.
       reference: the float32 step to compare with.
 
     Returns:
-      A site and its reading; None if `seen` is empty.
+      A site and its reading; None if `readings` is empty.
     """
-    paths = list(dict.fromkeys(site.path for site, _ in seen))
+    paths = list(dict.fromkeys(site.path for site, _ in readings))
     if len(paths) > 1 and reference.without_float8 is not None:
         left, path = culprit(paths, program, scale, reference)
         if left <= reference.tolerance:
-            return next(entry for entry in seen if entry[0].path == path)
-    return next(iter(seen), None)
+            return next(entry for entry in readings if entry[0].path == path)
+    return next(iter(readings), None)
 
 
 def culprit(paths: Iterable[str], program: Program, scale: float, reference: Reference) -> tuple[float, str]:

@@ -15,7 +15,7 @@ from mpjax.diagnosis.formats import NARROW
 from mpjax.diagnosis.health import Reference, loss_error, outputs_of
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import Reading, Site, ratio
-from mpjax.diagnosis.trace import Trace, run
+from mpjax.diagnosis.trace import Trace, emulated
 from mpjax.precision.casting.primitives import SUMS
 
 
@@ -42,21 +42,21 @@ def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference)
     if error > tolerance or reference.without_float8 is not None or not long_sums(trace):
         return None
     strict = dataclasses.replace(reference, accepts=tolerance)
-    errors = strict.lost_gradients(trace.low, scale)
+    errors = strict.per_gradient_errors(trace.low, scale)
     worst = max(errors, default=0.0)
     if worst <= tolerance:
         return None
     in_float32 = outputs_of(Emulator(reference=False, keeps=sums_of_cotangents), program, scale)
-    left = max(strict.lost_gradients(in_float32, scale))
+    left = max(strict.per_gradient_errors(in_float32, scale))
     if left > 0.6 * worst:
         return None
-    alone = long_sums(run(program, scale, isolated=True))
-    given = "with float32 inputs, " if alone else ""  # else the sum rounds little without the errors of its inputs
+    alone = long_sums(emulated(program, scale, isolated=True))
+    input_note = "with float32 inputs, " if alone else ""  # else the sum rounds little without the errors of its inputs
     site, reading = max(alone or long_sums(trace), key=lambda entry: entry[1].relative_error)
     wrong = program.parameter(errors.index(worst))
     evidence = (
         f"The step is finite and its loss has a relative error of {error:.2g}, but the gradient of {wrong} has one of "
-        f"{worst:.2g}. It comes from {sum_in_words(site, program, trace)}: {given}its result has a relative error "
+        f"{worst:.2g}. It comes from {sum_in_words(site, program, trace)}: {input_note}its result has a relative error "
         f"of {reading.relative_error:.2g}. With sums of cotangents in float32, the gradient has one of "
         f"{left:.2g}."
     )
@@ -69,10 +69,10 @@ def noted_sum(program: Program, trace: Trace, scale: float, reference: Reference
     The sentence begins with a space, to be appended to evidence. It is empty if no sum or no gradient has a relative
     error above `_NOISE`.
     """
-    seen = [entry for entry in long_sums(trace) if _noise(entry[1]) > _NOISE]
-    if not seen or max(reference.lost_gradients(trace.low, scale), default=0.0) <= _NOISE:
+    noisy = [entry for entry in long_sums(trace) if _noise(entry[1]) > _NOISE]
+    if not noisy or max(reference.per_gradient_errors(trace.low, scale), default=0.0) <= _NOISE:
         return ""
-    site, reading = max(seen, key=lambda entry: _noise(entry[1]))
+    site, reading = max(noisy, key=lambda entry: _noise(entry[1]))
     return f" Of the sums of cotangents, {sum_in_words(site, program, trace)}, loses most: {_noise(reading):.2g}."
 
 

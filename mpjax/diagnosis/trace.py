@@ -29,7 +29,7 @@ class Trace(NamedTuple):
     low: list
 
 
-def run(program: Program, scale: float, *, isolated: bool = False, rounds: Callable = everywhere) -> Trace:
+def emulated(program: Program, scale: float, *, isolated: bool = False, rounds: Callable = everywhere) -> Trace:
     """Emulates the step together with its float32 reference, and records a reading of every operation.
 
     Args:
@@ -92,10 +92,10 @@ class TraceRow(NamedTuple):
 
         The smallest is from the histogram, the largest from the histogram or `largest`.
         """
-        seen = [e for e, count in zip(EXPONENTS, self.histogram, strict=True) if count]
+        occupied = [e for e, count in zip(EXPONENTS, self.histogram, strict=True) if count]
         if self.largest > 0:
-            seen.append(math.frexp(self.largest)[1] - 1)
-        return (min(seen), max(seen)) if seen else None
+            occupied.append(math.frexp(self.largest)[1] - 1)
+        return (min(occupied), max(occupied)) if occupied else None
 
     @property
     def harm(self) -> tuple[float, float]:
@@ -136,13 +136,13 @@ def table_of(trace: Trace, alone: Trace | None) -> tuple[TraceRow, ...]:
                 dtype=narrowest,
                 largest=every.largest,
                 mean=every.total / every.size if every.size else 0.0,
-                overflow=_share(rounded, "overflow"),
-                underflow=_share(rounded, "underflow"),
-                subnormal=_share(rounded, "subnormal"),
+                overflow=_fraction(rounded, "overflow"),
+                underflow=_fraction(rounded, "underflow"),
+                subnormal=_fraction(rounded, "subnormal"),
                 error=max(reading.relative_error for _, reading in group),
                 own_error=own_errors.get(key),
                 histogram=tuple(int(count) for count in every.histogram),
-                non_finite=_share(every, "non_finite"),
+                non_finite=_fraction(every, "non_finite"),
                 sqnr=min(float8, default=None),
             )
         )
@@ -157,6 +157,6 @@ def decibels(reading: Reading) -> float:
     return min(200.0, 10 * math.log10(reading.exact / reading.noise)) if reading.noise else 200.0
 
 
-def _share(reading: Reading | None, name: str) -> float:
+def _fraction(reading: Reading | None, name: str) -> float:
     """The count `name` of a reading as a fraction of its number of values; 0 without a reading or values."""
     return getattr(reading, name) / reading.size if reading is not None and reading.size else 0.0

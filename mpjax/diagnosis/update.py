@@ -101,16 +101,16 @@ def lost_update(updates: Sequence[Update], tolerance: float) -> Finding | None:
                 f"The update of {update.path} is not finite, although its gradient is: the optimizer's state is in "
                 f"{update.row.dtype}, like the parameter. With both in float32 the update is finite.",
             )
-    share = ratio(sum(update.lost for update in updates), sum(update.size for update in updates))
-    wide_share = ratio(sum(update.wide_lost for update in updates), sum(update.wide_size for update in updates))
-    if share <= tolerance or wide_share > tolerance:
+    fraction = ratio(sum(update.lost for update in updates), sum(update.size for update in updates))
+    wide_fraction = ratio(sum(update.wide_lost for update in updates), sum(update.wide_size for update in updates))
+    if fraction <= tolerance or wide_fraction > tolerance:
         return None
     worst = max(updates, key=lambda update: update.lost)
     return Finding(
         "rounding",
         _site(worst),
-        f"{share:.1%} of the norm of the update is lost: it does not change {worst.row.underflow:.1%} of the values of "
-        f"{worst.path}, which are stored in {worst.row.dtype}, so their training stalls. In float32 they change.",
+        f"{fraction:.1%} of the norm of the update is lost: it does not change {worst.row.underflow:.1%} of the values "
+        f"of {worst.path}, which are stored in {worst.row.dtype}, so their training stalls. In float32 they change.",
     )
 
 
@@ -163,9 +163,9 @@ def _one(name: str, param, low, after, full, wide, full_after) -> Update:
     exact, got, error = (np.asarray(x, np.float64) for x in (wide, low, low.astype(wide.dtype) - wide))
     finite, stalled = np.isfinite(got), np.asarray((low != 0) & (after == param))
     size = np.where(finite, np.abs(got), 0.0)
-    broken = _share(~finite & np.isfinite(exact))
-    seen = size[size > 0]
-    exponents = np.clip(np.frexp(seen)[1] - 1, EXPONENTS.start, EXPONENTS.stop - 1)
+    broken = _fraction(~finite & np.isfinite(exact))
+    nonzero = size[size > 0]
+    exponents = np.clip(np.frexp(nonzero)[1] - 1, EXPONENTS.start, EXPONENTS.stop - 1)
     row = TraceRow(
         path=name,
         direction="update",
@@ -173,8 +173,8 @@ def _one(name: str, param, low, after, full, wide, full_after) -> Update:
         largest=float(size.max(initial=0.0)),
         mean=float(size.sum() / max(size.size, 1)),
         overflow=broken,
-        underflow=_share(stalled),
-        subnormal=_share((size > 0) & (size < range_of(param.dtype).smallest_normal)),
+        underflow=_fraction(stalled),
+        subnormal=_fraction((size > 0) & (size < range_of(param.dtype).smallest_normal)),
         error=ratio(float(np.sum(np.square(error[finite]))), float(np.sum(np.square(exact)))),
         own_error=None,
         histogram=tuple(np.bincount(exponents - EXPONENTS.start, minlength=len(EXPONENTS)).tolist()),
@@ -193,7 +193,7 @@ def _one(name: str, param, low, after, full, wide, full_after) -> Update:
     )
 
 
-def _share(flags: np.ndarray) -> float:
+def _fraction(flags: np.ndarray) -> float:
     return float(np.mean(flags)) if flags.size else 0.0
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from mpjax.diagnosis.emulate import Emulator
 from mpjax.diagnosis.finding import Finding, named
 from mpjax.diagnosis.formats import FLOAT8, NARROW
-from mpjax.diagnosis.health import Reference, all_finite, flushed_share, loss_error, lost_shares, outputs_of
+from mpjax.diagnosis.health import Reference, all_finite, flushed_fraction, loss_error, lost_fractions, outputs_of
 from mpjax.diagnosis.indices import out_of_range
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Reading, Site
@@ -154,26 +154,26 @@ def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) 
     """
     if reference.has_loss(trace.low, scale):
         return None
-    lost = max(reference.lost_gradients(trace.low, scale), default=0.0) > reference.limit
+    lost = max(reference.per_gradient_errors(trace.low, scale), default=0.0) > reference.limit
     read = zip(trace.sites, trace.readings, strict=True)
-    decisive = [seen for seen in read if lost or seen[0].direction == "forward"]
-    over = [seen for seen in decisive if seen[1].begins and seen[1].overflow]
-    under = [seen for seen in decisive if _loses(*seen, reference.tolerance)]
+    decisive = [entry for entry in read if lost or entry[0].direction == "forward"]
+    over = [entry for entry in decisive if entry[1].begins and entry[1].overflow]
+    under = [entry for entry in decisive if _loses(*entry, reference.tolerance)]
     if not (over or under):
-        under = [max(small, key=_fading)] if (small := [seen for seen in decisive if _fading(seen)]) else []
+        under = [max(small, key=_fading)] if (small := [entry for entry in decisive if _fading(entry)]) else []
     if not (over or under) or not reference.has_loss(outputs_of(_UNRANGED, program, scale), scale):
         return None
     if over and under and reference.has_loss(outputs_of(_NO_BOTTOM, program, scale), scale):
         over = []
-    seen = at_fault(over or under, program, scale, reference)
-    assert seen is not None
-    cause = _passed(*seen) if over else _vanished(*seen)
+    entry = at_fault(over or under, program, scale, reference)
+    assert entry is not None
+    cause = _passed(*entry) if over else _vanished(*entry)
     off = f"its loss has a relative error of {loss_error(trace.wide[0], trace.low[0]):.2g}"
-    if errors := reference.lost_gradients(trace.low, scale):
+    if errors := reference.per_gradient_errors(trace.low, scale):
         off += f", and a gradient one of {max(errors):.2g}"
     verdict = "overflow" if over else "underflow"
     evidence = f"{cause}. The step is still finite, but {off}."
-    return Finding(verdict, seen[0], evidence, accepts=reference.limit if lost else None)
+    return Finding(verdict, entry[0], evidence, accepts=reference.limit if lost else None)
 
 
 def _loses(site: Site, reading: Reading, tolerance: float) -> bool:
@@ -181,31 +181,31 @@ def _loses(site: Site, reading: Reading, tolerance: float) -> bool:
 
     In float8 it is enough that more than `tolerance` of its values do, because one outlier may make up the whole norm.
     """
-    return reading.lost_share > tolerance or (
+    return reading.lost_fraction > tolerance or (
         site.dtype in FLOAT8 and site.operation != "saturation" and reading.underflow > tolerance * reading.size
     )
 
 
-def _fading(seen: tuple[Site, Reading]) -> float:
+def _fading(entry: tuple[Site, Reading]) -> float:
     """The fraction of a site's values that underflow to zero or, in a loop, are subnormal.
 
     It is 0 if the site does not have half precision.
     """
-    site, reading = seen
+    site, reading = entry
     faded = reading.underflow + (reading.subnormal if site.steps > 1 else 0)
     return faded / reading.size if site.dtype in NARROW and reading.size else 0.0
 
 
 def _vanished(site: Site, reading: Reading) -> str:
     """Describes in words, for evidence, how many values of a site underflow to zero."""
-    share = reading.underflow / reading.size
+    fraction = reading.underflow / reading.size
     if site.steps > 1:
         return (
-            f"The values of {named(site)} fade little by little in a loop of {site.steps:,} steps: of all, {share:.1%} "
-            f"underflow to zero in {site.dtype}, and {reading.subnormal / reading.size:.1%} lose bits because they are "
-            "nearly as small"
+            f"The values of {named(site)} fade little by little in a loop of {site.steps:,} steps: of all, "
+            f"{fraction:.1%} underflow to zero in {site.dtype}, and {reading.subnormal / reading.size:.1%} lose bits "
+            "because they are nearly as small"
         )
-    return f"{share:.1%} of the values of {named(site)} underflow to zero in {site.dtype}"
+    return f"{fraction:.1%} of the values of {named(site)} underflow to zero in {site.dtype}"
 
 
 def _passed(site: Site, reading: Reading) -> str:
@@ -229,14 +229,14 @@ def _size_before(reading: Reading) -> str:
 
 def _underflow(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
     """Finds the underflow (or the overflow behind it) that makes too much of a gradient zero; None if there is none."""
-    lost, tolerance = lost_shares(reference, program, scale, trace.low), reference.tolerance
+    lost, tolerance = lost_fractions(reference, program, scale, trace.low), reference.tolerance
     if max(lost, default=0.0) <= tolerance:
         return None
     worst = int(np.argmax(lost))
     if (finding := _zero_by_overflow(program, trace, scale, reference, program.parameter(worst))) is not None:
         return finding
-    flushed = flushed_share(trace.wide[1 + worst], trace.low[1 + worst])
-    index = next((i for i, reading in enumerate(trace.readings) if reading.lost_share > tolerance), None)
+    flushed = flushed_fraction(trace.wide[1 + worst], trace.low[1 + worst])
+    index = next((i for i, reading in enumerate(trace.readings) if reading.lost_fraction > tolerance), None)
     site = _flushing(program.gradients[worst], trace) if index is None else trace.sites[index]
     if site is None:
         where = ""
@@ -259,8 +259,8 @@ def _zero_by_overflow(
     The first overflow is at fault if gradients are still lost without underflow, and kept without overflow; the step is
     emulated again to find out. `gradient` is the path of one that is lost, for the evidence.
     """
-    seen = zip(trace.sites, trace.readings, strict=True)
-    over = next(((site, reading) for site, reading in seen if reading.begins and reading.overflow), None)
+    entries = zip(trace.sites, trace.readings, strict=True)
+    over = next(((site, reading) for site, reading in entries if reading.begins and reading.overflow), None)
     if over is None or _keeps_gradients(_NO_BOTTOM, program, scale, reference):
         return None
     if not _keeps_gradients(_NO_TOP, program, scale, reference):
@@ -275,7 +275,7 @@ def _zero_by_overflow(
 def _keeps_gradients(emulator: Emulator, program: Program, scale: float, reference: Reference) -> bool:
     """True if a step emulated with other settings is finite and loses no gradient to underflow."""
     low = outputs_of(emulator, program, scale)
-    return all_finite(low) and max(lost_shares(reference, program, scale, low), default=0.0) <= reference.tolerance
+    return all_finite(low) and max(lost_fractions(reference, program, scale, low), default=0.0) <= reference.tolerance
 
 
 def _flushing(gradient: str, trace: Trace) -> Site | None:
@@ -285,9 +285,9 @@ def _flushing(gradient: str, trace: Trace) -> Site | None:
     the values that then underflow have a small norm, but their gradients may be large.
     """
     module = gradient.rpartition("/")[0]
-    seen = [
+    candidates = [
         (site.path == module or site.dtype in FLOAT8, reading.underflow / reading.size, site)
         for site, reading in zip(trace.sites, trace.readings, strict=True)
         if reading.underflow
     ]
-    return max(seen, key=lambda entry: entry[:2])[2] if seen else None
+    return max(candidates, key=lambda entry: entry[:2])[2] if candidates else None

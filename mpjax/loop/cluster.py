@@ -147,10 +147,10 @@ def own_gpus(environment: Mapping[str, str]) -> tuple[int, ...] | None:
     if tasks == 1 or gpus == 0 or bound or gpus * tasks <= on_node:
         return None
     if gpus % tasks:
-        each = "" if gpus == 1 else f"--ntasks-per-node={gpus}, one task for each GPU, or "
+        per_gpu = "" if gpus == 1 else f"--ntasks-per-node={gpus}, one task for each GPU, or "
         raise UsageError(
             f"SLURM started {tasks} tasks on this node, which has {gpus} GPU{'s' * (gpus > 1)}: write "
-            f"{each}--ntasks-per-node=1, one task for all"
+            f"{per_gpu}--ntasks-per-node=1, one task for all"
         )
     per_task = gpus // tasks
     return tuple(range(local * per_task, (local + 1) * per_task))

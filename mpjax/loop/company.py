@@ -101,7 +101,7 @@ class Company:
         """
         return self._gather(value, last=False)
 
-    def part(self) -> None:
+    def disband(self) -> None:
         """Waits until all processes have called it. Afterwards, the end of one does not end the others."""
         self._gather(None, last=True)
 

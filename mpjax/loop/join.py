@@ -58,7 +58,7 @@ def joined(config: Config) -> Iterator[Alone | Company]:
             _start_jax(seat)
             yield company
         except Interrupted:  # in all at the same step
-            company.part()
+            company.disband()
             raise
         except BaseException as error:
             if not isinstance(error, (UsageError, Diverged, KeyboardInterrupt)):
@@ -67,7 +67,7 @@ def joined(config: Config) -> Iterator[Alone | Company]:
             company.fail(str(error) or type(error).__name__, code)
             atexit.register(company.end, code)
             raise
-        company.part()
+        company.disband()
 
 
 def _start_jax(seat: Seat) -> None:

@@ -127,13 +127,13 @@ def places_in(state) -> Callable[[str, tuple[int, ...]], Sharding]:
     known = {_plain(path_name(path)): leaf for path, leaf in leaves}
     whole = _whole(state.step)
 
-    def place(name: str, shape: tuple[int, ...]) -> Sharding:
+    def sharding_of(name: str, shape: tuple[int, ...]) -> Sharding:
         words = without_field(_plain(name)).split("/")
         names = [_plain(name), *(PARAMS + "/".join(words[start:]) for start in range(1, len(words)))]
         candidates = (known[name] for name in names if name in known)
         return next((leaf.sharding for leaf in candidates if leaf.shape == shape), whole)
 
-    return place
+    return sharding_of
 
 
 def _losses(name: str, value, leaf) -> list[str]:
@@ -254,14 +254,14 @@ def with_moments(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[st
     return converted
 
 
-def _beside(like: Any, found: Any) -> Any:
-    """Puts the arrays of the pytree `found` where `like` is: on the host, or on its devices.
+def _beside(like: Any, tree: Any) -> Any:
+    """Puts the arrays of the pytree `tree` where `like` is: on the host, or on its devices.
 
     On devices, arrays of the shape of `like` get its sharding, and others stay where they are.
     """
     if not isinstance(like, jax.Array):
-        return jax.device_get(found)
-    return jax.tree.map(lambda x: jax.device_put(x, like.sharding) if x.shape == like.shape else x, found)
+        return jax.device_get(tree)
+    return jax.tree.map(lambda x: jax.device_put(x, like.sharding) if x.shape == like.shape else x, tree)
 
 
 def without_field(path: str) -> str:

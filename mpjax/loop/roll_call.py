@@ -102,16 +102,16 @@ def _listen(seat: Seat) -> socket.socket:
         ) from error
 
 
-def _no_seat(message: Mapping, seat: Seat, said: Mapping) -> str | None:
+def _no_seat(message: Mapping, seat: Seat, accepted: Mapping) -> str | None:
     """The reason to refuse a process by its first message; None to accept it.
 
     It is refused if it has another number of processes, or the number of a process that was accepted before: a key of
-    `said`.
+    `accepted`.
     """
     process, processes = message["process"], message["processes"]
     if processes != seat.processes:
         return f"--distributed.processes is {seat.processes} on process 0 and {processes} on process {process}"
-    if process in said:
+    if process in accepted:
         return f"there are two processes with --distributed.process {process}: number them 0 to {processes - 1}"
     return None
 
@@ -124,14 +124,14 @@ def _absence(missing: list[int], seat: Seat, timeout: float) -> str:
     )
 
 
-def _difference(said: Mapping[int, Mapping[str, str]]) -> str | None:
+def _difference(values: Mapping[int, Mapping[str, str]]) -> str | None:
     """Formats the values that differ between processes as a message, the first 20 by name; None if all agree.
 
-    `said` has the values of each process, by number of process and name.
+    `values` has the values of each process, by number of process and name.
     """
     lines = []
-    for name in sorted(set().union(*said.values())):
-        who_says = by_value({process: said[process].get(name, "not there") for process in sorted(said)})
+    for name in sorted(set().union(*values.values())):
+        who_says = by_value({process: values[process].get(name, "not there") for process in sorted(values)})
         if len(who_says) > 1:
             lines.append(f"  {name}: " + ", ".join(f"{v} on process {numbers(who)}" for v, who in who_says.items()))
     if not lines:
@@ -140,14 +140,14 @@ def _difference(said: Mapping[int, Mapping[str, str]]) -> str | None:
     return f"the processes differ, and have to be started with the same settings and code:\n{shown}"
 
 
-def by_value(said: Mapping[int, str]) -> dict[str, list[int]]:
+def by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
     """Groups the keys of a dict (numbers of processes) by their values, in order.
 
     >>> by_value({0: "a", 1: "b", 2: "a"})
     {'a': [0, 2], 'b': [1]}
     """
     processes_of: dict[str, list[int]] = {}
-    for process, value in said.items():
+    for process, value in values.items():
         processes_of.setdefault(value, []).append(process)
     return processes_of
 

@@ -81,7 +81,7 @@ class Explain(NamedTuple):
 
 NO_CALLBACKS = Callbacks()
 
-AHEAD = 8
+STEPS_AHEAD = 8
 """The number of steps that the host may start before the device has ended the first of them; at least 2 calls."""
 
 Metrics = Mapping[str, float]
@@ -139,7 +139,7 @@ def train_loop(
       Interrupted: `stop` was due before the last step, and a checkpoint was saved.
     """
     clock = Clock()
-    ahead = max(2, AHEAD // when.per_call)
+    ahead = max(2, STEPS_AHEAD // when.per_call)
     unwritten: list = []
     looked: list = []
     interval_start = 0.0

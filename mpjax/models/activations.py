@@ -50,8 +50,8 @@ def tanh_gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
 
 
 def _gelu_slope(x: jax.Array) -> jax.Array:
-    share = 0.5 * (1 + jax.lax.erf(x * math.sqrt(0.5)))
-    return share + x * jnp.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
+    cdf = 0.5 * (1 + jax.lax.erf(x * math.sqrt(0.5)))
+    return cdf + x * jnp.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
 
 
 def _tanh_gelu_slope(x: jax.Array) -> jax.Array:
@@ -108,8 +108,8 @@ def _silu(x: jax.Array) -> jax.Array:
 
 
 def _silu_slope(x: jax.Array) -> jax.Array:
-    share = jax.nn.sigmoid(x)
-    return share * (1 + x * (1 - share))
+    sigmoid = jax.nn.sigmoid(x)
+    return sigmoid * (1 + x * (1 - sigmoid))
 
 
 def _gate_in_float32(function: Function, slope: Function, gate: jax.Array, x: jax.Array) -> jax.Array:

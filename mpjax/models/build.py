@@ -138,10 +138,10 @@ def advice_on(config: schema.Model) -> list[str]:
 
     Settings with their default values are not named. The user's own model reads no settings.
     """
-    own = ":" in str(config.name) and not config.folder
-    read = FROM_FOLDER if config.folder else () if own else ENTRIES[str(config.name)].settings
+    is_users_model = ":" in str(config.name) and not config.folder
+    read = FROM_FOLDER if config.folder else () if is_users_model else ENTRIES[str(config.name)].settings
     unread = [f"--model.{name} {value}" for name, value in _given(config).items() if name not in read]
-    why = "is your own model, which its code alone describes" if own else "does not read it"
+    why = "is your own model, which its code alone describes" if is_users_model else "does not read it"
     return [f"{', '.join(unread)} without effect: {config.name} {why}"] if unread else []
 
 

@@ -77,10 +77,10 @@ def _program(
 
     def add_tile(number, sums):
         row = (program * tiles + number) * rows + jnp.arange(rows)
-        place, inside = (row[:, None], columns[None, :]), (row < total)[:, None] & (columns < width)[None, :]
+        indices, inside = (row[:, None], columns[None, :]), (row < total)[:, None] & (columns < width)[None, :]
 
         def load(ref):
-            return triton.load(ref.at[place], mask=inside, other=0.0).astype(jnp.float32)
+            return triton.load(ref.at[indices], mask=inside, other=0.0).astype(jnp.float32)
 
         def of_rows(ref):
             return triton.load(ref.at[row], mask=row < total, other=0.0)[:, None]
@@ -94,7 +94,7 @@ def _program(
         slope = dy * scale[None, :]
         along = jnp.where(variance == 0.0, 0.0, mean(slope * normalized))
         dx = (slope - mean(slope) - normalized * along) * inverse + load(dskip_ref)
-        triton.store(dx_ref.at[place], dx.astype(dx_ref.dtype), mask=inside)
+        triton.store(dx_ref.at[indices], dx.astype(dx_ref.dtype), mask=inside)
         return sums[0] + dy * normalized, sums[1] + dy
 
     zeros = jnp.zeros((rows, padded), jnp.float32)

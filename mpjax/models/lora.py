@@ -133,12 +133,12 @@ def lora_layers(model: nnx.Module, patterns: Iterable[str]) -> dict[str, Any]:
             raise UsageError(_why_none(pattern, lineages, single, matching))
     layers = {}
     for path, module in modules.items():
-        rows = [name.removesuffix("/") for name in names_apart(f"{path}/", stacks)]
-        covered = [row for row in rows if matching.get(row)]
-        if covered and len(covered) < len(rows):
+        block_names = [name.removesuffix("/") for name in names_apart(f"{path}/", stacks)]
+        covered = [row for row in block_names if matching.get(row)]
+        if covered and len(covered) < len(block_names):
             raise UsageError(
-                f"{FLAG} '{matching[covered[0]]}' is for some of the {len(rows)} blocks that {path} holds, and with "
-                "scan_blocks they are one array: write --model.no_scan_blocks, or a pattern for all blocks"
+                f"{FLAG} '{matching[covered[0]]}' is for some of the {len(block_names)} blocks that {path} holds, and "
+                "with scan_blocks they are one array: write --model.no_scan_blocks, or a pattern for all blocks"
             )
         if covered:
             _require_known_product(path, module)

@@ -51,12 +51,12 @@ def max_pool(
 @max_pool.defjvp
 def _max_pool_jvp(window: int, stride: int, padding: Padding, primals: tuple, tangents: tuple) -> tuple:
     (x,), (tangent,) = primals, tangents
-    y, place = _largest(x, window, stride, padding)
+    y, argmax = _largest(x, window, stride, padding)
     wide = tangent.astype(widest(y.dtype, FLOAT32))
     candidates = _pixels(wide, 0, window, stride, padding)
     # Only one term of the sum is not 0. Its transpose adds up the gradients of each pixel.
     chosen = functools.reduce(
-        jnp.add, (jnp.where(place == index, candidate, 0) for index, candidate in enumerate(candidates))
+        jnp.add, (jnp.where(argmax == index, candidate, 0) for index, candidate in enumerate(candidates))
     )
     return y, chosen.astype(y.dtype)
 
@@ -67,11 +67,11 @@ def _largest(x: jax.Array, window: int, stride: int, padding: Padding) -> tuple[
     NaN counts as the largest value; of several NaN, the index is that of the last.
     """
     first, *others = _pixels(x, -jnp.inf, window, stride, padding)
-    best, place = first, jnp.zeros(first.shape, jnp.int32)
+    best, argmax = first, jnp.zeros(first.shape, jnp.int32)
     for index, other in enumerate(others, 1):
         better = (other > best) | jnp.isnan(other)
-        best, place = jnp.where(better, other, best), jnp.where(better, index, place)
-    return best, place.astype(jnp.uint8 if window < 16 else jnp.int32)
+        best, argmax = jnp.where(better, other, best), jnp.where(better, index, argmax)
+    return best, argmax.astype(jnp.uint8 if window < 16 else jnp.int32)
 
 
 def _pixels(x: jax.Array, value: float, window: int, stride: int, padding: Padding) -> list[jax.Array]:

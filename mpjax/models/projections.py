@@ -143,7 +143,7 @@ def _products_in_float8(layers: tuple, x: jax.Array, kernels: jax.Array, bias: j
         of_x, of_kernels = x.reshape(g.shape[0], -1), kernels.reshape(kernels.shape[0], -1)
         with scope_of(layers[0]):  # a receipt knows by its path that the product is to be in float8
             # Not of `g`: XLA would write the three gradients next to each other in half precision, for both readings.
-            parts = (jax.lax.stop_gradient(part).reshape(g.shape[0], -1) for part in cotangents)
+            parts = (jax.lax.stop_gradient(cotangent).reshape(g.shape[0], -1) for cotangent in cotangents)
             dx, dw = gradients(of_x, of_kernels, g, recipe, Largest(gradient=largest_of_parts(*parts)))
         dw = jax.lax.optimization_barrier(dw)  # as in `_products`
         wide = cotangents[0].astype(widest(bias.dtype, FLOAT32)).reshape(-1, *bias.shape)

@@ -198,11 +198,11 @@ def require_alike(model: nnx.Module, patterns: Iterable[str], flag: str) -> None
         paths = [path for path in modules_of(model) if stack_of(f"{path}/", [stack])]
         for pattern in patterns:
             for path in paths if not is_typed(pattern) else ():
-                rows = names_apart(f"{path}/", {stack: depth})
-                of_stack, *of_rows = (
-                    covers(pattern, scope_lineage(name.removesuffix("/"))) for name in (f"{path}/", *rows)
+                block_paths = names_apart(f"{path}/", {stack: depth})
+                of_stack, *of_blocks = (
+                    covers(pattern, scope_lineage(name.removesuffix("/"))) for name in (f"{path}/", *block_paths)
                 )
-                if len({*of_rows}) > 1 or (all(of_rows) and not of_stack):
+                if len({*of_blocks}) > 1 or (all(of_blocks) and not of_stack):
                     raise UsageError(
                         f"{flag} '{pattern}' is for some of the {depth} blocks in {stack}, and with scan_blocks they "
                         f"are one loop, for which a rule has to hold as a whole: write '{stack}/*' with the rest of "
@@ -270,25 +270,27 @@ def apart(arrays: Mapping[str, Any], stacks: Stacks) -> Arrays:
     return singles
 
 
-def replaced(arrays: Mapping[str, Any], given: Mapping[str, Any], stacks: Stacks) -> Arrays:
-    """Copies the dict `arrays`, with some arrays, or slices of stacked arrays, replaced by the `given` ones.
+def replaced(arrays: Mapping[str, Any], replacements: Mapping[str, Any], stacks: Stacks) -> Arrays:
+    """Copies the dict `arrays`, with some arrays, or slices of stacked arrays, replaced by the `replacements` ones.
 
     Given arrays of paths that `arrays` does not have are ignored.
 
     Args:
       arrays: arrays by path, with stacked blocks.
-      given: the new arrays, by the paths of single blocks (`blocks/3/x`).
+      replacements: the new arrays, by the paths of single blocks (`blocks/3/x`).
       stacks: the number of blocks of each stack.
     """
     updated: Arrays = {}
     for path, array in arrays.items():
         names = names_apart(path, stacks)
-        if given.keys().isdisjoint(names):
+        if replacements.keys().isdisjoint(names):
             updated[path] = array
         elif names == [path]:
-            updated[path] = given[path]
+            updated[path] = replacements[path]
         else:
-            updated[path] = jnp.stack([given[name] if name in given else array[row] for row, name in enumerate(names)])
+            updated[path] = jnp.stack(
+                [replacements[name] if name in replacements else array[row] for row, name in enumerate(names)]
+            )
     return updated
 
 
@@ -343,14 +345,16 @@ def _counterpart(path: str, of: str, other: str, arrays: Mapping[str, Any]) -> s
 
 def _together_in(arrays: Mapping[str, Any], stack: str) -> Arrays:
     unchanged: Arrays = {}
-    rows: dict[str, dict[int, Any]] = {}
+    blocks_by_path: dict[str, dict[int, Any]] = {}
     for path, array in arrays.items():
         match = re.fullmatch(rf"(.*/{re.escape(stack)})/(\d+)/(.*)", path)
         if match is None:
             unchanged[path] = array
         else:
-            rows.setdefault(f"{match[1]}/{ALL}/{match[3]}", {})[int(match[2])] = array
-    return unchanged | {path: _stack([blocks[number] for number in sorted(blocks)]) for path, blocks in rows.items()}
+            blocks_by_path.setdefault(f"{match[1]}/{ALL}/{match[3]}", {})[int(match[2])] = array
+    return unchanged | {
+        path: _stack([blocks[number] for number in sorted(blocks)]) for path, blocks in blocks_by_path.items()
+    }
 
 
 def _apart_in(arrays: Mapping[str, Any], stack: str) -> Arrays:
@@ -364,5 +368,5 @@ def _apart_in(arrays: Mapping[str, Any], stack: str) -> Arrays:
     return singles
 
 
-def _stack(rows: list) -> Any:
-    return np.stack(rows) if isinstance(rows[0], np.ndarray) else jnp.stack(rows)
+def _stack(arrays: list) -> Any:
+    return np.stack(arrays) if isinstance(arrays[0], np.ndarray) else jnp.stack(arrays)

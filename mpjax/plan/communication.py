@@ -17,7 +17,7 @@ from mpjax.mesh_axes import DATA
 from mpjax.plan.devices import HOST, Gpu
 from mpjax.plan.hlo import Instruction
 from mpjax.plan.timeline import Event, Start, StepTime, simulate
-from mpjax.training.mesh import settle
+from mpjax.training.mesh import resolve_sizes
 
 
 Groups = tuple[tuple[int, ...], ...]
@@ -29,7 +29,7 @@ _ORDER = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _AXIS = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
 
 
-def groups_of(each: Instruction, devices: int) -> Groups:
+def groups_of(instruction: Instruction, devices: int) -> Groups:
     """Parses the groups of devices that exchange with each other in a collective, as tuples of device numbers from 0.
 
     The groups of a collective-permute are its pairs of source and target. `devices` is the number of all devices.
@@ -41,7 +41,7 @@ def groups_of(each: Instruction, devices: int) -> Groups:
     Raises:
       ValueError: the instruction has groups in another form.
     """
-    text = each.attributes
+    text = instruction.attributes
     if match := _LISTED.search(text):
         groups = tuple(_numbers(group) for group in re.findall(r"\{([\d, ]*)\}", match[1]))
     elif match := _IOTA.search(text):
@@ -68,26 +68,26 @@ def along(axes: Iterable[str], sizes: Mapping[str, int]) -> Groups:
       axes: names of axes.
       sizes: the size of each axis of the mesh, in order.
     """
-    chosen = [place for place, name in enumerate(sizes) if name in set(axes)]
+    chosen = [index for index, name in enumerate(sizes) if name in set(axes)]
     return _lines(np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values())), chosen)
 
 
-def axes_of(each: Instruction, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
+def axes_of(instruction: Instruction, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
     """The mesh axes along which a collective exchanges; an empty tuple for groups of one device each.
 
     The axes of a collective-permute are the axes along which any pair differs.
 
     Args:
-      each: the collective.
+      instruction: the collective.
       sizes: the size of each axis of the mesh, in order.
 
     Returns:
       The axes in the order of the mesh, without axes of size 1; None if the groups are not the groups along any choice
       of axes.
     """
-    groups = groups_of(each, math.prod(sizes.values()))
+    groups = groups_of(instruction, math.prod(sizes.values()))
     long = [name for name, size in sizes.items() if size > 1]
-    if each.opcode.startswith("collective-permute"):
+    if instruction.opcode.startswith("collective-permute"):
         places = np.asarray(np.unravel_index(np.asarray(groups), tuple(sizes.values())))  # axis, pair, end
         moved = (places[:, :, 0] != places[:, :, 1]).any(axis=1)
         return tuple(name for name, differs in zip(sizes, moved, strict=True) if differs)
@@ -266,7 +266,7 @@ def communication_of(
       mesh: the sizes of the mesh by axis, as the user gave them. The axis of size -1 grows or, without one, `data`.
       devices: the number of devices that the program was compiled for.
     """
-    sizes = settle(mesh, devices)
+    sizes = resolve_sizes(mesh, devices)
     grows = next((name for name, size in mesh.items() if size == -1), DATA)
     # A loop starts the same collective several times.
     starts = {event.name: event for event in events if isinstance(event, Start)}

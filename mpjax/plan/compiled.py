@@ -36,7 +36,7 @@ class PlannedStep:
       plan: the precision plan.
       task: model, precision and objective.
       tx: the optimizer.
-      place: builds the layout, the packing of the state and the jitted training step for a mesh.
+      build_on: builds the layout, the packing of the state and the jitted training step for a mesh.
       state: the abstract state, by path.
       batch: the abstract batch, by field.
       accumulate: number of micro-batches per batch.
@@ -50,7 +50,7 @@ class PlannedStep:
     plan: PrecisionPlan
     task: Task
     tx: optax.GradientTransformation
-    place: Callable[[Mesh], Placed]
+    build_on: Callable[[Mesh], Placed]
     state: TrainState
     batch: Mapping[str, jax.ShapeDtypeStruct]
     accumulate: int = 1
@@ -90,21 +90,23 @@ class PlannedStep:
 
     def on(self, mesh: Mesh) -> tuple[jax.stages.Wrapped, tuple[TrainState, Any]]:
         """Builds the jitted training step on a mesh, and its abstract arguments (state, batch) with their shardings."""
-        layout, packing, train_step = self.place(mesh)
-        split = layout.batch(size=self.batch_size, accumulate=self.accumulate)
-        batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split) for name, x in self.batch.items()}
+        layout, packing, train_step = self.build_on(mesh)
+        batch_sharding = layout.batch(size=self.batch_size, accumulate=self.accumulate)
+        batch = {
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding) for name, x in self.batch.items()
+        }
         packed = jax.eval_shape(packing.pack, self.state)
         state = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), packed, layout.state(packed)
         )
         return train_step, (state, batch)
 
-    def wide(self) -> contextlib.AbstractContextManager:
-        """Makes the context to trace the step in: `wide` for its precision plan."""
-        return wide(self.plan)
+    def x64_if_float64(self) -> contextlib.AbstractContextManager:
+        """Makes the context to trace the step in: `x64_if_float64` for its precision plan."""
+        return x64_if_float64(self.plan)
 
 
-def wide(plan: PrecisionPlan) -> contextlib.AbstractContextManager:
+def x64_if_float64(plan: PrecisionPlan) -> contextlib.AbstractContextManager:
     """Makes a context that enables x64 if a precision plan uses float64; otherwise JAX's own setting stays."""
     return jax.enable_x64(jax.config.read("jax_enable_x64") or plan.float64)
 
@@ -149,7 +151,7 @@ def start(
     """
     require_units(step.plan.policy.recipes, GPUS[name].capability, f"--gpu {name}: {GPUS[name].name}")
     mesh = mesh_of(name, devices, **step.sizes)
-    with step.wide(), traced_for(GPUS[name], mesh.devices.flat[0], attention):
+    with step.x64_if_float64(), traced_for(GPUS[name], mesh.devices.flat[0], attention):
         train_step, arguments = step.on(mesh)
         traced = trace(train_step, *arguments)
         lowered = lowered_for(traced, mesh.devices.flat[0])
@@ -183,7 +185,7 @@ def with_sources() -> Iterator[None]:
             jax.config.update(name, value)
 
 
-def compiled_for(lowered: Any, name: GpuName, own: Mapping[str, Any] = MappingProxyType({})) -> Any:
+def compiled_for(lowered: Any, name: GpuName, extra_options: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """Compiles a lowered program for a GPU, which need not be present; the result can be read, but not run or timed.
 
     If that fails, compiles it again with XLA's option that leaves no matrix product to Triton.
@@ -191,8 +193,8 @@ def compiled_for(lowered: Any, name: GpuName, own: Mapping[str, Any] = MappingPr
     Args:
       lowered: a `jax.stages.Lowered`.
       name: the GPU; the program was lowered for a device of it.
-      own: further options of XLA, by name. Three options that a plan needs replace these; the option of the second
-        attempt does not.
+      extra_options: further options of XLA, by name. Three options that a plan needs replace these; the option of the
+        second attempt does not.
 
     Raises:
       UsageError: XLA cannot compile it for the GPU.
@@ -200,7 +202,7 @@ def compiled_for(lowered: Any, name: GpuName, own: Mapping[str, Any] = MappingPr
     # The machine code is never read, so the lowest optimization level is enough. No real linker is needed: XLA finds
     # one as soon as PyTorch is imported, and it supports fewer GPUs.
     options = {
-        **own,
+        **extra_options,
         "xla_gpu_cuda_data_dir": toolkit_folder(),
         "xla_gpu_libnvjitlink_mode": "LIB_NV_JIT_LINK_MODE_DISABLED",
         "xla_backend_optimization_level": 0,

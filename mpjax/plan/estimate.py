@@ -221,16 +221,16 @@ def estimates(
     return [plans[gpu, number] for gpu in gpus for number in range(len(steps))]
 
 
-def require_attention(asked: str, used: str, *, gpu: str, policy: str) -> None:
+def require_attention(requested: str, used: str, *, gpu: str, policy: str) -> None:
     """Raises UsageError if the user chose cuDNN's attention and the compiled step uses XLA's; accepts all other cases.
 
     Args:
-      asked: "auto", "xla" or "cudnn".
+      requested: "auto", "xla" or "cudnn".
       used: "xla", "cudnn", or "" for a model without attention.
       gpu: the planned GPU.
       policy: the policy of the run.
     """
-    if asked == "cudnn" and used == "xla":
+    if requested == "cudnn" and used == "xla":
         raise UsageError(
             f"--attention cudnn: the step of policy {policy} on {gpu} uses XLA's attention, because cuDNN's needs a "
             "half-precision policy, a GPU of compute capability 8.0 or higher, and heads and lengths that it supports; "

@@ -79,14 +79,14 @@ def _pattern(path: str) -> str:
     return re.sub(r"(?<![^/])\d+(?![^/])", "*", path)
 
 
-def _converts(program: HloProgram, each: Instruction) -> bool:
+def _converts(program: HloProgram, instruction: Instruction) -> bool:
     """True for a kernel whose result has a float8 array, or that has reductions, all of which find a maximum."""
-    if each.opcode not in ("fusion", "convert", "reduce"):
+    if instruction.opcode not in ("fusion", "convert", "reduce"):
         return False
-    if any(dtype.startswith("f8") for dtype, _ in shapes_of(each.type)):
+    if any(dtype.startswith("f8") for dtype, _ in shapes_of(instruction.type)):
         return True
-    fused = (program.computations[name] for name in each.called("calls"))
-    return any(_finds_largest(program, instructions) for instructions in ([each], *fused))
+    fused = (program.computations[name] for name in instruction.called("calls"))
+    return any(_finds_largest(program, instructions) for instructions in ([instruction], *fused))
 
 
 def _finds_largest(program: HloProgram, instructions: Iterable[Instruction]) -> bool:

@@ -12,21 +12,20 @@ from mpjax.plan.system_memory import free_memory
 from mpjax.training.escaped import trace
 
 
-SHARE = {"cpu": 0.5}
-"""The fraction of a device's free memory that a step may take, by platform; `_SHARE` for others.
+MEMORY_FRACTION = {"cpu": 0.5}
+"""The fraction of a device's free memory that a step may take, by platform; `_MEMORY_FRACTION` for others.
 
 The rest is for evaluation, fragmentation and, on a CPU, other programs.
 """
 
-_SHARE = 0.85
+_MEMORY_FRACTION = 0.85
 
-AHEAD = 8
+WAITING_BATCHES = 8
 """The number of batches that wait on the device, besides the batch of the step, because the host runs ahead."""
 
 
 def memory_limit(devices: Sequence[Any], *, processes: int = 1) -> int:
-    """The bytes that a step may take on one of this process's devices: a fraction (`SHARE`) of its free memory now.
-
+    """The bytes that a step may take on one of this process's devices: `MEMORY_FRACTION` of its free memory now.
     Devices that report no limit of their own, such as CPUs, divide the free memory of the machine equally.
 
     Args:
@@ -35,24 +34,24 @@ def memory_limit(devices: Sequence[Any], *, processes: int = 1) -> int:
         memory of their own, such as GPUs.
     """
     device = devices[0]
-    share = SHARE.get(device.platform, _SHARE)
+    fraction = MEMORY_FRACTION.get(device.platform, _MEMORY_FRACTION)
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
-        return int(share * (stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
-    return int(share * free_memory()) // (len(devices) * processes)
+        return int(fraction * (stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
+    return int(fraction * free_memory()) // (len(devices) * processes)
 
 
 def memory_here(step: PlannedStep, mesh: Mesh) -> Memory:
     """Compiles a step for a mesh of present devices, without running it; returns the memory that it takes on each."""
-    with step.wide():
+    with step.x64_if_float64():
         train_step, arguments = step.on(mesh)
         compiled = trace(train_step, *arguments).lower().compile(step.compiler_options(mesh))
     return memory_of(*arguments, compiled.memory_analysis())
 
 
 def needed(memory: Memory) -> int:
-    """The bytes that a run takes on a device: of a step, and of the `AHEAD` batches that wait for later steps."""
-    return memory.total + AHEAD * memory.batch
+    """The bytes that a run takes on a device: of a step, and of the `WAITING_BATCHES` for later steps."""
+    return memory.total + WAITING_BATCHES * memory.batch
 
 
 def batch_that_fits(most: int, limit: int, bytes_of: Callable[[int], int], *, step: int) -> int:

@@ -194,10 +194,10 @@ def _instruction(line: str) -> Instruction | None:
 def _closing(text: str, start: int) -> int:
     """The index of the parenthesis that closes the parenthesis at `start`; a ValueError if none does."""
     depth = 0
-    for place in range(start, len(text)):
-        depth += (text[place] == "(") - (text[place] == ")")
+    for position in range(start, len(text)):
+        depth += (text[position] == "(") - (text[position] == ")")
         if depth == 0:
-            return place
+            return position
     raise ValueError(f"unclosed parenthesis in HLO text: {text[:80]!r}")
 
 
@@ -265,15 +265,15 @@ class Module(NamedTuple):
     backward: bool
 
 
-def name_of(each: Instruction) -> str:
+def name_of(instruction: Instruction) -> str:
     """The name that JAX gave an instruction: its name stack, `/` and its primitive; empty if XLA kept no name."""
-    match = _OP_NAME.search(each.attributes)
+    match = _OP_NAME.search(instruction.attributes)
     return match[1] if match else ""
 
 
-def module_of(each: Instruction) -> Module:
+def module_of(instruction: Instruction) -> Module:
     """The module that an instruction belongs to, and whether it is in the backward pass, read from its name."""
-    return module_named(name_of(each))
+    return module_named(name_of(instruction))
 
 
 def stacks_of(name: str) -> list[str]:

@@ -37,24 +37,24 @@ _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
 """Operations that update their first operand in place, and the index of the operand that holds the update."""
 
 
-def moved(program: HloProgram, computation: Computation, each: Instruction) -> int:
-    """Counts the bytes that a kernel, instruction `each` of `computation`, reads and writes in one execution.
+def moved(program: HloProgram, computation: Computation, instruction: Instruction) -> int:
+    """Counts the bytes that a kernel, an instruction of `computation`, reads and writes in one execution.
 
     A slice or a gather reads only as many bytes as it returns. An in-place update counts as the update, read and
     written. The workspace of a library call does not count.
     """
-    sizes = computation.operand_bytes(each)
-    if each.opcode == "fusion":
-        (called,) = each.called("calls")
+    sizes = computation.operand_bytes(instruction)
+    if instruction.opcode == "fusion":
+        (called,) = instruction.called("calls")
         fused = program.computations[called]
         return sum(_read(fused, number, size) for number, size in enumerate(sizes)) + _written(fused, fused.root)
-    if each.opcode in _IN_PART:
-        return 2 * each.bytes + sum(sizes[1:])
-    if each.opcode in _IN_PLACE:
-        return 2 * sizes[_IN_PLACE[each.opcode]]
-    if _holds_operands(each):
-        return each.bytes
-    return sum(sizes) + each.bytes - _scratch(each)
+    if instruction.opcode in _IN_PART:
+        return 2 * instruction.bytes + sum(sizes[1:])
+    if instruction.opcode in _IN_PLACE:
+        return 2 * sizes[_IN_PLACE[instruction.opcode]]
+    if _holds_operands(instruction):
+        return instruction.bytes
+    return sum(sizes) + instruction.bytes - _scratch(instruction)
 
 
 def _read(fused: Computation, number: int, size: int) -> int:
@@ -95,46 +95,48 @@ def _written(fused: Computation, root: Instruction) -> int:
     return root.bytes
 
 
-def _scratch(each: Instruction) -> int:
+def _scratch(instruction: Instruction) -> int:
     """The bytes of the workspace of a call of cuBLAS or cuDNN: its last output, if it is u8 or s8 and not the only one.
 
     For any other instruction it is 0.
     """
-    if not each.target.startswith("__cu"):
+    if not instruction.target.startswith("__cu"):
         return 0
-    shapes = shapes_of(each.type)
+    shapes = shapes_of(instruction.type)
     dtype, sizes = shapes[-1]
     return bytes_of(f"{dtype}[{','.join(map(str, sizes))}]") if len(shapes) > 1 and dtype in ("u8", "s8") else 0
 
 
-def only_copies(program: HloProgram, each: Instruction) -> bool:
+def only_copies(program: HloProgram, instruction: Instruction) -> bool:
     """True for a copy or a transpose, and for a fusion whose operations, without those in `FREE`, are all of these."""
-    if each.opcode != "fusion":
-        return each.opcode in ("copy", "copy-start", "transpose")
-    (called,) = each.called("calls")
+    if instruction.opcode != "fusion":
+        return instruction.opcode in ("copy", "copy-start", "transpose")
+    (called,) = instruction.called("calls")
     work = {inside.opcode for inside in program.computations[called]} - FREE
     return bool(work) and work <= {"copy", "transpose"}
 
 
-def payload(computation: Computation, each: Instruction) -> list[tuple[str, int]]:
+def payload(computation: Computation, instruction: Instruction) -> list[tuple[str, int]]:
     """Lists the dtype (XLA's name) and the bytes of each whole array that a collective exchanges.
 
     The whole array is the result of an all-gather, and the operand of a reduce-scatter: the larger of the two.
     """
-    sizes = computation.operand_bytes(each)
+    sizes = computation.operand_bytes(instruction)
     operand_bytes = sum(sizes)
-    result = each.bytes - operand_bytes if _holds_operands(each) else each.bytes
+    result = instruction.bytes - operand_bytes if _holds_operands(instruction) else instruction.bytes
     grown = max(operand_bytes, result) / operand_bytes if operand_bytes else 1
-    dtypes = [shapes_of(computation.instructions[name].type)[0][0] for name in each.operands]
+    dtypes = [shapes_of(computation.instructions[name].type)[0][0] for name in instruction.operands]
     return [(dtype, round(size * grown)) for dtype, size in zip(dtypes, sizes, strict=True)]
 
 
-def _holds_operands(each: Instruction) -> bool:
+def _holds_operands(instruction: Instruction) -> bool:
     """True if the type of an instruction holds both operands and results, as for a `-start`.
 
     Before jaxlib 0.12, the type of an `all-reduce-start` held results alone; since then, it is a pair of tuples.
     """
-    return each.opcode.endswith("-start") and (each.opcode != "all-reduce-start" or each.type.startswith("(("))
+    return instruction.opcode.endswith("-start") and (
+        instruction.opcode != "all-reduce-start" or instruction.type.startswith("((")
+    )
 
 
 _ENDS = ("parameter", "constant", "while", "conditional")
@@ -160,45 +162,47 @@ def update_bytes(program: HloProgram, outputs: Sequence[int]) -> int:
 
 
 def _source(
-    program: HloProgram, computation: Computation, each: Instruction, index: int
+    program: HloProgram, computation: Computation, instruction: Instruction, index: int
 ) -> tuple[Computation, Instruction]:
     """Finds the instruction that computes element `index` of a value, and the computation that contains it.
 
     It follows tuples, and enters the bodies of loops and calls.
     """
     while True:
-        match each.opcode:
+        match instruction.opcode:
             case "tuple":
-                each, index = computation.instructions[each.operands[index]], 0
+                instruction, index = computation.instructions[instruction.operands[index]], 0
             case "get-tuple-element":
-                index = int(each.attributes.partition("index=")[2].partition(",")[0])
-                each = computation.instructions[each.operands[0]]
+                index = int(instruction.attributes.partition("index=")[2].partition(",")[0])
+                instruction = computation.instructions[instruction.operands[0]]
             case "while" | "call":
-                computation = program.computations[each.called("body", "to_apply")[0]]
-                each = computation.root
+                computation = program.computations[instruction.called("body", "to_apply")[0]]
+                instruction = computation.root
             case _:
-                return computation, each
+                return computation, instruction
 
 
-def _before(computation: Computation, each: Instruction, known: dict) -> Iterator[Instruction]:
-    """Yields `each`, if it is a kernel, and the kernels in its computation that its value depends on.
+def _before(computation: Computation, instruction: Instruction, known: dict) -> Iterator[Instruction]:
+    """Yields `instruction`, if it is a kernel, and the kernels in its computation that its value depends on.
 
     The search ends at arguments, loops, collectives, the differentiated function, and kernels in `known`, which are
     named by computation and instruction.
     """
-    waiting, seen = [each], set()
+    waiting, visited = [instruction], set()
     while waiting:
-        each = waiting.pop()
-        if each.name in seen or each.opcode in _ENDS or _is_given(each):
+        instruction = waiting.pop()
+        if instruction.name in visited or instruction.opcode in _ENDS or _is_given(instruction):
             continue
-        seen.add(each.name)
-        if each.opcode not in FREE and not each.opcode.endswith("-done"):
-            if (computation.name, each.name) in known:
+        visited.add(instruction.name)
+        if instruction.opcode not in FREE and not instruction.opcode.endswith("-done"):
+            if (computation.name, instruction.name) in known:
                 continue
-            yield each
-        waiting += [computation.instructions[name] for name in each.operands if name in computation.instructions]
+            yield instruction
+        waiting += [computation.instructions[name] for name in instruction.operands if name in computation.instructions]
 
 
-def _is_given(each: Instruction) -> bool:
+def _is_given(instruction: Instruction) -> bool:
     """True for an instruction of the differentiated function, and for a collective."""
-    return "jvp(" in name_of(each) or each.opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES
+    return (
+        "jvp(" in name_of(instruction) or instruction.opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES
+    )

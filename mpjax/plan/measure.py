@@ -15,7 +15,7 @@ from mpjax.data.fields import Numbers
 from mpjax.plan.compiled import PlannedStep
 from mpjax.plan.devices import GPUS
 from mpjax.training.escaped import trace
-from mpjax.training.mesh import make_mesh, place
+from mpjax.training.mesh import make_mesh, put_on_devices
 from mpjax.training.setup import initial_state
 
 
@@ -61,11 +61,11 @@ def measure_step(step: PlannedStep, fields: Fields, *, seed: int = 0, ema: bool 
     mesh = make_mesh(**step.sizes)
     device = mesh.devices.flat[0]
     before = peak_of(device) or 0
-    with step.wide():
-        layout, packing, train_step = step.place(mesh)
-        split = layout.batch(size=step.batch_size, accumulate=step.accumulate)
+    with step.x64_if_float64():
+        layout, packing, train_step = step.build_on(mesh)
+        sharding = layout.batch(size=step.batch_size, accumulate=step.accumulate)
         blank = {name: np.zeros(x.shape, x.dtype) for name, x in step.batch.items() if name not in fields}
-        batch = place({**random_batch(fields, step.batch_size, seed), **blank}, split)
+        batch = put_on_devices({**random_batch(fields, step.batch_size, seed), **blank}, sharding)
         state = initial_state(step.task, step.tx, seed=seed, ema=ema, layout=layout)
         state = packing.pack(state)
         lowered = trace(train_step, state, batch).lower()

@@ -37,21 +37,21 @@ class Memory:
         return sum(dataclasses.astuple(self))
 
 
-def memory_of(state: TrainState, batch: Mapping[str, Any], found: Any) -> Memory:
+def memory_of(state: TrainState, batch: Mapping[str, Any], analysis: Any) -> Memory:
     """Splits the memory that a compiled step takes on one device by purpose. Nothing is allocated.
 
     Args:
       state: the abstract state that was compiled for, with its shardings.
       batch: the abstract batch, with its sharding.
-      found: `compiled.memory_analysis()`.
+      analysis: `compiled.memory_analysis()`.
     """
     return Memory(
         parameters=_bytes(state.params),
         optimizer=_bytes(state.opt_state) + _bytes(state.step),
         statistics=_bytes(state.stats) + _bytes(state.ema),
         batch=_bytes(batch),
-        temporary=found.temp_size_in_bytes,
-        extra=found.output_size_in_bytes - found.alias_size_in_bytes,
+        temporary=analysis.temp_size_in_bytes,
+        extra=analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
     )
 
 

@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
-from mpjax.plan.asked import Asked
+from mpjax.plan.compiled_products import CompiledProduct
 from mpjax.plan.hlo import Module
-from mpjax.plan.runs import CompiledProduct
+from mpjax.plan.traced_products import TracedProduct
 from mpjax.plan.verdicts import UNCLEAR
 from mpjax.precision.casting.flops import TENSORFLOAT32
 
@@ -31,19 +31,19 @@ class PairedProduct:
     """A product of the traced program and the product of the compiled program that computes it.
 
     Attributes:
-      asked: the product of the traced program; None if none is known for `run`.
-      run: the product of the compiled program; None if there is none, or if it is not known.
-      note: how the two belong together if XLA merged or shared products, or why `run` is None; else empty.
+      traced: the product of the traced program; None if none is known for `compiled`.
+      compiled: the product of the compiled program; None if there is none, or if it is not known.
+      note: how the two belong together if XLA merged or shared products, or why `compiled` is None; else empty.
     """
 
-    asked: Asked | None
-    run: CompiledProduct | None
+    traced: TracedProduct | None
+    compiled: CompiledProduct | None
     note: str = ""
 
 
 def paired(
-    asked: Sequence[Asked],
-    runs: Sequence[CompiledProduct],
+    traced: Sequence[TracedProduct],
+    compiled: Sequence[CompiledProduct],
     loops: Callable[[], Sequence[CompiledProduct]],
     *,
     partitions: int = 1,
@@ -51,79 +51,88 @@ def paired(
     """Pairs the products of a traced program with the products of its compiled program.
 
     Args:
-      asked: the products of the traced program.
-      runs: the products of the compiled program.
+      traced: the products of the traced program.
+      compiled: the products of the compiled program.
       loops: returns the products that XLA wrote as multiplications and sums; called only if traced products other than
         Pallas kernels are left over.
       partitions: the number of devices that the program is divided over.
 
     Returns:
-      A pair for each of `asked`, in its order. Then a pair for each of `runs` that is left over, unless it repeats a
-      paired one.
+      A pair for each of `traced`, in its order. Then a pair for each of `compiled` that is left over, unless it repeats
+      a paired one.
     """
-    matching = _Matching(list(asked), list(runs))
+    matching = _Matching(list(traced), list(compiled))
     # The compiler may divide a product over some of the devices.
     for shards in [count for count in range(1, partitions + 1) if partitions % count == 0]:
         # Before the next rule, for which both gradients of a square layer are the same.
-        matching.joined(shards, _share)
-        matching.by(lambda a: (a.module, a.kind, _extent(a)), lambda r, p=shards: (r.module, r.kind, p * _extent(r)))
+        matching.joined(shards, _share_operand)
+        matching.by(lambda t: (t.module, t.kind, _extent(t)), lambda c, p=shards: (c.module, c.kind, p * _extent(c)))
         matching.joined(shards, _alike)
     matching.joined(1, lambda product, seed: product.module.backward == seed.module.backward)
     matching.by_module()
-    matching.by(lambda a: (a.kind, _extent(a)), lambda r: (r.kind, _extent(r)), alike=True)
+    matching.by(lambda t: (t.kind, _extent(t)), lambda c: (c.kind, _extent(c)), alike=True)
     # XLA writes convolutions with a window of one pixel as matrix products, which may have lost their name.
     matching.by(
-        lambda a: (a.kind, a.elements), lambda r: ("convolution", r.elements) if not r.named else (), alike=True
+        lambda t: (t.kind, t.elements), lambda c: ("convolution", c.elements) if not c.named else (), alike=True
     )
     matching.shared()
     matching.remaining()
-    if any(product.kind != "kernel" for product in matching.asked):
+    if any(product.kind != "kernel" for product in matching.traced):
         matching.in_loops(loops())
     matching.rest()
-    order = {id(product): number for number, product in enumerate(asked)}
-    return sorted(matching.pairs, key=lambda pair: order.get(id(pair.asked), len(order)))
+    order = {id(product): number for number, product in enumerate(traced)}
+    return sorted(matching.pairs, key=lambda pair: order.get(id(pair.traced), len(order)))
 
 
 class _Matching:
-    """The products that are not paired yet, traced (`asked`) and compiled (`runs`), and the pairs so far.
+    """The products that are not paired yet, traced (`traced`) and compiled (`compiled`), and the pairs so far.
 
-    Its methods add to `pairs`, and remove what they pair from `asked` and `runs`.
+    Its methods add to `pairs`, and remove what they pair from `traced` and `compiled`.
     """
 
-    def __init__(self, asked: list[Asked], runs: list[CompiledProduct]):
-        self.asked, self.runs, self.pairs = asked, runs, []
+    def __init__(self, traced: list[TracedProduct], compiled: list[CompiledProduct]):
+        self.traced, self.compiled, self.pairs = traced, compiled, []
 
     def by(
         self,
-        of_asked: Callable[[Asked], Hashable],
-        of_run: Callable[[CompiledProduct], Hashable],
+        of_traced: Callable[[TracedProduct], Hashable],
+        of_compiled: Callable[[CompiledProduct], Hashable],
         *,
         alike: bool = False,
     ):
         """Pairs each traced product with a compiled product of the same key, preferably one in the same dtypes.
 
         Args:
-          of_asked: the key of a traced product.
-          of_run: the key of a compiled product.
+          of_traced: the key of a traced product.
+          of_compiled: the key of a compiled product.
           alike: True to pair only if all compiled products with the key have the same dtypes. The pair then names the
             libraries of all of them, because any may be the right one.
         """
-        candidates = _grouped(self.runs, of_run)
-        by = {key: _by(runs) for key, runs in candidates.items()}
-        unclear = {key for key, runs in candidates.items() if alike and len({run.dtypes for run in runs}) > 1}
+        candidates = _grouped(self.compiled, of_compiled)
+        by = {key: _by(alternatives) for key, alternatives in candidates.items()}
+        unclear = {
+            key
+            for key, alternatives in candidates.items()
+            if alike and len({compiled.dtypes for compiled in alternatives}) > 1
+        }
         left, matched = [], []
-        for product in self.asked:
-            key = of_asked(product)
+        for product in self.traced:
+            key = of_traced(product)
             if candidates.get(key) and key not in unclear:
                 # A program's products are not in the order of its trace.
-                near = [(not _same_dtypes(product, run), run.result != product.result) for run in candidates[key]]
-                matched.append(run := candidates[key].pop(near.index(min(near))))
-                self.pairs.append(PairedProduct(product, dataclasses.replace(run, by=by[key]) if alike else run))
+                near = [
+                    (not _same_dtypes(product, compiled), compiled.result != product.result)
+                    for compiled in candidates[key]
+                ]
+                matched.append(compiled := candidates[key].pop(near.index(min(near))))
+                self.pairs.append(
+                    PairedProduct(product, dataclasses.replace(compiled, by=by[key]) if alike else compiled)
+                )
             else:
                 left.append(product)
-        self.asked, self.runs = left, _without(self.runs, matched)
+        self.traced, self.compiled = left, _without(self.compiled, matched)
 
-    def joined(self, parts: int, alike: Callable[[Asked, Asked], bool]) -> None:
+    def joined(self, shards: int, alike: Callable[[TracedProduct, TracedProduct], bool]) -> None:
         """Pairs a compiled product with several traced products whose multiplications add up to its own.
 
         XLA merged them. One of them has the module of the compiled product. The others are taken in order of their
@@ -132,32 +141,34 @@ class _Matching:
         ones: the inner products of two adapters share an operand, and together may be as large as an outer one.
 
         Args:
-          parts: the number of devices that the product is divided over. The compiled product has this fraction of the
+          shards: the number of devices that the product is divided over. The compiled product has this fraction of the
             multiplications.
           alike: `(product, other) -> bool`, whether XLA may have merged two traced products.
         """
-        whole_products = collections.Counter((product.module, product.size) for product in self.asked)
-        alone = collections.Counter((run.module, parts * run.size) for run in self.runs)
-        for run in [run for run in self.runs if run.size]:
-            whole = parts * run.size
-            if whole_products[run.module, whole] >= alone[run.module, whole]:
+        whole_products = collections.Counter((product.module, product.size) for product in self.traced)
+        alone = collections.Counter((compiled.module, shards * compiled.size) for compiled in self.compiled)
+        for compiled in [compiled for compiled in self.compiled if compiled.size]:
+            whole = shards * compiled.size
+            if whole_products[compiled.module, whole] >= alone[compiled.module, whole]:
                 continue
             for seed in [
-                product for product in self.asked if product.module == run.module and 0 < product.size < whole
+                product for product in self.traced if product.module == compiled.module and 0 < product.size < whole
             ]:
                 near = [
-                    product for product in self.asked if product.size and product is not seed and alike(product, seed)
+                    product for product in self.traced if product.size and product is not seed and alike(product, seed)
                 ]
                 near.sort(key=lambda product, seed=seed: -_common(product.module, seed.module))
-                missing, ours = whole - seed.size, [seed]
+                missing, merged = whole - seed.size, [seed]
                 for product in near:
                     if product.size <= missing:
                         missing -= product.size
-                        ours.append(product)
+                        merged.append(product)
                 if missing == 0:
-                    note = f"{MERGED} {run.module.path or 'another'}"
-                    self.pairs += [PairedProduct(product, run, "" if product is seed else note) for product in ours]
-                    self.asked, self.runs = _without(self.asked, ours), _without(self.runs, [run])
+                    note = f"{MERGED} {compiled.module.path or 'another'}"
+                    self.pairs += [
+                        PairedProduct(product, compiled, "" if product is seed else note) for product in merged
+                    ]
+                    self.traced, self.compiled = _without(self.traced, merged), _without(self.compiled, [compiled])
                     break
 
     def by_module(self) -> None:
@@ -165,10 +176,10 @@ class _Matching:
 
         Outside of modules, it does so only if there is a single traced product of the pass and kind.
         """
-        runs = _grouped(self.runs, lambda run: (run.module, run.kind))
-        for key, ours in _grouped(self.asked, lambda product: (product.module, product.kind)).items():
-            if key[0].path or len(ours) == 1:
-                self.all_of(ours, runs.get(key, []))
+        compiled = _grouped(self.compiled, lambda product: (product.module, product.kind))
+        for key, traced in _grouped(self.traced, lambda product: (product.module, product.kind)).items():
+            if key[0].path or len(traced) == 1:
+                self.all_of(traced, compiled.get(key, []))
 
     def remaining(self) -> None:
         """Pairs the traced products that are left with the compiled products without a name, by `all_of`.
@@ -177,19 +188,21 @@ class _Matching:
         a convolution of another size.
         """
         for kind in ("convolution", "product"):
-            ours = [product for product in self.asked if product.kind == kind]
-            self.all_of(ours, [run for run in self.runs if run.kind == kind and not run.named])
+            traced = [product for product in self.traced if product.kind == kind]
+            self.all_of(traced, [product for product in self.compiled if product.kind == kind and not product.named])
 
-    def all_of(self, asked: list[Asked], runs: list[CompiledProduct]) -> None:
+    def all_of(self, traced: list[TracedProduct], compiled: list[CompiledProduct]) -> None:
         """Pairs the two lists one by one if they are equally long, and all compiled products have the same dtypes.
 
         Otherwise it pairs nothing.
         """
-        if len(asked) == len(runs) and len({run.dtypes for run in runs}) == 1:
-            by = _by(runs)
-            pairs = zip(asked, runs, strict=True)
-            self.pairs += [PairedProduct(product, dataclasses.replace(run, by=by)) for product, run in pairs]
-            self.asked, self.runs = _without(self.asked, asked), _without(self.runs, runs)
+        if len(traced) == len(compiled) and len({counterpart.dtypes for counterpart in compiled}) == 1:
+            by = _by(compiled)
+            pairs = zip(traced, compiled, strict=True)
+            self.pairs += [
+                PairedProduct(product, dataclasses.replace(counterpart, by=by)) for product, counterpart in pairs
+            ]
+            self.traced, self.compiled = _without(self.traced, traced), _without(self.compiled, compiled)
 
     def shared(self) -> None:
         """Pairs traced products with the compiled product of another pair, if XLA computes both at once.
@@ -197,78 +210,88 @@ class _Matching:
         The other traced product has the same operands, or is the forward product that a product of the backward pass
         recomputes.
         """
-        same = {pair.asked.same: pair.run for pair in self.pairs}
+        same = {pair.traced.same: pair.compiled for pair in self.pairs}
         forward = {
-            (pair.asked.module.path, pair.asked.kind, _extent(pair.asked), pair.asked.operands): pair.run
+            (pair.traced.module.path, pair.traced.kind, _extent(pair.traced), pair.traced.operands): pair.compiled
             for pair in self.pairs
-            if not pair.asked.module.backward
+            if not pair.traced.module.backward
         }
         left = []
-        for product in self.asked:
+        for product in self.traced:
             again = (product.module.path, product.kind, _extent(product), product.operands)
-            run = same.get(product.same) or (forward.get(again) if product.recomputed else None)
-            if run:
-                self.pairs.append(PairedProduct(product, run, SHARED))
+            compiled = same.get(product.same) or (forward.get(again) if product.recomputed else None)
+            if compiled:
+                self.pairs.append(PairedProduct(product, compiled, SHARED))
             else:
                 left.append(product)
-        self.asked = left
+        self.traced = left
 
     def in_loops(self, loops: Sequence[CompiledProduct]) -> None:
         """Pairs traced products with `loops`, the multiplications in loop fusions, of the same module, pass and kind.
 
         It does so only if all of these have the same dtypes. Several products may be paired with one of them.
         """
-        groups = _grouped(loops, lambda run: (run.module, run.kind))
+        groups = _grouped(loops, lambda multiplication: (multiplication.module, multiplication.kind))
         left = []
-        for product in self.asked:
-            theirs = groups.get((product.module, product.kind), [])
-            if len({run.dtypes for run in theirs}) == 1:
-                self.pairs.append(PairedProduct(product, theirs[0]))
+        for product in self.traced:
+            candidates = groups.get((product.module, product.kind), [])
+            if len({multiplication.dtypes for multiplication in candidates}) == 1:
+                self.pairs.append(PairedProduct(product, candidates[0]))
             else:
                 left.append(product)
-        self.asked = left
+        self.traced = left
 
     def rest(self) -> None:
         """Adds a pair for each product that is left.
 
-        A traced product gets the `run` None, and a note that says why. A compiled product gets a traced product of its
-        module, if there is one; if it repeats a paired one, it gets no pair.
+        A traced product gets the `compiled` None, and a note that says why. A compiled product gets a traced product of
+        its module, if there is one; if it repeats a paired one, it gets no pair.
         """
-        modules = {pair.asked.module: pair.asked for pair in self.pairs if pair.asked}
-        for product in self.asked:
+        modules = {pair.traced.module: pair.traced for pair in self.pairs if pair.traced}
+        for product in self.traced:
             if product.kind == "kernel":
                 note = INSIDE
             elif product.constant:
                 note = CONSTANT
             else:
-                candidates = [run for run in self.runs if (run.kind == "attention") == (product.kind == "attention")]
+                candidates = [
+                    compiled
+                    for compiled in self.compiled
+                    if (compiled.kind == "attention") == (product.kind == "attention")
+                ]
                 note = UNCLEAR if candidates else NOWHERE
             self.pairs.append(PairedProduct(product, None, note))
-        ran = {(pair.asked.module, pair.run.dtypes) for pair in self.pairs if pair.asked and pair.run}
-        sizes = {(pair.run.kind, _extent(pair.run), pair.run.dtypes) for pair in self.pairs if pair.run}
-        for run in self.runs:
+        ran = {(pair.traced.module, pair.compiled.dtypes) for pair in self.pairs if pair.traced and pair.compiled}
+        sizes = {
+            (pair.compiled.kind, _extent(pair.compiled), pair.compiled.dtypes) for pair in self.pairs if pair.compiled
+        }
+        for compiled in self.compiled:
             # XLA computes some products twice instead of keeping them, and unrolls short loops.
-            again = (run.module, run.dtypes) in ran if run.named else (run.kind, _extent(run), run.dtypes) in sizes
-            if not again or (not run.named and any(product.kind == run.kind for product in self.asked)):
-                self.pairs.append(PairedProduct(modules.get(run.module) if run.named else None, run))
+            again = (
+                (compiled.module, compiled.dtypes) in ran
+                if compiled.named
+                else (compiled.kind, _extent(compiled), compiled.dtypes) in sizes
+            )
+            if not again or (not compiled.named and any(product.kind == compiled.kind for product in self.traced)):
+                self.pairs.append(PairedProduct(modules.get(compiled.module) if compiled.named else None, compiled))
 
 
-def _by(runs: Iterable[CompiledProduct]) -> str:
+def _by(compiled: Iterable[CompiledProduct]) -> str:
     """Names the libraries that compute several products, each once: "Triton or cuBLAS"."""
-    return " or ".join(sorted({run.by for run in runs}))
+    return " or ".join(sorted({product.by for product in compiled}))
 
 
-def _extent(each: Asked | CompiledProduct) -> int:
+def _extent(product: TracedProduct | CompiledProduct) -> int:
     """The multiplications of a matrix product; of any other kind, the elements of the result."""
-    return each.size if each.size else each.elements
+    return product.size if product.size else product.elements
 
 
-def _same_dtypes(asked: Asked, run: CompiledProduct) -> bool:
+def _same_dtypes(traced: TracedProduct, compiled: CompiledProduct) -> bool:
     """True if the operands have the same dtypes as traced and as compiled; tensorfloat32 counts as float32."""
-    return tuple("float32" if dtype == TENSORFLOAT32 else dtype for dtype in run.operands) == asked.operands
+    return tuple("float32" if dtype == TENSORFLOAT32 else dtype for dtype in compiled.operands) == traced.operands
 
 
-def _alike(first: Asked, second: Asked) -> bool:
+def _alike(first: TracedProduct, second: TracedProduct) -> bool:
     """True if XLA may have merged two products: they have the same pass, sizes and operand dtypes."""
     return (first.module.backward, first.size, first.elements, first.operands) == (
         second.module.backward,
@@ -278,7 +301,7 @@ def _alike(first: Asked, second: Asked) -> bool:
     )
 
 
-def _share(first: Asked, second: Asked) -> bool:
+def _share_operand(first: TracedProduct, second: TracedProduct) -> bool:
     """True if two products of one pass sum over the same axes of a common operand, as products that XLA merges do."""
     return first.module.backward == second.module.backward and not set(first.values).isdisjoint(second.values)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from mpjax.plan.asked import AskedProgram
+from mpjax.plan.compiled_products import dtype_of
 from mpjax.plan.hlo import Computation, HloProgram, Instruction
-from mpjax.plan.runs import dtype_of
+from mpjax.plan.traced_products import TracedProgram
 from mpjax.plan.verdicts import AS_ASKED, NARROWER, UNKNOWN, ReceiptRow, compared, dtype_of_bits, narrowest, together
 from mpjax.precision.dtypes import is_floating, path_name, widest
 from mpjax.precision.float8.history import is_history
@@ -35,34 +35,34 @@ class Parameter:
 
     Attributes:
       output: the index of its output among all outputs of the program, from 0.
-      asked: the narrowest dtype allowed for the arithmetic of its update.
+      least: the narrowest dtype allowed for the arithmetic of its update.
       dims: its dimensions.
       stored: the dtype that it is stored in.
       returned: the dtype that it is returned in.
     """
 
     output: int
-    asked: str
+    least: str
     dims: tuple[int, ...]
     stored: str
     returned: str
 
 
-def parameters_of(given: Any, result: Any, least: str = "", *, narrower: bool = False) -> dict[str, Parameter]:
+def parameters_of(argument: Any, result: Any, least: str = "", *, narrower: bool = False) -> dict[str, Parameter]:
     """The parameters that a function takes and returns, by path, without the histories of float8 scales.
 
     These are the floating arrays of `returned_of`. Of an argument with `params`, these alone count, and their paths are
     given without `params/`.
 
     Args:
-      given: the argument with the parameters, or a training state that has `params`; arrays may be abstract.
+      argument: the argument with the parameters, or a training state that has `params`; arrays may be abstract.
       result: all results, in the program's order.
       least: the dtype that updates are to be computed in, for parameters of a narrower dtype; empty for their own.
       narrower: whether parameters with a path may be returned in fewer bits than they are given in.
     """
-    arrays = returned_of(given, result, narrower=narrower)
+    arrays = returned_of(argument, result, narrower=narrower)
     dtypes = [getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(result)]
-    if any(path.startswith("params/") for path in _names(given)):
+    if any(path.startswith("params/") for path in _names(argument)):
         arrays = {path: entry for path, entry in arrays.items() if path.startswith("params/")}
     return {
         path.removeprefix("params/"): Parameter(
@@ -78,37 +78,37 @@ def parameters_of(given: Any, result: Any, least: str = "", *, narrower: bool = 
 
 
 def updated_of(
-    parameters: Mapping[str, Parameter], asked: AskedProgram, *, differentiated: bool
+    parameters: Mapping[str, Parameter], traced: TracedProgram, *, differentiated: bool
 ) -> dict[str, Parameter]:
     """Leaves out the parameters whose output is a gradient, in a new dict, so that the updated ones remain.
 
     Args:
       parameters: the parameters that a program takes and returns, by path.
-      asked: the traced program.
+      traced: the traced program.
       differentiated: whether it differentiates. If not, an argument that is a single array (its path is empty) is left
         out too.
     """
     return {
         path: parameter
         for path, parameter in parameters.items()
-        if not ((asked.gradients and asked.gradients[parameter.output]) or (not path and not differentiated))
+        if not ((traced.gradients and traced.gradients[parameter.output]) or (not path and not differentiated))
     }
 
 
-def rounded_of(updated: Mapping[str, Parameter], asked: AskedProgram) -> dict[str, str]:
+def rounded_of(updated: Mapping[str, Parameter], traced: TracedProgram) -> dict[str, str]:
     """The dtypes that a traced program rounds new parameters to, by path; only those narrower than the stored dtypes.
 
     Without a traced program it is empty.
     """
-    if not asked.rounded:
+    if not traced.rounded:
         return {}
     rounded = {
-        path: together([asked.rounded[parameter.output], parameter.returned]) for path, parameter in updated.items()
+        path: together([traced.rounded[parameter.output], parameter.returned]) for path, parameter in updated.items()
     }
     return {path: dtype for path, dtype in rounded.items() if compared([updated[path].stored], [dtype]) == NARROWER}
 
 
-def other_argument(params: int, arguments: Any, results: Any, asked: AskedProgram) -> str:
+def other_argument(params: int, arguments: Any, results: Any, traced: TracedProgram) -> str:
     """Formats the end of a note that names the first argument, other than `params`, that may have the parameters.
 
     The function returns arrays of that argument in their shape and dtype. The text is empty if there is no such one.
@@ -117,16 +117,16 @@ def other_argument(params: int, arguments: Any, results: Any, asked: AskedProgra
       params: the index of the argument that was taken for the parameters.
       arguments: all arguments.
       results: all results.
-      asked: the traced program.
+      traced: the traced program.
     """
     for number, argument in enumerate(arguments):
         parameters = parameters_of(argument, results)
-        if number != params and updated_of(parameters, asked, differentiated=True):
+        if number != params and updated_of(parameters, traced, differentiated=True):
             return f"; argument {number} comes back: write params={number} if it has the parameters"
     return ""
 
 
-def returned_of(given: Any, result: Any, *, narrower: bool = False) -> dict[str, tuple[Any, int]]:
+def returned_of(argument: Any, result: Any, *, narrower: bool = False) -> dict[str, tuple[Any, int]]:
     """The floating arrays of an argument that a function returns in their shape and dtype: (array, output) by path.
 
     The output is an index among the leaves of `result`. An array is found there by its path in the argument, which may
@@ -137,7 +137,7 @@ def returned_of(given: Any, result: Any, *, narrower: bool = False) -> dict[str,
     numbers = {path.partition("/")[2]: number for number, (path, _) in reversed(list(enumerate(outputs)))}
     numbers |= {path: number for number, (path, _) in enumerate(outputs)}
     arrays = {}
-    for path, leaf in _names(given).items():
+    for path, leaf in _names(argument).items():
         number = numbers.get(path)
         if number is not None and is_floating(leaf):
             out = outputs[number][1]
@@ -157,19 +157,19 @@ def _names(tree: Any) -> dict[str, Any]:
 
 
 def rows_of_updates(
-    found: Mapping[str, tuple[str, frozenset[str] | None]], rounded: Mapping[str, str] = MappingProxyType({})
+    updates: Mapping[str, tuple[str, frozenset[str] | None]], rounded: Mapping[str, str] = MappingProxyType({})
 ) -> list[ReceiptRow]:
     """Builds a receipt's rows of parameter updates, which compare the last arithmetic with the dtype asked for.
 
     An update in a wider dtype is as asked: it loses nothing. Parameters that do not change have no row.
 
     Args:
-      found: by path, the dtype asked for and the dtypes of the last arithmetic, which are empty for an unchanged
+      updates: by path, the dtype asked for and the dtypes of the last arithmetic, which are empty for an unchanged
         parameter, and None if they could not be read.
       rounded: the dtypes that the function itself rounds new parameters to, narrower than their stored dtypes.
     """
     rows = []
-    for path, (goal, dtypes) in found.items():
+    for path, (goal, dtypes) in updates.items():
         if itself := rounded.get(path):
             reason = f"the function itself rounds the new parameter to {itself}"
             rows.append(
@@ -180,11 +180,13 @@ def rows_of_updates(
                 ReceiptRow(path, "update", "update", goal, "", "", "", "", 1, UNKNOWN, "nothing that could be read")
             )
         elif dtypes:
-            run = narrowest(sorted(dtypes))
-            narrower = compared([goal], [run]) == NARROWER
-            reason = f"the update is computed in {run}, or rounded to it" if narrower else ""
+            actual = narrowest(sorted(dtypes))
+            narrower = compared([goal], [actual]) == NARROWER
+            reason = f"the update is computed in {actual}, or rounded to it" if narrower else ""
             verdict = NARROWER if narrower else AS_ASKED
-            rows.append(ReceiptRow(path, "update", "update", goal, run, run, run, "XLA loop", 1, verdict, reason))
+            rows.append(
+                ReceiptRow(path, "update", "update", goal, actual, actual, actual, "XLA loop", 1, verdict, reason)
+            )
     return rows
 
 
@@ -208,8 +210,8 @@ def updates_of(program: HloProgram, outputs: Sequence[int]) -> list[frozenset[st
     return last_dtypes
 
 
-def _rounds(own: str, dtype: str) -> bool:
-    return bool(own) and compared([own], [dtype]) == NARROWER
+def _rounds(output_dtype: str, dtype: str) -> bool:
+    return bool(output_dtype) and compared([output_dtype], [dtype]) == NARROWER
 
 
 Dtypes = frozenset[tuple[str, bool]] | None
@@ -221,76 +223,76 @@ class _Search:
 
     def __init__(self, program: HloProgram):
         self.program = program
-        self.found: dict[tuple[str, str, int], Dtypes] = {}
+        self.cache: dict[tuple[str, str, int], Dtypes] = {}
 
     def last(
-        self, inside: tuple[Computation, ...], each: Instruction, index: int, callers: tuple[Instruction, ...]
+        self, inside: tuple[Computation, ...], instruction: Instruction, index: int, callers: tuple[Instruction, ...]
     ) -> Dtypes:
         """Finds the dtypes of the last arithmetic before element `index` of a value; None if unknown, as in a cycle.
 
         Args:
           inside: the computations around the value, outermost first; the last contains it.
-          each: the instruction that computes the value.
+          instruction: the instruction that computes the value.
           index: the element, if the value is a tuple.
           callers: the instructions that call the computations of `inside` after the first, in the same order.
         """
-        key = inside[-1].name, each.name, index
-        if key not in self.found:
-            self.found[key] = None
-            dtypes = self._last(inside, each, index, callers)
-            cast = each.opcode in _ROUNDS and dtype_of(each.type)
-            self.found[key] = dtypes if dtypes is None or not cast else dtypes | {(cast, False)}
-        return self.found[key]
+        key = inside[-1].name, instruction.name, index
+        if key not in self.cache:
+            self.cache[key] = None
+            dtypes = self._last(inside, instruction, index, callers)
+            cast = instruction.opcode in _ROUNDS and dtype_of(instruction.type)
+            self.cache[key] = dtypes if dtypes is None or not cast else dtypes | {(cast, False)}
+        return self.cache[key]
 
     def _last(
-        self, inside: tuple[Computation, ...], each: Instruction, index: int, callers: tuple[Instruction, ...]
+        self, inside: tuple[Computation, ...], instruction: Instruction, index: int, callers: tuple[Instruction, ...]
     ) -> Dtypes:
         here = inside[-1].instructions
 
         def of(name: str, index: int = 0) -> Dtypes:
             return self.last(inside, here[name], index, callers) if name in here else None
 
-        dtype = dtype_of(each.type)
-        match each.opcode:
+        dtype = dtype_of(instruction.type)
+        match instruction.opcode:
             case opcode if opcode in _ARITHMETIC and dtype:
                 return frozenset({(dtype, True)})
             case "reduce-precision":
-                dtypes = of(each.operands[0])
-                return None if dtypes is None else dtypes | {(_of_bits(each), False)}
+                dtypes = of(instruction.operands[0])
+                return None if dtypes is None else dtypes | {(_of_bits(instruction), False)}
             case opcode if opcode in _SAME:
-                return _together([of(each.operands[number], index) for number in _SAME[opcode]])
+                return _together([of(instruction.operands[number], index) for number in _SAME[opcode]])
             case "concatenate":
-                return _together([of(name) for name in each.operands])
+                return _together([of(name) for name in instruction.operands])
             case "add" | "and" | "or" | "bitcast-convert":  # stochastic rounding adds random bits
-                known = [dtypes for dtypes in map(of, each.operands) if dtypes]
+                known = [dtypes for dtypes in map(of, instruction.operands) if dtypes]
                 return frozenset().union(*known) if known else None
             case "tuple":
-                return of(each.operands[index])
+                return of(instruction.operands[index])
             case "get-tuple-element":
-                number = each.attributes.partition("index=")[2].partition(",")[0]
-                return of(each.operands[0], int(number))
+                number = instruction.attributes.partition("index=")[2].partition(",")[0]
+                return of(instruction.operands[0], int(number))
             case "parameter" if callers and callers[-1].opcode != "while":
                 outer = inside[:-1]
-                operand = outer[-1].instructions[callers[-1].operands[int(each.operands[0])]]
+                operand = outer[-1].instructions[callers[-1].operands[int(instruction.operands[0])]]
                 return self.last(outer, operand, index, callers[:-1])
             case "parameter" | "constant":
                 return frozenset()
             case "fusion" | "call" | "while" | "async-start":
-                (called, *_) = each.called("calls", "to_apply", "body")
+                (called, *_) = instruction.called("calls", "to_apply", "body")
                 computation = self.program.computations[called]
-                return self.last((*inside, computation), computation.root, index, (*callers, each))
+                return self.last((*inside, computation), computation.root, index, (*callers, instruction))
             case "async-done" | "async-update" | "fusion-done":
-                return of(each.operands[0], index)
+                return of(instruction.operands[0], index)
         return None
 
 
-def _of_bits(each: Instruction) -> str:
+def _of_bits(instruction: Instruction) -> str:
     """The dtype that a `reduce-precision` rounds to."""
-    exponent, mantissa = _BITS.findall(each.attributes)[0]
+    exponent, mantissa = _BITS.findall(instruction.attributes)[0]
     return dtype_of_bits(int(exponent), int(mantissa))
 
 
-def _together(found: Sequence[Dtypes]) -> Dtypes:
+def _together(dtype_sets: Sequence[Dtypes]) -> Dtypes:
     """The union of several sets; None if one of them is None."""
-    known = [dtypes for dtypes in found if dtypes is not None]
-    return frozenset().union(*known) if len(known) == len(found) else None
+    known = [dtypes for dtypes in dtype_sets if dtypes is not None]
+    return frozenset().union(*known) if len(known) == len(dtype_sets) else None

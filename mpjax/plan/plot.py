@@ -43,9 +43,9 @@ def plot_plans(plans: Sequence[Estimate], path: str | os.PathLike[str], title: s
         dress(panel, grid="x")
         # matplotlib lists lines first; bars belong before them.
         entries = sorted(zip(*panel.get_legend_handles_labels(), strict=True), key=lambda pair: pair[1] in _LINES)
-        place = (0, -0.16 - 0.3 / len(plans))
+        anchor = (0, -0.16 - 0.3 / len(plans))
         panel.legend(
-            *zip(*entries, strict=True), loc="upper left", bbox_to_anchor=place, ncols=3, frameon=False, fontsize=8
+            *zip(*entries, strict=True), loc="upper left", bbox_to_anchor=anchor, ncols=3, frameon=False, fontsize=8
         )
     save_figure(figure, path)
 
@@ -58,32 +58,32 @@ def _draw_memory(panel, plans: Sequence[Estimate], places: range) -> None:
         if max(sizes) > 0.002 * max(plan.memory.total / 1e9 for plan in plans):
             panel.barh(places, sizes, left=ends, color=color, label=kind, height=0.62)
         ends = [end + more for end, more in zip(ends, sizes, strict=True)]
-    for place, plan in zip(places, plans, strict=True):
+    for y, plan in zip(places, plans, strict=True):
         limit = plan.limit / 1e9
-        label = _LINES[0] if place == 0 else None
-        panel.plot([limit, limit], [place - 0.42, place + 0.42], color="#222222", linewidth=2, label=label)
+        label = _LINES[0] if y == 0 else None
+        panel.plot([limit, limit], [y - 0.42, y + 0.42], color="#222222", linewidth=2, label=label)
 
 
 def _draw_time(panel, plans: Sequence[Estimate], places: range) -> None:
     panel.set_title("Step time at peak rates, ms", loc="left", fontsize=11)
     compute = [plan.roofline.compute * 1e3 for plan in plans]
     traffic = [plan.roofline.traffic * 1e3 for plan in plans]
-    above = [place - 0.16 for place in places]
-    below = [place + 0.16 for place in places]
+    above = [y - 0.16 for y in places]
+    below = [y + 0.16 for y in places]
     panel.barh(above, compute, color=_ARITHMETIC, height=0.3, label="arithmetic")
     panel.barh(below, traffic, color=_TRAFFIC, height=0.3, label="traffic")
-    for place, plan in zip(places, plans, strict=True):
+    for y, plan in zip(places, plans, strict=True):
         end = plan.roofline.seconds * 1e3
         panel.annotate(
             f"{plan.items_per_second:,.0f}/s",
-            (end, place),
+            (end, y),
             xytext=(6, 0),
             textcoords="offset points",
             va="center",
             fontsize=9,
             color=GREY,
         )
-    measured = [(plan.measured.seconds * 1e3, place) for place, plan in enumerate(plans) if plan.measured]
+    measured = [(plan.measured.seconds * 1e3, y) for y, plan in enumerate(plans) if plan.measured]
     if measured:
         panel.plot(*zip(*measured, strict=True), "D", color="#222222", markersize=6, label=_LINES[1])
     panel.margins(x=0.16)

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Collection, Sequence
 
-from mpjax.plan.asked import Asked
+from mpjax.plan.compiled_products import BLOCK_SCALED, CompiledProduct, Target, in_order
 from mpjax.plan.pairing import NOWHERE, PairedProduct
-from mpjax.plan.runs import BLOCK_SCALED, CompiledProduct, Target, in_order
+from mpjax.plan.traced_products import TracedProduct
 from mpjax.plan.verdicts import (
     AS_ASKED,
     HALF,
@@ -49,15 +49,15 @@ def rows_of_products(
       rounds: the dtypes that the policy names; values may be rounded to any of them, except float8, on their way to a
         product.
     """
-    gradients = any(pair.asked.differentiated for pair in pairs if pair.asked)
+    gradients = any(pair.traced.differentiated for pair in pairs if pair.traced)
     return counted([_row_of_pair(pair, wanted, target, gradients, traced, rounds) for pair in pairs])
 
 
 def paths_of(pairs: Sequence[PairedProduct]) -> list[str]:
     """Lists the module path of each product that a policy applies to; a path may occur several times."""
-    gradients = any(pair.asked.differentiated for pair in pairs if pair.asked)
-    apart = [pair.asked is not None and (pair.asked.kept or _is_apart(pair, gradients)) for pair in pairs]
-    abouts = (pair.asked or pair.run for pair, free in zip(pairs, apart, strict=True) if not free)
+    gradients = any(pair.traced.differentiated for pair in pairs if pair.traced)
+    apart = [pair.traced is not None and (pair.traced.kept or _is_apart(pair, gradients)) for pair in pairs]
+    abouts = (pair.traced or pair.compiled for pair, free in zip(pairs, apart, strict=True) if not free)
     return [about.module.path for about in abouts if about]
 
 
@@ -90,51 +90,59 @@ def _is_float8(dtypes: Sequence[str]) -> bool:
 
 def _is_apart(pair: PairedProduct, gradients: bool) -> bool:
     """True for a traced product outside of differentiated functions, in a program that has `gradients`."""
-    return gradients and pair.asked is not None and not pair.asked.differentiated
+    return gradients and pair.traced is not None and not pair.traced.differentiated
 
 
 def _row_of_pair(
     pair: PairedProduct, wanted: Wanted, target: Target, gradients: bool, traced: bool, rounds: Collection[str]
 ) -> ReceiptRow:
     """Builds the row of one product for `rows_of_products`; `gradients` is true if the program differentiates."""
-    product, run = pair.asked, pair.run
-    about = product or run
+    product, compiled = pair.traced, pair.compiled
+    about = product or compiled
     assert about is not None
     module, policy = about.module, wanted(about.module.path)
     apart = _is_apart(pair, gradients)
     if apart or (product is not None and product.kept):
         policy = None
     operands = product.operands if product else ()
-    ours = operands if policy is None else _asked_by_policy(policy, product, about.operands, module.backward)
-    if run is None:
+    requested = operands if policy is None else _asked_by_policy(policy, product, about.operands, module.backward)
+    if compiled is None:
         verdict, reason, limit = MISSING if pair.note == NOWHERE else UNKNOWN, pair.note, False
-    elif product is None and (traced or not run.named):
+    elif product is None and (traced or not compiled.named):
         verdict, reason, limit = UNKNOWN, NOT_TRACED if traced else NO_NAME, False
-    elif not ours:
+    elif not requested:
         verdict, reason, limit = UNKNOWN, NOT_ASKED, False
-    elif apart and "float32" in ours and set(run.operands) == {TENSORFLOAT32}:
+    elif apart and "float32" in requested and set(compiled.operands) == {TENSORFLOAT32}:
         verdict, reason, limit = AS_ASKED, "", False  # JAX's default precision; no policy applies here
     else:
-        verdict, reason, limit = _verdict(product, run, ours, target)
-        early = _early(product, ours, policy, rounds) if product and policy else ""
-        other = _other_recipe(product, run, ours, policy, target) if policy else None
+        verdict, reason, limit = _verdict(product, compiled, requested, target)
+        early = _early(product, requested, policy, rounds) if product and policy else ""
+        other = _other_recipe(product, compiled, requested, policy, target) if policy else None
         if early and (verdict != NARROWER or limit):
             verdict, reason, limit = NARROWER, early, False
         elif other and (verdict == AS_ASKED or limit):
             verdict, reason, limit = *other, False
-    made_equal = f"XLA widens operands to {written(run.operands)}" if run and _only_made_equal(ours, run) else ""
-    notes = [pair.note if run else "", made_equal, "in a loop, counted once" if product and product.in_loop else ""]
-    if policy and policy.unknown and policy.recipe is not None and not _is_float8(ours):
+    made_equal = (
+        f"XLA widens operands to {written(compiled.operands)}"
+        if compiled and _only_made_equal(requested, compiled)
+        else ""
+    )
+    notes = [
+        pair.note if compiled else "",
+        made_equal,
+        "in a loop, counted once" if product and product.in_loop else "",
+    ]
+    if policy and policy.unknown and policy.recipe is not None and not _is_float8(requested):
         notes.append(f"a product by {policy.recipe} would be as asked too: its module is not known")
     return ReceiptRow(
         path=module.path,
         direction="backward" if module.backward else "other" if apart else "forward",
         kind=about.kind,
-        asked=written(ours),
-        operands=written(run.operands) if run else "",
-        accumulation=run.accumulation if run else "",
-        result=run.result if run else "",
-        by=run.by if run else "",
+        asked=written(requested),
+        operands=written(compiled.operands) if compiled else "",
+        accumulation=compiled.accumulation if compiled else "",
+        result=compiled.result if compiled else "",
+        by=compiled.by if compiled else "",
         count=1,
         verdict=verdict,
         reason=reason,
@@ -144,41 +152,41 @@ def _row_of_pair(
 
 
 def _asked_by_policy(
-    policy: AskedDtypes, asked: Asked | None, operands: Sequence[str], backward: bool
+    policy: AskedDtypes, traced: TracedProduct | None, operands: Sequence[str], backward: bool
 ) -> Sequence[str]:
     """The dtypes that a policy asks for in a product with `operands`: the traced dtypes or, without a trace, compiled.
 
     For a recipe, these are the float8 dtypes of its pass. Otherwise it is the compute dtype for each operand.
     """
     float8 = _is_float8(operands)
-    if float8 and policy.own:
+    if float8 and policy.users_product:
         return operands
     if policy.recipe is not None and (float8 or policy.required):
         forward, gradient = str(policy.recipe.forward), str(policy.recipe.gradient)
         # A recomputed forward product is in the backward pass. Without a trace, only its dtypes set it apart there.
-        again = asked.recomputed if asked else compared([forward, forward], operands) == AS_ASKED
+        again = traced.recomputed if traced else compared([forward, forward], operands) == AS_ASKED
         return in_order((gradient if backward and not again else forward, forward))
     return (str(policy.compute),) * len(operands)
 
 
-def _early(asked: Asked, ours: Sequence[str], policy: AskedDtypes, rounds: Collection[str]) -> str:
+def _early(traced: TracedProduct, requested: Sequence[str], policy: AskedDtypes, rounds: Collection[str]) -> str:
     """Explains how the traced function computes or rounds in fewer bits than the policy asks for; empty if it does not.
 
-    A device that widens its operands does not restore these bits. `ours` are the dtypes that the policy asks for.
+    A device that widens its operands does not restore these bits. `requested` are the dtypes that the policy asks for.
     Operands and results may be rounded to any dtype in `rounds` except float8.
     """
-    if compared(ours, asked.operands) == NARROWER:
-        done = "quantises it to" if asked.quantised else "computes it in"
-        return f"the function itself {done} {written(asked.operands)}"
+    if compared(requested, traced.operands) == NARROWER:
+        done = "quantises it to" if traced.quantised else "computes it in"
+        return f"the function itself {done} {written(traced.operands)}"
 
     def fits(dtype: str) -> bool:
-        allowed = dtype in rounds or policy.own
-        return (allowed and not _is_float8([dtype])) or any(compared([goal], [dtype]) != NARROWER for goal in ours)
+        allowed = dtype in rounds or policy.users_product
+        return (allowed and not _is_float8([dtype])) or any(compared([goal], [dtype]) != NARROWER for goal in requested)
 
-    before = [dtype for dtype in asked.rounded if not fits(dtype)]
+    before = [dtype for dtype in traced.rounded if not fits(dtype)]
     if before:
         return f"the function itself rounds an operand to {narrowest(before)}"
-    return "" if fits(asked.result) else f"the function itself rounds the result to {asked.result}"
+    return "" if fits(traced.result) else f"the function itself rounds the result to {traced.result}"
 
 
 _FINER = ("delayed", "tensor", "row", "block")
@@ -186,20 +194,24 @@ _FINER = ("delayed", "tensor", "row", "block")
 
 
 def _other_recipe(
-    asked: Asked | None, run: CompiledProduct, ours: Sequence[str], policy: AskedDtypes, target: Target
+    traced: TracedProduct | None,
+    compiled: CompiledProduct,
+    requested: Sequence[str],
+    policy: AskedDtypes,
+    target: Target,
 ) -> tuple[str, str] | None:
     """The verdict and reason for a float8 product with the scales of another recipe; None if there is no such fault.
 
-    `asked` is None without the traced program. Outside of GPUs, scales of blocks are then unknown, and not compared.
+    `traced` is None without the traced program. Outside of GPUs, scales of blocks are then unknown, and not compared.
     """
     recipe = policy.recipe
-    if recipe is None or policy.own or not _is_float8(ours):
+    if recipe is None or policy.users_product or not _is_float8(requested):
         return None
     if policy.applied is not None and policy.applied != recipe:
         actual, expected = _FINER.index(policy.applied.scaling), _FINER.index(recipe.scaling)
         verdict = NARROWER if actual < expected else WIDER
         return verdict, f"the layer was made to multiply by {policy.applied}, and the policy asks for {recipe}"
-    blocks = run.by in BLOCK_SCALED if target.platform == "gpu" else asked.blocks if asked else None
+    blocks = compiled.by in BLOCK_SCALED if target.platform == "gpu" else traced.blocks if traced else None
     if blocks is None or blocks == (recipe.scaling == "block"):
         return None
     if blocks:
@@ -207,47 +219,51 @@ def _other_recipe(
     return NARROWER, f"its operands have no scale for each block, and the policy asks for {recipe}"
 
 
-def _verdict(asked: Asked | None, run: CompiledProduct, ours: Sequence[str], target: Target) -> tuple[str, str, bool]:
-    """Compares a compiled product with the dtypes asked for, `ours`.
+def _verdict(
+    traced: TracedProduct | None, compiled: CompiledProduct, requested: Sequence[str], target: Target
+) -> tuple[str, str, bool]:
+    """Compares a compiled product with the dtypes asked for, `requested`.
 
     It returns the verdict, the reason (empty if as asked), and whether no program for the device could run as asked.
-    `asked`, the product of the traced program, is None without one. Then the dtype of the result is not compared.
+    `traced`, the product of the traced program, is None without one. Then the dtype of the result is not compared.
     """
-    verdict = compared(ours, run.operands)
-    if verdict != AS_ASKED and not _only_made_equal(ours, run):
-        return (verdict, *_why(asked, run, ours, target))
-    if run.accumulation in HALF:
-        return NARROWER, f"adds up in {run.accumulation}", False
-    if asked and compared([asked.result], [run.result]) == NARROWER:
-        return NARROWER, f"rounds the result to {run.result}; the function asks for {asked.result}", False
+    verdict = compared(requested, compiled.operands)
+    if verdict != AS_ASKED and not _only_made_equal(requested, compiled):
+        return (verdict, *_why(traced, compiled, requested, target))
+    if compiled.accumulation in HALF:
+        return NARROWER, f"adds up in {compiled.accumulation}", False
+    if traced and compared([traced.result], [compiled.result]) == NARROWER:
+        return NARROWER, f"rounds the result to {compiled.result}; the function asks for {traced.result}", False
     return AS_ASKED, "", False
 
 
-def _only_made_equal(ours: Sequence[str], run: CompiledProduct) -> bool:
+def _only_made_equal(requested: Sequence[str], compiled: CompiledProduct) -> bool:
     """True if operands of two dtypes, none of them float8, are both widened to the dtype that holds both.
 
     That is no fault, because no device multiplies two dtypes.
     """
-    return len(set(ours)) > 1 and not _is_float8(ours) and set(run.operands) == {str(widest(*ours))}
+    return len(set(requested)) > 1 and not _is_float8(requested) and set(compiled.operands) == {str(widest(*requested))}
 
 
-def _why(asked: Asked | None, run: CompiledProduct, ours: Sequence[str], target: Target) -> tuple[str, bool]:
-    """Explains why operands are not in the dtypes asked for, `ours`.
+def _why(
+    traced: TracedProduct | None, compiled: CompiledProduct, requested: Sequence[str], target: Target
+) -> tuple[str, bool]:
+    """Explains why operands are not in the dtypes asked for, `requested`.
 
     It returns the reason, and whether no program for the device could compute in these dtypes.
-    `asked`, the product of the traced program, is None without one.
+    `traced`, the product of the traced program, is None without one.
     """
-    runs = written(run.operands)
-    if asked and asked.quantised and not asked.blocks:
-        return f"quantised to {written(asked.operands)} and widened again: the product itself is in {runs}", False
-    if asked and compared(ours, asked.operands) != AS_ASKED:
-        return f"the function itself computes it in {written(asked.operands)}", False
-    if TENSORFLOAT32 in run.operands and "float32" in ours:
+    runs = written(compiled.operands)
+    if traced and traced.quantised and not traced.blocks:
+        return f"quantised to {written(traced.operands)} and widened again: the product itself is in {runs}", False
+    if traced and compared(requested, traced.operands) != AS_ASKED:
+        return f"the function itself computes it in {written(traced.operands)}", False
+    if TENSORFLOAT32 in compiled.operands and "float32" in requested:
         return (
             "JAX's default precision rounds float32 operands to tensorfloat32; "
             'jax.config.update("jax_default_matmul_precision", "highest") keeps them'
         ), False
-    narrow = all(dtype in HALF or dtype.startswith("float8") for dtype in ours)
-    if target.platform == "cpu" and narrow and compared(ours, run.operands) == WIDER:
-        return f"XLA computes {written(ours)} products of a CPU in {runs}", True
+    narrow = all(dtype in HALF or dtype.startswith("float8") for dtype in requested)
+    if target.platform == "cpu" and narrow and compared(requested, compiled.operands) == WIDER:
+        return f"XLA computes {written(requested)} products of a CPU in {runs}", True
     return f"XLA computes it in {runs}", False

@@ -5,8 +5,8 @@ import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 
+from mpjax.plan.compiled_products import dtype_of
 from mpjax.plan.hlo import Computation, HloProgram, Instruction, Module, module_of, name_of, shapes_of, stacks_of
-from mpjax.plan.runs import dtype_of
 from mpjax.plan.verdicts import (
     AS_ASKED,
     HALF,
@@ -70,18 +70,18 @@ def sums_of(program: HloProgram) -> list[Sum]:
     return sums
 
 
-def _adds(program: HloProgram, each: Instruction) -> bool:
-    return any(program.computations[name].root.opcode == "add" for name in each.called("to_apply"))
+def _adds(program: HloProgram, instruction: Instruction) -> bool:
+    return any(program.computations[name].root.opcode == "add" for name in instruction.called("to_apply"))
 
 
-def _arrays(computation: Computation, each: Instruction) -> list[tuple[str, tuple[int, ...]]]:
+def _arrays(computation: Computation, instruction: Instruction) -> list[tuple[str, tuple[int, ...]]]:
     """The HLO type and the dimensions of each array that an instruction adds, one for each operand."""
-    types = [computation.instructions[name].type for name in each.operands if name in computation.instructions]
+    types = [computation.instructions[name].type for name in instruction.operands if name in computation.instructions]
     return [(text, dims) for text in types for _, dims in shapes_of(text)]
 
 
 def rows_of_sums(
-    asked: Sequence[str], sums: Sequence[Sum], *, least: str | None, parameters: Sequence[tuple[int, ...]]
+    traced: Sequence[str], sums: Sequence[Sum], *, least: str | None, parameters: Sequence[tuple[int, ...]]
 ) -> list[ReceiptRow]:
     """Builds a receipt's rows of sums over devices; equal rows are merged and counted.
 
@@ -89,47 +89,51 @@ def rows_of_sums(
     each dtype. A sum that the compiler added has its own row, and is compared only if it is a gradient's.
 
     Args:
-      asked: the dtype of each array that the traced program adds.
+      traced: the dtype of each array that the traced program adds.
       sums: the sums of the compiled program.
       least: the policy's `reduce_dtype`; None without a policy.
       parameters: the dimensions of the parameters. A sum with these dimensions that the compiler added is a gradient's.
     """
-    requested = set(asked)
+    requested = set(traced)
     arrays = [(reduction, dtype, dims) for reduction in sums for dtype, dims in reduction.arrays]
     explicit = [
         (reduction, dtype)
         for reduction, dtype, _ in arrays
         if reduction.written or (not reduction.named and dtype in requested)
     ]
-    runs = {dtype for _, dtype in explicit}
-    others = runs - requested
+    compiled = {dtype for _, dtype in explicit}
+    others = compiled - requested
 
-    def row(goal: str, run: str, verdict: str, reason: str) -> ReceiptRow:
-        doing = {(id(reduction), reduction.by) for reduction, dtype in explicit if dtype == run}
+    def row(goal: str, actual: str, verdict: str, reason: str) -> ReceiptRow:
+        doing = {(id(reduction), reduction.by) for reduction, dtype in explicit if dtype == actual}
         by = " and ".join(sorted({by for _, by in doing}))
-        return ReceiptRow("", "backward", "reduction", goal, run, run, run, by, max(len(doing), 1), verdict, reason)
+        return ReceiptRow(
+            "", "backward", "reduction", goal, actual, actual, actual, by, max(len(doing), 1), verdict, reason
+        )
 
     rows = []
     for dtype in sorted(requested):
         goal = dtype if least is None or compared([least], [dtype]) != NARROWER else least
-        run = dtype if dtype in runs else narrowest(sorted(others)) if others else ""
-        others -= {run}
-        if run:
-            verdict = compared([goal], [run])
+        actual = dtype if dtype in compiled else narrowest(sorted(others)) if others else ""
+        others -= {actual}
+        if actual:
+            verdict = compared([goal], [actual])
             who = "the function" if goal != dtype else "XLA"
-            rows.append(row(goal, run, verdict, "" if verdict == AS_ASKED else f"{who} adds over devices in {run}"))
+            rows.append(
+                row(goal, actual, verdict, "" if verdict == AS_ASKED else f"{who} adds over devices in {actual}")
+            )
         else:
-            verdict, reason = (UNKNOWN, UNCLEAR) if runs else (MISSING, "no sum over devices is in the program")
+            verdict, reason = (UNKNOWN, UNCLEAR) if compiled else (MISSING, "no sum over devices is in the program")
             rows.append(row(goal, "", verdict, reason))
     for dtype in sorted(others):
-        verdict = compared([least], [dtype]) if least and not asked else UNKNOWN
+        verdict = compared([least], [dtype]) if least and not traced else UNKNOWN
         rows.append(row(least or "", dtype, verdict, "" if verdict == AS_ASKED else f"adds over devices in {dtype}"))
     added = [entry for entry in arrays if not (entry[0].written or (not entry[0].named and entry[1] in requested))]
     return counted([*rows, *(_added(*entry, least, parameters) for entry in added)])
 
 
 def _added(
-    each: Sum, dtype: str, dims: tuple[int, ...], least: str | None, parameters: Sequence[tuple[int, ...]]
+    reduction: Sum, dtype: str, dims: tuple[int, ...], least: str | None, parameters: Sequence[tuple[int, ...]]
 ) -> ReceiptRow:
     """Builds the row of an array in a sum that the compiler added, because an operand is divided over devices.
 
@@ -137,23 +141,23 @@ def _added(
     gradient if its sum is in the backward pass or has no name, and if it has the dimensions of a parameter, or as many
     elements as all parameters together.
     """
-    backward = each.module.backward or not each.named
+    backward = reduction.module.backward or not reduction.named
     every = sum(map(math.prod, parameters))  # XLA may have joined all gradients in one array
     gradient = backward and (_ordered(dims) in set(map(_ordered, parameters)) or math.prod(dims) == every)
     goal = least if gradient and least else dtype
     verdict = compared([goal], [dtype])
     reason = "" if verdict == AS_ASKED else f"the compiler adds gradients over devices in {dtype}"
-    if verdict == AS_ASKED and not each.named and least and compared([least], [dtype]) == NARROWER:
+    if verdict == AS_ASKED and not reduction.named and least and compared([least], [dtype]) == NARROWER:
         verdict, reason = UNKNOWN, f"the compiler joined sums in {dtype}, which may be those of gradients"
     return ReceiptRow(
-        path=each.module.path,
-        direction="backward" if each.module.backward or gradient else "forward",
+        path=reduction.module.path,
+        direction="backward" if reduction.module.backward or gradient else "forward",
         kind="reduction",
         asked=goal,
         operands=dtype,
         accumulation=dtype,
         result=dtype,
-        by=each.by,
+        by=reduction.by,
         count=1,
         verdict=verdict,
         reason=reason,
@@ -166,18 +170,18 @@ def _ordered(dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(size for size in dims if size > 1))
 
 
-def rows_of_casts(asked: Sequence[str], cast: Sequence[str], rounds: Collection[str]) -> list[ReceiptRow]:
+def rows_of_casts(traced: Sequence[str], cast: Sequence[str], rounds: Collection[str]) -> list[ReceiptRow]:
     """Builds rows of arrays that the traced function rounds before it adds them over devices in a wider dtype.
 
     Other arrays have no row.
 
     Args:
-      asked: the dtype of each array that the traced program adds.
+      traced: the dtype of each array that the traced program adds.
       cast: the narrowest dtype that each array was cast to since it was computed; empty for no cast.
       rounds: the dtypes that a policy names, which gradients may be rounded to.
     """
     rows = []
-    for wide, narrow in zip(asked, cast, strict=True):
+    for wide, narrow in zip(traced, cast, strict=True):
         if narrow and narrow not in rounds and compared([wide], [narrow]) == NARROWER:
             reason = f"the function itself rounds to {narrow} what it then adds over devices in {wide}"
             rows.append(ReceiptRow("", "backward", "reduction", wide, narrow, wide, wide, "cast", 1, NARROWER, reason))
@@ -209,16 +213,16 @@ def _half_sums(program: HloProgram, computation: Computation) -> Iterator[Instru
             yield instruction
 
 
-def _terms(computation: Computation, each: Instruction) -> int:
+def _terms(computation: Computation, instruction: Instruction) -> int:
     """The most terms that are added in an element of the result; 0 if unknown, 1 for a scatter of unique indices."""
-    if each.opcode == "reduce-window":
-        window = _WINDOW.search(each.attributes)
+    if instruction.opcode == "reduce-window":
+        window = _WINDOW.search(instruction.attributes)
         return math.prod(map(int, window[1].split("x"))) if window else 0
-    if each.opcode == "scatter" and "unique_indices=true" in each.attributes:
+    if instruction.opcode == "scatter" and "unique_indices=true" in instruction.attributes:
         return 1
-    sizes = [math.prod(dims) for name in each.operands for _, dims in _shapes(computation, name)]
-    of_result = math.prod(shapes_of(each.type)[0][1])
-    if each.opcode == "scatter":  # all updates may be for one element
+    sizes = [math.prod(dims) for name in instruction.operands for _, dims in _shapes(computation, name)]
+    of_result = math.prod(shapes_of(instruction.type)[0][1])
+    if instruction.opcode == "scatter":  # all updates may be for one element
         return sizes[-1] if sizes else 0
     return sizes[0] // max(of_result, 1) if sizes else 0
 
@@ -227,8 +231,8 @@ def _shapes(computation: Computation, name: str) -> list[tuple[str, tuple[int, .
     return shapes_of(computation.instructions[name].type)[:1] if name in computation.instructions else []
 
 
-def _half_sum(each: Instruction) -> ReceiptRow:
-    module, dtype = module_of(each), dtype_of(each.type)
+def _half_sum(instruction: Instruction) -> ReceiptRow:
+    module, dtype = module_of(instruction), dtype_of(instruction.type)
     return ReceiptRow(
         path=module.path,
         direction="backward" if module.backward else "forward",
@@ -237,8 +241,8 @@ def _half_sum(each: Instruction) -> ReceiptRow:
         operands=dtype,
         accumulation=dtype,
         result=dtype,
-        by=each.opcode,
+        by=instruction.opcode,
         count=1,
         verdict=NARROWER,
-        reason=f"{_ON_DEVICE[each.opcode]} adds many terms in {dtype}",
+        reason=f"{_ON_DEVICE[instruction.opcode]} adds many terms in {dtype}",
     )

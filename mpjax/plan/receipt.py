@@ -12,7 +12,7 @@ import jax
 
 from mpjax import notebook, strict_json
 from mpjax.errors import DtypeError
-from mpjax.plan.asked import UNTRACED, asked_of
+from mpjax.plan.compiled_products import Target, compiled_products_of, loops_of
 from mpjax.plan.hlo import parse
 from mpjax.plan.kernels import update_bytes
 from mpjax.plan.pairing import paired
@@ -27,7 +27,7 @@ from mpjax.plan.parameter_updates import (
 )
 from mpjax.plan.product_verdicts import paths_of, rows_of_products, rows_of_recipe
 from mpjax.plan.program_sums import rows_of_accumulations, rows_of_casts, rows_of_sums, sums_of
-from mpjax.plan.runs import Target, loops_of, runs_of
+from mpjax.plan.traced_products import UNTRACED, traced_program
 from mpjax.plan.verdicts import (
     AS_ASKED,
     MISSING,
@@ -196,18 +196,18 @@ class Receipt:
         return "\n".join([*lines, *(["", *below] if below else [])])
 
 
-def _phrase(asked: str, rows: list[ReceiptRow], device: str) -> str:
+def _phrase(requested: str, rows: list[ReceiptRow], device: str) -> str:
     """Summarizes the products for which one dtype was asked: "float16 as asked in 62 of 62 products", or the faults."""
     total = sum(row.count for row in rows)
     good = sum(row.count for row in rows if row.verdict == AS_ASKED)
     if good == total:
-        return f"{asked} as asked in {total} of {total} products"
+        return f"{requested} as asked in {total} of {total} products"
     bad: dict[tuple[str, str], int] = collections.defaultdict(int)
     for row in rows:
         if row.verdict != AS_ASKED:
             bad["" if _is_early(row) else row.operands, row.verdict] += row.count
     phrases = [_became(operands, verdict, count, total, device) for (operands, verdict), count in bad.items()]
-    return f"{asked} asked; {', '.join(phrases)}"
+    return f"{requested} asked; {', '.join(phrases)}"
 
 
 def _became(operands: str, verdict: str, count: int, total: int, device: str) -> str:
@@ -296,8 +296,8 @@ def receipt_of(
     text, target = text or executable.as_text(), target or _target_of(executable)
     program, divided = parse(text), _PARTITIONS.search(text[: text.find("\n")])
     traced = jaxpr is not None
-    requested = asked_of(jaxpr) if traced else UNTRACED
-    runs, partitions = runs_of(program, target), int(divided[1]) if divided else 1
+    requested = traced_program(jaxpr) if traced else UNTRACED
+    runs, partitions = compiled_products_of(program, target), int(divided[1]) if divided else 1
     pairs = paired(requested.products, runs, lambda: loops_of(program), partitions=partitions)
     module_policy = PolicyForModules(policy, modules)
     module_policy.require_rules({scope for scope, _ in equations(jaxpr)} if traced else None)
@@ -326,7 +326,10 @@ def receipt_of(
         *(rows_of_accumulations(program) if policy is not None and policy.reduce_dtype not in HALF else ()),
         *rows_of_casts(requested.sums, requested.cast, rounds),
         *rows_of_updates(
-            {path: (parameter.asked, run) for (path, parameter), run in zip(updated.items(), dtypes, strict=True)},
+            {
+                path: (parameter.least, update_dtypes)
+                for (path, parameter), update_dtypes in zip(updated.items(), dtypes, strict=True)
+            },
             rounded_of(updated, requested),
         ),
     ]

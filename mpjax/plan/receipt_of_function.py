@@ -9,8 +9,8 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from mpjax.errors import UsageError
+from mpjax.plan.compiled_products import Target
 from mpjax.plan.receipt import Receipt, receipt_of
-from mpjax.plan.runs import Target
 from mpjax.precision.casting.model_arguments import take_models_apart
 from mpjax.precision.dtype_audit import inputs_of
 from mpjax.precision.dtypes import path_name
@@ -72,9 +72,9 @@ def receipt(
             f"receipt takes a function, a Flax NNX module or a compiled program, got {type(fn_or_compiled).__name__}"
         )
     _require_index(params, len(args))
-    target, place, entered, compiled = _device(device)
+    target, trace_device, entered, compiled = _device(device)
     with entered:
-        traced, modules = _traced(fn_or_compiled, args, place, params)
+        traced, modules = _traced(fn_or_compiled, args, trace_device, params)
         lowered = traced.lower()
     executable = compiled(lowered)
     index = 0 if modules else params  # with models taken apart, all parameters are in one argument
@@ -103,8 +103,8 @@ def _require_index(params: Any, count: int) -> None:
         )
 
 
-def _traced(fn: Callable, args: tuple, place: Any, params: int) -> tuple[Any, Mapping[Any, Any]]:
-    """Traces a function for device `place`; returns the traced program, and the NNX modules of the arguments by path.
+def _traced(fn: Callable, args: tuple, device: Any, params: int) -> tuple[Any, Mapping[Any, Any]]:
+    """Traces a function for a device; returns the traced program, and the NNX modules of the arguments by path.
 
     With NNX modules, in `args` or as `fn` itself, the traced program has one argument, a dict: `params` has the
     variables of the modules, and `rest` all other arrays. It returns the variables after the call in the same form, and
@@ -116,11 +116,11 @@ def _traced(fn: Callable, args: tuple, place: Any, params: int) -> tuple[Any, Ma
     models = take_models_apart({"": fn, "args": args})
     if not models.originals:
         jitted = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn)
-        return jitted.trace(*_on(args, place)), {}
+        return jitted.trace(*_on(args, device)), {}
     inputs, with_inputs = inputs_of(models)
     places = tuple(models.originals)
 
-    roots = tuple(f"{path_name(place)}/".lstrip("/") for place in models.modules)
+    roots = tuple(f"{path_name(path)}/".lstrip("/") for path in models.modules)
     if params and not any(root.startswith(f"args/{params}/") for root in roots):
         raise UsageError(
             f"params={params} has no Flax NNX module, and other arguments have: updates are looked for in modules; "
@@ -139,7 +139,7 @@ def _traced(fn: Callable, args: tuple, place: Any, params: int) -> tuple[Any, Ma
         after = {_name(path, places): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(changed())}
         return {**parted(after), "result": result}
 
-    return jax.jit(of_inputs).trace(*_on((parted(inputs),), place)), models.modules
+    return jax.jit(of_inputs).trace(*_on((parted(inputs),), device)), models.modules
 
 
 def _name(path: tuple, places: tuple) -> str:
@@ -154,11 +154,11 @@ def _name(path: tuple, places: tuple) -> str:
     return path_name((*places[number.key], *inner)).removeprefix("/")
 
 
-def _on(args: tuple, place: Any) -> tuple:
+def _on(args: tuple, device: Any) -> tuple:
     """Replaces each array by its shape and dtype on a device; other leaves stay. Without a device, nothing changes."""
-    if place is None:
+    if device is None:
         return args
-    sharding = SingleDeviceSharding(place)
+    sharding = SingleDeviceSharding(device)
 
     def moved(leaf: Any) -> Any:
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):

@@ -21,9 +21,9 @@ _PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1), ("m", 1e-
 def title(plans: Sequence[Estimate]) -> str:
     """Formats the title of a table: the first plan's GPU, batch, memory limit, bandwidth and peak rate in float16."""
     first, gpu = plans[0], GPUS[plans[0].gpu]
-    share = f" over {first.devices} GPUs" if first.devices > 1 else ""
+    devices = f" over {first.devices} GPUs" if first.devices > 1 else ""
     return (
-        f"{gpu.name}: {first.batch} examples a step{share}; {size(first.limit)} of {size(gpu.memory)} for the run, "
+        f"{gpu.name}: {first.batch} examples a step{devices}; {size(first.limit)} of {size(gpu.memory)} for the run, "
         f"{gpu.bandwidth / 1e9:.0f} GB/s, {gpu.rate('float16') / 1e12:.0f} TFLOP/s in float16"
     )
 
@@ -63,8 +63,8 @@ def costliest_table(plan: Estimate):
         table.add_column(name, overflow="fold")
     for cost in plan.costliest:
         where = " ".join(word for word in (cost.module, "backward" if cost.backward else "") if word)
-        share = f"{cost.bytes / plan.traffic.bytes:.1%}"
-        table.add_row(size(cost.bytes), share, str(cost.kernels), cost.kind.strip("_"), where, _short(cost.line))
+        fraction = f"{cost.bytes / plan.traffic.bytes:.1%}"
+        table.add_row(size(cost.bytes), fraction, str(cost.kernels), cost.kind.strip("_"), where, _short(cost.line))
     return table
 
 
@@ -113,8 +113,8 @@ def _short(line: str) -> str:
 def _dtypes(plan: Estimate) -> str:
     short = {TENSORFLOAT32: "tf32" if TENSORFLOAT32 in GPUS[plan.gpu].flops else "float32"}
     total = sum(plan.flops.values()) or 1
-    shares = sorted(plan.flops.items(), key=lambda item: -item[1])
-    return ", ".join(f"{short.get(dtype, dtype)} {count / total:.0%}" for dtype, count in shares)
+    descending = sorted(plan.flops.items(), key=lambda item: -item[1])
+    return ", ".join(f"{short.get(dtype, dtype)} {count / total:.0%}" for dtype, count in descending)
 
 
 def _largest(plan: Estimate) -> str:
@@ -130,8 +130,8 @@ def _tokens(plan: Estimate, seconds: float) -> str:
 def _measured(plan: Estimate) -> str:
     if plan.measured is None:
         return ""
-    share = plan.roofline.seconds / plan.measured.seconds
-    return f"{duration(plan.measured.seconds)} ({share:.0%} of the roofline)"
+    fraction = plan.roofline.seconds / plan.measured.seconds
+    return f"{duration(plan.measured.seconds)} ({fraction:.0%} of the roofline)"
 
 
 def _measured_peak(plan: Estimate) -> str:
@@ -239,9 +239,9 @@ def comparisons(plans: Sequence[Estimate]) -> list[str]:
 
 
 def _is_without(other: Estimate, plan: Estimate) -> bool:
-    ours, theirs = get_policy(plan.policy), get_policy(other.policy)
+    policy, other_policy = get_policy(plan.policy), get_policy(other.policy)
     same = (other.gpu, other.xla, other.devices) == (plan.gpu, plan.xla, plan.devices)
-    return same and not theirs.recipes and ours.compute_dtype == theirs.compute_dtype
+    return same and not other_policy.recipes and policy.compute_dtype == other_policy.compute_dtype
 
 
 def _compared(plan: Estimate, other: Estimate) -> str:

@@ -15,9 +15,9 @@ from jax.sharding import Mesh
 from mpjax.config.plan import GpuName
 from mpjax.errors import UsageError
 from mpjax.jax_internals import cudnn_checks
+from mpjax.plan.compiled_products import Target
 from mpjax.plan.compiler import absent_devices, jaxlib_version
 from mpjax.plan.devices import GPUS, Gpu
-from mpjax.plan.runs import Target
 from mpjax.training.mesh import make_mesh
 
 

@@ -117,9 +117,9 @@ def costliest(text: str, program: HloProgram, most: int = 10) -> list[Cost]:
     return [Cost(size, launches[key], *key) for key, size in sums.most_common(most)]
 
 
-def _kind(each: Instruction) -> str:
+def _kind(instruction: Instruction) -> str:
     """The library function of a custom call; the name of any other instruction without its numbers."""
-    return each.target or re.sub(r"[._]\d+(?=[._]|$)", "", each.name)
+    return instruction.target or re.sub(r"[._]\d+(?=[._]|$)", "", instruction.name)
 
 
 class Sources:
@@ -137,12 +137,12 @@ class Sources:
         # The first frame has no caller. XLA writes 1 for it, and numbers that are 1 too large for all others.
         self._offset = self._frames.get(1, {}).get("parent_frame_id", 0)
 
-    def line_of(self, each: Instruction) -> str:
+    def line_of(self, instruction: Instruction) -> str:
         """The innermost source line outside of JAX and other libraries, as `file:line`; empty if XLA kept no lines.
 
         If all lines are in libraries, it is the innermost.
         """
-        match = _FRAME.search(each.attributes)
+        match = _FRAME.search(instruction.attributes)
         lines = self._lines(int(match[1])) if match else []
         if not lines:
             return ""
@@ -153,9 +153,9 @@ class Sources:
     def _lines(self, number: int) -> list[SourceLine]:
         """The source lines of stack frame `number` and of its callers, innermost first; only those with a file."""
         lines: list[SourceLine] = []
-        seen: set[int] = set()
-        while number in self._frames and number not in seen:
-            seen.add(number)
+        visited: set[int] = set()
+        while number in self._frames and number not in visited:
+            visited.add(number)
             frame = self._frames[number]
             location = self._locations.get(frame.get("file_location_id", 0), {})
             file = self._files.get(location.get("file_name_id", 0), "").strip('"')

@@ -90,7 +90,7 @@ def written(dtypes: Sequence[str]) -> str:
     return " x ".join(dict.fromkeys(dtypes))
 
 
-def compared(asked: Sequence[str], runs: Sequence[str]) -> str:
+def compared(requested: Sequence[str], actual: Sequence[str]) -> str:
     """Compares the dtypes that run with the dtypes asked for, whatever their order: as asked, wider or narrower.
 
     A dtype with fewer bits of exponent or of mantissa is narrower: float16 instead of bfloat16, and the reverse. Both
@@ -101,15 +101,15 @@ def compared(asked: Sequence[str], runs: Sequence[str]) -> str:
     >>> compared(["float16", "float16"], ["float32", "float32"])
     'wider'
     """
-    pairs = zip(sorted(asked, key=bits_of), sorted(runs, key=bits_of), strict=True)
+    pairs = zip(sorted(requested, key=bits_of), sorted(actual, key=bits_of), strict=True)
     verdicts = {_one(bits_of(first), bits_of(second)) for first, second in pairs}
     return next(word for word in (NARROWER, WIDER, AS_ASKED) if word in verdicts)
 
 
-def _one(asked: tuple[int, int], runs: tuple[int, int]) -> str:
-    if asked == runs:
+def _one(requested: tuple[int, int], actual: tuple[int, int]) -> str:
+    if requested == actual:
         return AS_ASKED
-    return NARROWER if runs[0] < asked[0] or runs[1] < asked[1] else WIDER
+    return NARROWER if actual[0] < requested[0] or actual[1] < requested[1] else WIDER
 
 
 def bits_of(dtype: str) -> tuple[int, int]:
@@ -144,11 +144,11 @@ def narrowest(dtypes: Sequence[str]) -> str:
     return min(dtypes, key=lambda dtype: bits_of(dtype)[::-1])
 
 
-def together(found: Iterable[str]) -> str:
+def together(dtypes: Iterable[str]) -> str:
     """The narrowest of several dtypes, as `narrowest`, without empty names; empty if all are empty.
 
     >>> together(["", "bfloat16", "float8_e4m3fn"])
     'float8_e4m3fn'
     """
-    known = sorted(filter(None, found))
+    known = sorted(filter(None, dtypes))
     return narrowest(known) if known else ""

@@ -276,11 +276,11 @@ def _is_silent_upcast(eqn) -> bool:
     if before not in HALF or widest(before, after) != after or after in HALF:
         return False
     lines = source_lines(eqn)
-    if any(place.file.endswith(_AUTOCAST) for place in lines):
+    if any(line.file.endswith(_AUTOCAST) for line in lines):
         return False  # autocast traces at the caller's dtypes; its lists decide which values are widened
-    inside = [place.function for place in lines[: first_outside(lines, ("/jax/",))]]
+    inside = [line.function for line in lines[: first_outside(lines, ("/jax/",))]]
     caller = lines[len(inside)] if len(inside) < len(lines) else SourceLine("", 0, "")
-    if any(place.function == "promote_dtype" for place in lines):  # Flax layers promote input and parameters
+    if any(line.function == "promote_dtype" for line in lines):  # Flax layers promote input and parameters
         return True
     return not _CASTS.intersection(inside) and "norm" not in caller.file.rpartition("/")[2]
 

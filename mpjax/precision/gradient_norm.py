@@ -109,10 +109,10 @@ def _partial_sums(arrays: Sequence[jax.Array], together: _Together) -> Iterator[
             large.setdefault(length, []).append(_squares(array).reshape(-1, length))
         else:
             yield _sums_of_rows(array)
-    for rows in large.values():
-        for start in range(0, len(rows), MOST):
+    for squares in large.values():
+        for start in range(0, len(squares), MOST):
             # The barrier keeps XLA from joining this sum and the last one, which would take the arrays apart.
-            yield jax.lax.optimization_barrier(jnp.sum(jnp.concatenate(rows[start : start + MOST]), axis=1))
+            yield jax.lax.optimization_barrier(jnp.sum(jnp.concatenate(squares[start : start + MOST]), axis=1))
 
 
 def _sums_of_rows(x: jax.Array) -> jax.Array:

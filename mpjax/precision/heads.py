@@ -45,16 +45,16 @@ def heads_of(modules: Mapping[str, Any]) -> list[str]:
 
     if "" not in modules or not has_call(type(modules[""])):
         return []
-    places = with_lists(modules)
+    listed = with_lists(modules)
     inner = [path for path, module in modules.items() if isinstance(module, nnx.RNNCellBase) or _attends(module)]
-    last = _last_of_lists({places[path] for path, module in modules.items() if _has_parameters(module)})
+    last = _last_of_lists({listed[path] for path, module in modules.items() if _has_parameters(module)})
     candidates = [
         path
         for path, module in modules.items()
         if keeps_sums(module)
         and not _is_stacked(module)
         and not any(path.startswith(f"{outer}/" if outer else "") for outer in inner)
-        and _is_outermost(places[path], last)
+        and _is_outermost(listed[path], last)
     ]
     by_name = [path for path in candidates if any(map(_NAMES.fullmatch, path.split("/")))]
     linear = [path for path in candidates if not isinstance(modules[path], nnx.Conv)]
@@ -84,27 +84,27 @@ def _has_parameters(module: Any) -> bool:
     return any(isinstance(held, nnx.Param) for held in vars(module).values())
 
 
-def _last_of_lists(places: Iterable[str]) -> dict[str, int]:
+def _last_of_lists(paths: Iterable[str]) -> dict[str, int]:
     last: dict[str, int] = {}
-    for place in places:
-        parts = place.split("/")
-        for depth, part in enumerate(parts):
-            if part.isdecimal():
-                outer = "/".join(parts[:depth])
-                last[outer] = max(last.get(outer, 0), int(part))
+    for path in paths:
+        names = path.split("/")
+        for depth, name in enumerate(names):
+            if name.isdecimal():
+                outer = "/".join(names[:depth])
+                last[outer] = max(last.get(outer, 0), int(name))
     return last
 
 
-def _is_outermost(place: str, last: Mapping[str, int]) -> bool:
+def _is_outermost(path: str, last: Mapping[str, int]) -> bool:
     """True for a layer in no list, or one that is itself the last item of a list that is in no other list.
 
     False for a layer inside an item, such as `blocks/3/up`.
 
     Args:
-      place: the path of the layer, in which numbered attributes are list items.
+      path: the path of the layer, in which numbered attributes are list items.
       last: the last index of each list, by the path of the list.
     """
-    *outer, name = place.split("/")
+    *outer, name = path.split("/")
     if any(map(str.isdecimal, outer)):
         return False
     return not name.isdecimal() or last.get("/".join(outer)) == int(name)
@@ -132,23 +132,23 @@ def keeps_sums(module: Any) -> bool:
     return type(module) in (nnx.Linear, nnx.LinearGeneral) and is_linear(module) and not is_quantised(module)
 
 
-def leave_in_float32(module: Any, *, wide: bool) -> None:
+def leave_in_float32(module: Any, *, in_float32: bool) -> None:
     """Makes the products of a layer, or the tied logits (`attend`) of an embedding, have float32 results, in place.
 
-    If `wide` is False, the layer gets Flax's own product back. Modules that are no embeddings and that `keeps_sums`
-    rejects stay unchanged.
+    If `in_float32` is False, the layer gets Flax's own product back. Modules that are no embeddings and that
+    `keeps_sums` rejects stay unchanged.
     """
     from flax import nnx
 
     if isinstance(module, nnx.Embed):
-        if wide:
+        if in_float32:
             wrap(module, AttendsInFloat32())
         else:
             unwrap(module, AttendsInFloat32)
     elif keeps_sums(module) and type(module) is nnx.Conv:
-        module.conv_general_dilated = CONVOLUTION if wide else jax.lax.conv_general_dilated
+        module.conv_general_dilated = CONVOLUTION if in_float32 else jax.lax.conv_general_dilated
     elif keeps_sums(module):
-        module.dot_general = DOT_GENERAL if wide else default_product(module)
+        module.dot_general = DOT_GENERAL if in_float32 else default_product(module)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -131,15 +131,15 @@ def with_lists(paths: Iterable[str]) -> dict[str, str]:
             numbers[name[:-1], numbered[1]].add(int(numbered[2]))
     lists = {key for key, indices in numbers.items() if 1 < len(indices) == max(indices) - min(indices) + 1}
 
-    def place(parts: tuple[str, ...]) -> Iterator[str]:
-        for depth, part in enumerate(parts):
-            numbered = _NUMBERED.fullmatch(part)
+    def listed(parts: tuple[str, ...]) -> Iterator[str]:
+        for depth, component in enumerate(parts):
+            numbered = _NUMBERED.fullmatch(component)
             is_item = numbered and (parts[:depth], numbered[1]) in lists
-            yield f"{numbered[1]}(s)/{int(numbered[2])}" if numbered and is_item else part
+            yield f"{numbered[1]}(s)/{int(numbered[2])}" if numbered and is_item else component
 
-    return {path: "/".join(place(tuple(path.split("/")))) for path in paths}
+    return {path: "/".join(listed(tuple(path.split("/")))) for path in paths}
 
 
-def is_item(part: str) -> bool:
+def is_item(name: str) -> bool:
     """True if a name in a module path is a list index (digits only), or `all`, the name of blocks stacked in one."""
-    return part.isdecimal() or part == "all"
+    return name.isdecimal() or name == "all"

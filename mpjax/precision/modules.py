@@ -12,7 +12,13 @@ from mpjax.errors import UsageError
 from mpjax.precision.attention import attention_fn_for
 from mpjax.precision.calls import has_call, modules_of, unwrap, wrap
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, is_floating, require_x64, widest
-from mpjax.precision.float8.layers import is_quantised, not_covered, nothing_quantised, set_products, why_wide
+from mpjax.precision.float8.layers import (
+    is_quantised,
+    not_covered,
+    nothing_quantised,
+    reason_not_in_float8,
+    set_products,
+)
 from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.heads import layer_tags, leave_in_float32
 from mpjax.precision.layers import Casts, SumsInFloat32, adds_up, keep_carried
@@ -95,11 +101,11 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
                 notes.append(_not_computed(path, module, rule, policy.computes(value)))
         row = _apply(path, module, variables[path], policy, rule, value, ruled=ruled)
         output_dtype = _output_dtype(path, module, tags, policy, rule, value)
-        leave_in_float32(module, wide=policy.computes(value) in HALF and _is_wide(output_dtype))
+        leave_in_float32(module, in_float32=policy.computes(value) in HALF and _is_wide(output_dtype))
         recipe = policy.multiplies(value)
         if set_products(module, recipe):
             row = row._replace(compute_dtype=recipe.forward if recipe else None)
-        elif reason := why_wide(module, recipe or (policy.products if rule == SMALL_PRODUCT else None)):
+        elif reason := reason_not_in_float8(module, recipe or (policy.products if rule == SMALL_PRODUCT else None)):
             notes.append(f"{path or 'the model'} multiplies in {row.compute_dtype}, not in float8: {reason}")
         if row.param_dtype is not None or row.compute_dtype is not None:
             rows.append(row)
@@ -115,8 +121,8 @@ def ruled_modules(model: "nnx.Module") -> list[str]:
     Modules that have only variables and their own `__call__` come first. Layers with a `dtype`, and norms, follow.
     """
     modules = modules_of(model)
-    own = [path for path, module in modules.items() if has_call(type(module)) and _is_own_code(module)]
-    return own + [path for path, module in modules.items() if _is_layer(module)]
+    with_own_code = [path for path, module in modules.items() if has_call(type(module)) and _is_own_code(module)]
+    return with_own_code + [path for path, module in modules.items() if _is_layer(module)]
 
 
 def _is_own_code(module: "nnx.Module") -> bool:
@@ -158,17 +164,17 @@ def _is_wide(dtype: np.dtype | None) -> bool:
     return dtype is not None and dtype not in HALF
 
 
-def _require_products(policy: Policy, found: bool, decided: dict, tags: dict) -> None:
+def _require_products(policy: Policy, any_quantised: bool, decided: dict, tags: dict) -> None:
     """Raises UsageError if a policy wants float8 products, no layer has any, and no rule of the user is the cause.
 
     Args:
       policy: the policy.
-      found: whether a layer multiplies in float8.
+      any_quantised: whether a layer multiplies in float8.
       decided: the pattern that decides each module, by path; None where no rule does.
       tags: the tags of layers, by path.
     """
     by_default = {decided[path] for path in tags if LINEAR in tags[path]} <= {None, *DEFAULTS}
-    if policy.products is not None and by_default and not found:
+    if policy.products is not None and by_default and not any_quantised:
         raise UsageError(nothing_quantised(policy.products, decided, tags))
 
 
@@ -239,7 +245,7 @@ def has_products_in_float8(model: "nnx.Module", policy: Policy) -> bool:
         path, types = lineage[-1]
         pattern = winner(policy.rules, lineage)
         recipe = policy.multiplies(policy.rules[pattern] if pattern else None)
-        if LINEAR in types and recipe is not None and why_wide(modules[path], recipe) is None:
+        if LINEAR in types and recipe is not None and reason_not_in_float8(modules[path], recipe) is None:
             return True
     return False
 

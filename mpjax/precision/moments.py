@@ -66,8 +66,8 @@ def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax
         return HalfMomentsState(stored, jnp.zeros((), jnp.int32))
 
     def update(updates, state, params=None, **extra):
-        wide = _map_moments(lambda leaf, _: leaf.astype(FLOAT32), state.inner_state, updates)
-        followed, new = inner.update(in_float32(updates), wide, parameters_seen(inner, params), **extra)
+        float32_state = _map_moments(lambda leaf, _: leaf.astype(FLOAT32), state.inner_state, updates)
+        followed, new = inner.update(in_float32(updates), float32_state, parameters_seen(inner, params), **extra)
 
         def rounded(leaf, number: int):
             return stochastic_bfloat16(leaf.astype(FLOAT32), seed_of(seed, state.draws, number))

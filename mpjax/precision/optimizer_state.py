@@ -20,12 +20,12 @@ def parameters_seen(inner: optax.GradientTransformation, params: Any) -> Any:
     An optimizer distinguishes dtypes if its state has another structure for float32 parameters, or contains the state
     of `master_weights`, `compensated_weights` or `stochastic_weights`. It then gets the parameters as they are stored.
     """
-    wide = in_float32(params)
-    if all(a is b for a, b in zip(jax.tree.leaves(wide), jax.tree.leaves(params), strict=True)):
+    float32_params = in_float32(params)
+    if all(a is b for a, b in zip(jax.tree.leaves(float32_params), jax.tree.leaves(params), strict=True)):
         return params
     state = jax.eval_shape(inner.init, params)
-    differs = jax.tree.structure(state) != jax.tree.structure(jax.eval_shape(inner.init, wide))
-    return params if differs or any(map(_stores_half, jax.tree.leaves(state, is_leaf=_stores_half))) else wide
+    differs = jax.tree.structure(state) != jax.tree.structure(jax.eval_shape(inner.init, float32_params))
+    return params if differs or any(map(_stores_half, jax.tree.leaves(state, is_leaf=_stores_half))) else float32_params
 
 
 def init_in_float32(inner: optax.GradientTransformation, params: Any) -> Any:
@@ -35,14 +35,14 @@ def init_in_float32(inner: optax.GradientTransformation, params: Any) -> Any:
     stay as they are. So does the whole state if its structure differs for float32 parameters.
     """
     state = inner.init(parameters_seen(inner, params))
-    wide = jax.eval_shape(lambda: inner.init(in_float32(params)))
-    if jax.tree.structure(wide, is_leaf=_stores_half) != jax.tree.structure(state, is_leaf=_stores_half):
+    float32_state = jax.eval_shape(lambda: inner.init(in_float32(params)))
+    if jax.tree.structure(float32_state, is_leaf=_stores_half) != jax.tree.structure(state, is_leaf=_stores_half):
         return state  # its structure depends on dtypes, so the inner transform handles dtypes itself
 
-    def widened(leaf: Any, like: Any) -> Any:
+    def as_like(leaf: Any, like: Any) -> Any:
         return leaf.astype(like.dtype) if is_floating(leaf) else leaf
 
-    return jax.tree.map(widened, state, wide, is_leaf=_stores_half)
+    return jax.tree.map(as_like, state, float32_state, is_leaf=_stores_half)
 
 
 def _stores_half(node: Any) -> bool:

@@ -60,16 +60,16 @@ class Policy:
     products: Any = None
 
     def __post_init__(self):
-        def settle(field: str, default: DTypeLike) -> np.dtype:
+        def set_dtype(field: str, default: DTypeLike) -> np.dtype:
             value = getattr(self, field)
             dtype = as_dtype(default if value is None else value)
             object.__setattr__(self, field, dtype)
             return dtype
 
-        param = settle("param_dtype", FLOAT32)
-        compute = settle("compute_dtype", param)
-        settle("output_dtype", compute)
-        settle("reduce_dtype", widest(param, FLOAT32))
+        param = set_dtype("param_dtype", FLOAT32)
+        compute = set_dtype("compute_dtype", param)
+        set_dtype("output_dtype", compute)
+        set_dtype("reduce_dtype", widest(param, FLOAT32))
         rules = Rules(self.rules)
         object.__setattr__(self, "rules", Rules([(pattern, _rule_value(value)) for pattern, value in rules.items()]))
         object.__setattr__(self, "products", None if self.products is None else as_recipe(self.products))
@@ -121,7 +121,9 @@ class Policy:
         """
         policies = [value for value in (self, *self.rules.values()) if isinstance(value, Policy)]
         named = {value for value in self.rules.values() if isinstance(value, np.dtype)}
-        return frozenset(named.union(*((each.param_dtype, each.compute_dtype, each.output_dtype) for each in policies)))
+        return frozenset(
+            named.union(*((policy.param_dtype, policy.compute_dtype, policy.output_dtype) for policy in policies))
+        )
 
     @property
     def jmp(self) -> jmp.Policy:

@@ -35,8 +35,8 @@ class Preset:
 
 def _with_products(recipe: Recipe) -> Policy:
     """Builds `mixed_bfloat16` with float8 products, except in linear layers that are small, first or last."""
-    wide = {FIRST_OR_LAST: BFLOAT16, SMALL_PRODUCT: BFLOAT16}
-    return Policy("float32", "bfloat16", "float32", rules=wide, products=recipe)
+    bfloat16_rules = {FIRST_OR_LAST: BFLOAT16, SMALL_PRODUCT: BFLOAT16}
+    return Policy("float32", "bfloat16", "float32", rules=bfloat16_rules, products=recipe)
 
 
 PRESETS = (

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpjax.errors import UsageError
 from mpjax.precision.calls import modules_of
-from mpjax.precision.float8.layers import SMALLEST_SIDE, is_linear, is_quantised, sides, why_wide
+from mpjax.precision.float8.layers import SMALLEST_SIDE, is_linear, is_quantised, reason_not_in_float8, sides
 from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.heads import layer_tags
 from mpjax.precision.layers import CONVOLUTION
@@ -31,7 +31,7 @@ class AskedDtypes(NamedTuple):
       refused: True if no product may be in float8: the layer is linear, and the policy has no recipe for it, or its
         numbers of inputs and outputs do not allow the recipe.
       applied: the recipe that the layer multiplies with now; None if it does not multiply in float8, or is not known.
-      own: True for a layer whose product is a function of the user's, which no policy changes.
+      users_product: True for a layer whose product is a function of the user's, which no policy changes.
       unknown: True if no modules are known, or modules of several models have the path and differ. A recipe is then
         allowed, and not required.
     """
@@ -41,7 +41,7 @@ class AskedDtypes(NamedTuple):
     required: bool = False
     refused: bool = False
     applied: Recipe | None = None
-    own: bool = False
+    users_product: bool = False
     unknown: bool = False
 
     @property
@@ -86,8 +86,8 @@ class PolicyForModules:
         recipes = {answer.recipe for answer in answers if answer.recipe}
         if len(computes) != 1 or len(recipes) > 1:
             return None
-        own = any(answer.own for answer in answers)
-        return AskedDtypes(computes.pop(), next(iter(recipes), None), own=own, unknown=True)
+        users_product = any(answer.users_product for answer in answers)
+        return AskedDtypes(computes.pop(), next(iter(recipes), None), users_product=users_product, unknown=True)
 
     def _asked(self, path: str, model: "_Model") -> AskedDtypes | None:
         policy, module = self._policy, model.held.get(path)
@@ -97,9 +97,9 @@ class PolicyForModules:
         value = None if pattern is None else self._rules[pattern]
         compute, recipe = policy.computes(value), policy.multiplies(value)
         if module is None or not is_linear(module):
-            return AskedDtypes(compute, recipe, own=_has_own_product(module), unknown=not self._models)
+            return AskedDtypes(compute, recipe, users_product=_has_own_product(module), unknown=not self._models)
         applied = module.dot_general.recipe if is_quantised(module) else None
-        if recipe is None or why_wide(module, recipe):
+        if recipe is None or reason_not_in_float8(module, recipe):
             return AskedDtypes(compute, refused=True, applied=applied)
         return AskedDtypes(compute, recipe, required=min(sides(module)) >= SMALLEST_SIDE, applied=applied)
 
@@ -123,7 +123,7 @@ class PolicyForModules:
         if self._policy is None or self._rules is None:
             return None
         linear = [(path, model) for model in self._models for path, module in model.held.items() if is_linear(module)]
-        requested = (self._asked(*each) for each in linear) if self._models else map(self, [*paths] or [""])
+        requested = (self._asked(*layer) for layer in linear) if self._models else map(self, [*paths] or [""])
         if recipe := next((dtypes.recipe for dtypes in requested if dtypes and dtypes.recipe), None):
             return recipe
         deciding = {winner(self._rules, model.lineage(path)) for path, model in linear}
@@ -164,7 +164,7 @@ class _Model(NamedTuple):
     def of(cls, model: Any) -> "_Model":
         held = modules_of(model)
         tags, none = layer_tags(held), frozenset()
-        return cls(held, {path: frozenset(class_names(each)) | tags.get(path, none) for path, each in held.items()})
+        return cls(held, {path: frozenset(class_names(module)) | tags.get(path, none) for path, module in held.items()})
 
     def lineage(self, path: str) -> Lineage:
         return tuple((name, self.types.get(name, none)) for name, none in scope_lineage(path))

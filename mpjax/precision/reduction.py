@@ -136,12 +136,12 @@ def scatter_sum(array: jax.Array, dtype: np.dtype, axis_name: Axes, *, axis: int
     return shard.astype(widest(array.dtype, dtype))
 
 
-def _in_reduction(own: np.dtype, dtype: np.dtype) -> np.dtype:
-    """The dtype in which arrays of dtype `own` are added: `dtype`, or for complex arrays the wider of the two.
+def _in_reduction(array_dtype: np.dtype, dtype: np.dtype) -> np.dtype:
+    """The dtype in which arrays of dtype `array_dtype` are added: `dtype`, or for complex arrays the wider of the two.
 
     Complex arrays have no half precision.
     """
-    return widest(own, dtype) if jnp.issubdtype(own, jnp.complexfloating) else dtype
+    return widest(array_dtype, dtype) if jnp.issubdtype(array_dtype, jnp.complexfloating) else dtype
 
 
 def _refuse_summed(grads, axis_name: Axes) -> None:

@@ -30,10 +30,10 @@ def stochastic_round(values: Float[Array, "*S"], dtype: DTypeLike, key: jax.Arra
     below = nearest.astype(FLOAT32)
     away = jnp.where(values > below, jnp.inf, -jnp.inf).astype(nearest.dtype)
     neighbour = jnp.nextafter(nearest, away)
-    # The share of an infinite neighbour is 0, and `drawn < nan` is False: both cases keep `nearest`.
-    share = (values - below) / (neighbour.astype(FLOAT32) - below)
+    # The fraction of an infinite neighbour is 0, and `drawn < nan` is False: both cases keep `nearest`.
+    fraction = (values - below) / (neighbour.astype(FLOAT32) - below)
     drawn = jax.random.uniform(key, values.shape, FLOAT32)
-    return jnp.where(drawn < share, neighbour, nearest)
+    return jnp.where(drawn < fraction, neighbour, nearest)
 
 
 @functools.partial(jax.jit, inline=True)  # traced once for a shape, and not again for each array

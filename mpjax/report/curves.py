@@ -45,18 +45,18 @@ class PlottedMetric(NamedTuple):
     Attributes:
       name: the name of the metric, without `train/` or `test/`.
       title: the title of the panel.
-      is_share: True if the values are fractions, which are shown in percent.
+      is_fraction: True if the values are fractions, which are shown in percent.
     """
 
     name: str
     title: str
-    is_share: bool = False
+    is_fraction: bool = False
 
 
 METRICS = (
     PlottedMetric("loss", "Loss"),
-    PlottedMetric("accuracy", "Accuracy", is_share=True),
-    PlottedMetric("iou", "Intersection over union", is_share=True),
+    PlottedMetric("accuracy", "Accuracy", is_fraction=True),
+    PlottedMetric("iou", "Intersection over union", is_fraction=True),
     PlottedMetric("perplexity", "Perplexity"),
 )
 
@@ -172,7 +172,7 @@ def _draw_metric(panel, runs: Sequence[Records], metric: PlottedMetric, draw: Ca
         lost += [step for steps, values in curves for step, value in zip(steps, values, strict=True) if value != value]
     _label_last(panel, tested, metric)
     _mark_steps(panel, lost, "x", "not finite")
-    if metric.is_share:
+    if metric.is_fraction:
         dress_share(panel)
 
 
@@ -226,14 +226,14 @@ def _label_last(panel, curves: Iterable[tuple[str, Curve]], metric: PlottedMetri
     for color, curve in curves:
         finite = [(value, step) for step, value in zip(*curve, strict=True) if math.isfinite(value)]
         ends += [(*finite[-1], color)] if finite else []
-    places = ("center",) if len(ends) == 1 else ("top", "bottom")
-    for (value, step, color), place in zip(sorted(ends), places, strict=False):
+    alignments = ("center",) if len(ends) == 1 else ("top", "bottom")
+    for (value, step, color), alignment in zip(sorted(ends), alignments, strict=False):
         panel.annotate(
-            f"{value:.1%}" if metric.is_share else f"{value:.3g}",
+            f"{value:.1%}" if metric.is_fraction else f"{value:.3g}",
             (step, value),
             xytext=(7, 0),
             textcoords="offset points",
-            va=place,
+            va=alignment,
             fontsize=9,
             color=color,
         )

@@ -96,8 +96,8 @@ def title_of(config: Config, history: History = ()) -> str:
     rules = len(config.precision.rules)
     more = f" with {rules} rule{'s' if rules > 1 else ''}" if rules else ""
     changed = changed_settings(history)
-    if turned := [step for step, text in turns_of(history).items() if "precision.rules." in text]:
-        more += f" (other rules to step {turned[-1]:,})"
+    if changed_steps := [step for step, text in turns_of(history).items() if "precision.rules." in text]:
+        more += f" (other rules to step {changed_steps[-1]:,})"
     return f"{subject_of(config)}, {changed.get('precision.policy', config.precision.policy)}{more}"
 
 

@@ -100,8 +100,8 @@ def _scaled_gradients(function: Callable, saved: tuple, cotangents: tuple) -> tu
     ratio = cotangents[0] / unit.astype(cotangents[0].dtype)
 
     def scaled(x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-        wide = widest(x.dtype, FLOAT32)
-        return (ratio.astype(wide) * x.astype(wide)).astype(dtype)
+        wide_dtype = widest(x.dtype, FLOAT32)
+        return (ratio.astype(wide_dtype) * x.astype(wide_dtype)).astype(dtype)
 
     return None, scaled(gradient, gradient.dtype), tuple(map(scaled, gradients, [x.dtype for x in closed_over])), None
 

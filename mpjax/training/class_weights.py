@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from mpjax.data.fields import IGNORED_LABEL
 from mpjax.errors import UsageError
-from mpjax.training.cross_entropy import widened
+from mpjax.training.cross_entropy import as_float32
 from mpjax.training.losses import correct
 from mpjax.training.objective import Batch, Mean, Values
 from mpjax.training.objectives import Comparison, evaluated
@@ -45,12 +45,12 @@ def weighted_cross_entropy(
       The weighted losses, and the weight of each example, which label smoothing does not change; both float32 (or
         wider) [...]. Both are 0 where all targets are 0.
     """
-    logits = widened(logits)
+    logits = as_float32(logits)
     targets, weights = targets.astype(logits.dtype), jnp.broadcast_to(weights.astype(logits.dtype), logits.shape)
     there = jnp.sum(targets, axis=-1, keepdims=True)  # less than 1 where an ignored label is mixed in
     smooth = (1 - label_smoothing) * targets + label_smoothing / logits.shape[-1] * there
-    shares = smooth * weights
-    losses = -jnp.sum(jnp.where(shares != 0, shares * jax.nn.log_softmax(logits), 0), axis=-1)
+    weighted_targets = smooth * weights
+    losses = -jnp.sum(jnp.where(weighted_targets != 0, weighted_targets * jax.nn.log_softmax(logits), 0), axis=-1)
     return losses, jnp.sum(targets * weights, axis=-1)
 
 

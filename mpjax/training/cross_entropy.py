@@ -32,28 +32,28 @@ def with_labels(
     Labels are compared with an iota: a gather of a logit and the scatter of its gradient would make XLA write all
     logits to memory once more.
     """
-    logits, labels = widened(logits), labels.astype(jnp.int32)
+    logits, labels = as_float32(logits), labels.astype(jnp.int32)
     return _Row.of(logits, labels).loss_and_hit(smoothing, labels, logits.shape[-1])
 
 
 @with_labels.defjvp
 def _with_labels_jvp(smoothing: float, primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
     """The JVP rule of `with_labels`: the derivative of the loss by the logits is their softmax minus the target."""
-    logits, labels = widened(primals[0]), primals[1].astype(jnp.int32)
+    logits, labels = as_float32(primals[0]), primals[1].astype(jnp.int32)
     row = _Row.of(logits, labels)
     loss, hit = row.loss_and_hit(smoothing, labels, logits.shape[-1])
     even = smoothing / logits.shape[-1]
     target = jnp.where(_is_label(labels, logits), 1 - smoothing + even, even)
     slope = jnp.exp(logits - (row.shift + jnp.log(row.total))[..., None]) - target
     slope = jnp.where(_is_class(labels, logits.shape[-1])[..., None], slope, jnp.nan)
-    tangent = jnp.sum(widened(tangents[0]) * slope, axis=-1)
+    tangent = jnp.sum(as_float32(tangents[0]) * slope, axis=-1)
     return (loss, hit), (tangent, np.zeros(hit.shape, jax.dtypes.float0))
 
 
 def predicted(logits: Float[Array, "*S K"]) -> Int[Array, "*S"]:
     """The first class with the largest logit, int32; K, which is no class, if that is infinite or any logit is NaN."""
     # A reduction of several operands cannot be differentiated, and a class number has no gradient.
-    logits, none = jax.lax.stop_gradient(widened(logits)), logits.shape[-1]
+    logits, none = jax.lax.stop_gradient(as_float32(logits)), logits.shape[-1]
     operands = (logits, jnp.broadcast_to(_classes(logits), logits.shape))
     initial = (jnp.asarray(-jnp.inf, logits.dtype), jnp.int32(none))
     largest, first = jax.lax.reduce(operands, initial, _first_of_largest, (logits.ndim - 1,))
@@ -72,14 +72,14 @@ class _Row(NamedTuple):
     Attributes:
       largest: the largest logit [...].
       total: the sum of exp(logit - shift), [...].
-      own: the logit of the label [...]; 0 where the label is no class.
+      label_logit: the logit of the label [...]; 0 where the label is no class.
       all: the sum of the logits [...].
       first: int32 [...], the first class with the largest logit.
     """
 
     largest: jax.Array
     total: jax.Array
-    own: jax.Array
+    label_logit: jax.Array
     all: jax.Array
     first: jax.Array
 
@@ -98,7 +98,7 @@ class _Row(NamedTuple):
         They are NaN and False where the label is no class; the bool is False, too, where the largest logit is not
         finite.
         """
-        loss = jnp.log(self.total) - (1 - smoothing) * (self.own - self.shift)
+        loss = jnp.log(self.total) - (1 - smoothing) * (self.label_logit - self.shift)
         if smoothing:
             loss -= smoothing * (self.all / classes - self.shift)
         is_class = _is_class(labels, classes)
@@ -157,6 +157,6 @@ def _classes(logits: jax.Array) -> jax.Array:
     return jnp.arange(logits.shape[-1], dtype=jnp.int32).reshape((1,) * (logits.ndim - 1) + (-1,))
 
 
-def widened(logits: jax.Array) -> jax.Array:
+def as_float32(logits: jax.Array) -> jax.Array:
     """Casts logits to float32, or keeps a wider dtype."""
     return logits.astype(widest(logits.dtype, FLOAT32))

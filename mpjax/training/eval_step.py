@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mpjax.training.batch_shards import BatchShards, batch_shards_of
 from mpjax.training.layout import Layout
 from mpjax.training.objective import Batch, Values, means
-from mpjax.training.shares import Shares, shares_of
 from mpjax.training.state import Arrays, Structure, uncast
 
 
-AHEAD = 4
+BATCHES_AHEAD = 4
 """Largest number of batches on the device, including the one in evaluation."""
 
 
@@ -40,10 +40,10 @@ def make_eval_step(
       weights. Values of padding do not count, even if they are NaN.
     """
 
-    shares, values_of = in_evaluation(structure, measure, cast=cast, layout=layout)
+    shards, values_of = in_evaluation(structure, measure, cast=cast, layout=layout)
 
     @jax.jit
-    @shares.sums
+    @shards.sums
     def eval_step(params: Arrays, stats: Arrays, batch):
         return weighted_sums(values_of(params, stats, batch), batch)
 
@@ -68,25 +68,25 @@ def weighted_sums(values: Values, batch: Batch) -> dict[str, Any]:
 
 
 def in_evaluation(
-    structure: Structure, run: Callable, *, cast: Callable[[Callable], Callable], layout: Layout | None
-) -> tuple[Shares, Callable[[Arrays, Arrays, Any], Any]]:
-    """Builds `(params, stats, batch) -> run(model, batch)`, with the model in evaluation mode.
+    structure: Structure, function: Callable, *, cast: Callable[[Callable], Callable], layout: Layout | None
+) -> tuple[BatchShards, Callable[[Arrays, Arrays, Any], Any]]:
+    """Builds `(params, stats, batch) -> function(model, batch)`, with the model in evaluation mode.
 
-    The function takes one device's examples. Returns it after the `Shares` of the layout, whose methods `sums` and
-    `rows` wrap it for the batch of all devices. `cast` and `layout` are as for `make_train_step`.
+    The function takes one device's examples. Returns it after the `BatchShards` of the layout, whose methods `sums` and
+    `per_example` wrap it for the batch of all devices. `cast` and `layout` are as for `make_train_step`.
     """
     # Parameters are gathered in their own dtypes: a moving average is wider than its parameter, and evaluation may use
     # more parameters than training.
-    shares = shares_of(layout and dataclasses.replace(layout, travels={}, given={}))
+    shards = batch_shards_of(layout and dataclasses.replace(layout, travels={}, given={}))
 
     @cast
-    def of_share(params: Arrays, stats: Arrays, batch):
+    def of_shard(params: Arrays, stats: Arrays, batch):
         model = structure.assemble(params, stats)
         model.eval()
-        shares.adapt(model)
-        return run(model, batch)
+        shards.adapt(model)
+        return function(model, batch)
 
-    return shares, of_share
+    return shards, of_shard
 
 
 def evaluate(
@@ -98,7 +98,8 @@ def evaluate(
       eval_step: the step from `make_eval_step`.
       params: parameters by path.
       stats: statistics by path.
-      batches: at least one batch, on the host or on the device; at most `AHEAD` of them are on the device at a time.
+      batches: at least one batch, on the host or on the device; at most `BATCHES_AHEAD` of them are on the device at a
+        time.
       conclude: maps the sums over all examples, added in float64 on the host, to metrics; by default `means`, which
         divides an array by `count`, and lets a `Mean` divide by its own weights.
     """
@@ -106,8 +107,8 @@ def evaluate(
     for batch in batches:
         sums.append(eval_step(params, stats, batch))
         # Without the wait the host runs ahead, and the whole set accumulates in device memory.
-        if len(sums) >= AHEAD:
-            jax.block_until_ready(sums[-AHEAD])
+        if len(sums) >= BATCHES_AHEAD:
+            jax.block_until_ready(sums[-BATCHES_AHEAD])
 
     def total(*arrays: np.ndarray) -> Any:
         return sum(np.asarray(x, np.float64) for x in arrays)

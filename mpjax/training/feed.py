@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mpjax.data.stream import Batches, BatchesInMemory, Share
 from mpjax.errors import UsageError
 from mpjax.training.escaped import trace
-from mpjax.training.mesh import place
+from mpjax.training.mesh import put_on_devices
 
 
 def own_rows(sharding: NamedSharding, size: int) -> Share:
@@ -51,12 +51,12 @@ class SelectedRows(NamedTuple):
     Attributes:
       table: the whole set by field, [N, ...].
       numbers: int32 [steps, B], the indices into the table of each step's examples.
-      given: fields that also depend on the epoch, [steps, B]; they are not in the table.
+      epoch_fields: fields that also depend on the epoch, [steps, B]; they are not in the table.
     """
 
     table: dict[str, jax.Array]
     numbers: jax.Array
-    given: dict[str, jax.Array]
+    epoch_fields: dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class Single:
         """
         # Behind the last call, no batch is read.
         for _, batch in zip(counts, self.batches.from_position(position), strict=False):
-            yield place(batch, self.sharding)
+            yield put_on_devices(batch, self.sharding)
 
     def abstract(self, fed: Any, count: int) -> Any:
         """Returns `fed` itself: the inputs of all calls, of one step each, have the same shapes."""
@@ -97,7 +97,7 @@ class Stacked:
         sharding = _behind_steps(self.sharding)
         for count in counts:
             several = list(itertools.islice(stream, count))
-            yield place(_stacked(several), sharding)
+            yield put_on_devices(_stacked(several), sharding)
 
     def abstract(self, fed: Any, count: int) -> Any:
         """The shapes, dtypes and shardings of the input of a call of `count` steps, from `fed` for any other number."""
@@ -119,7 +119,7 @@ class Resident:
     @classmethod
     def of(cls, batches: BatchesInMemory, sharding: NamedSharding) -> "Resident":
         """Creates a feed of batches with this `sharding`, and copies the whole set to every device of its mesh."""
-        return cls(batches, sharding, place(batches.arrays, NamedSharding(sharding.mesh, PartitionSpec())))
+        return cls(batches, sharding, put_on_devices(batches.arrays, NamedSharding(sharding.mesh, PartitionSpec())))
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
         """Yields the input of each call: the set, and the indices of the examples of its steps, from `position` on."""
@@ -132,7 +132,7 @@ class Resident:
 
     def abstract(self, fed: Any, count: int) -> Any:
         """The input of a call of `count` steps: the same set, and shapes in place of indices and other fields."""
-        numbers, fields = jax.tree.map(lambda x: _of_steps(x, count), (fed.numbers, fed.given))
+        numbers, fields = jax.tree.map(lambda x: _of_steps(x, count), (fed.numbers, fed.epoch_fields))
         return SelectedRows(fed.table, numbers, fields)
 
     def batch(self, fed: Any, index: Any) -> Any:
@@ -140,7 +140,7 @@ class Resident:
         chosen = fed.numbers[index]
         # The indices are always in bounds. The mode omits the check of each.
         gathered = {name: x.at[chosen].get(mode="promise_in_bounds") for name, x in fed.table.items()}
-        fields = {name: x[index] for name, x in fed.given.items()}
+        fields = {name: x[index] for name, x in fed.epoch_fields.items()}
         return jax.lax.with_sharding_constraint(gathered | fields, self.sharding)
 
 

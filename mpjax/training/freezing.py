@@ -51,12 +51,12 @@ def covered_paths(model: nnx.Module, patterns: Iterable[str], flag: str) -> froz
     single = paths.decided(patterns, [*paths.params, *paths.stats], flag)
     stacks, covered = stacks_of(model), set()
     for path in (name for arrays in take_apart(model)[1:] for name in arrays):
-        rows = names_apart(path, stacks)
-        matched = [name for name in rows if name in single]
-        if matched and len(matched) < len(rows):
+        block_names = names_apart(path, stacks)
+        matched = [name for name in block_names if name in single]
+        if matched and len(matched) < len(block_names):
             raise UsageError(
-                f"{flag} '{single[matched[0]]}' is for some of the {len(rows)} blocks that {path} holds, and with "
-                "scan_blocks they are one array: write --model.no_scan_blocks, or a pattern for all blocks"
+                f"{flag} '{single[matched[0]]}' is for some of the {len(block_names)} blocks that {path} holds, and "
+                "with scan_blocks they are one array: write --model.no_scan_blocks, or a pattern for all blocks"
             )
         covered |= {path} if matched else set()
     return frozenset(covered)

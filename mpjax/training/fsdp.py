@@ -22,7 +22,7 @@ from mpjax.training.layout import Layout, over
 from mpjax.training.state import Arrays
 
 
-def widened(layout: Layout, params: Arrays) -> Arrays:
+def in_reduce_dtype(layout: Layout, params: Arrays) -> Arrays:
     """Casts parameters that are divided over `fsdp` to `layout.reduce_dtype`, unless they are wider.
 
     A gradient has the dtype of its parameter, so a sum in float32 needs a parameter in float32. Parameters that are not
@@ -34,7 +34,7 @@ def widened(layout: Layout, params: Arrays) -> Arrays:
     }
 
 
-def gathered(layout: Layout, parts: Arrays) -> Arrays:
+def gathered(layout: Layout, shards: Arrays) -> Arrays:
     """Gathers the parameters that are divided over `fsdp`, inside `jax.shard_map`; other parameters stay unchanged.
 
     Parameters of `layout.blocks` stay shards: a block gathers them when it is called. A shard is cast to
@@ -43,9 +43,9 @@ def gathered(layout: Layout, parts: Arrays) -> Arrays:
 
     Args:
       layout: the division of the parameters.
-      parts: this device's shard of each parameter, by path; the whole parameter if it is not divided over `fsdp`.
+      shards: this device's shard of each parameter, by path; the whole parameter if it is not divided over `fsdp`.
     """
-    return {name: part if _in_block(layout, name) else _gather(layout, name, part) for name, part in parts.items()}
+    return {name: shard if _in_block(layout, name) else _gather(layout, name, shard) for name, shard in shards.items()}
 
 
 def gather_in_blocks(model: nnx.Module, layout: Layout) -> None:
@@ -135,12 +135,12 @@ def _in_block(layout: Layout, name: str) -> bool:
     return any(name.startswith(f"{block}/") for block in layout.blocks)
 
 
-def _gather(layout: Layout, name: str, part: jax.Array) -> jax.Array:
-    """Gathers the parameter at path `name` over `fsdp`, as described in `gathered`; returns `part` if not divided."""
+def _gather(layout: Layout, name: str, shard: jax.Array) -> jax.Array:
+    """Gathers the parameter at path `name` over `fsdp`, as described in `gathered`; returns `shard` if not divided."""
     axis = layout.fsdp_axis(name)
     if axis is None:
-        return part
-    travels, dtype = (dtypes.get(name, part.dtype) for dtypes in (layout.travels, layout.given))
+        return shard
+    travels, dtype = (dtypes.get(name, shard.dtype) for dtypes in (layout.travels, layout.given))
     over_tensor = over((TENSOR,), layout.spec(name))
 
     def apart(function):
@@ -152,33 +152,33 @@ def _gather(layout: Layout, name: str, part: jax.Array) -> jax.Array:
         )
 
     @apart
-    def gather_parts(part):
+    def gather_shards(shard):
         if travels == E4M3:
-            return _gather_in_float8(part, axis, (FSDP, *((TENSOR,) if TENSOR in over_tensor else ()))).astype(dtype)
-        return jax.lax.all_gather(part.astype(travels), FSDP, axis=axis, tiled=True).astype(dtype)
+            return _gather_in_float8(shard, axis, (FSDP, *((TENSOR,) if TENSOR in over_tensor else ()))).astype(dtype)
+        return jax.lax.all_gather(shard.astype(travels), FSDP, axis=axis, tiled=True).astype(dtype)
 
     @apart
     def scatter(gradient):
-        return scatter_sum(gradient, layout.reduce_dtype, FSDP, axis=axis).astype(part.dtype)
+        return scatter_sum(gradient, layout.reduce_dtype, FSDP, axis=axis).astype(shard.dtype)
 
     @jax.custom_vjp
-    def gather(part):
-        return gather_parts(part)
+    def gather(shard):
+        return gather_shards(shard)
 
     def backward(_, gradient):
         return (scatter(gradient),)
 
-    gather.defvjp(lambda part: (gather(part), None), backward)
-    return gather(part)
+    gather.defvjp(lambda shard: (gather(shard), None), backward)
+    return gather(shard)
 
 
-def _gather_in_float8(part: jax.Array, axis: int, axes: tuple[str, ...]) -> jax.Array:
+def _gather_in_float8(shard: jax.Array, axis: int, axes: tuple[str, ...]) -> jax.Array:
     """Gathers a parameter in float8, with the scale of the whole parameter, and casts it to bfloat16.
 
     `axes` are the axes of the mesh that the parameter is divided over. A layer that quantises the result again gets the
     same numbers, since all scales are powers of two.
     """
-    half = part.astype(BFLOAT16)
+    half = shard.astype(BFLOAT16)
     quantised = quantise_by(half, jax.lax.pmax(largest_of(half), axes), E4M3)
     values = jax.lax.all_gather(quantised.values, FSDP, axis=axis, tiled=True)
     return values.astype(BFLOAT16) * quantised.inverse.astype(BFLOAT16)

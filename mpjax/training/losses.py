@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from mpjax.training.cross_entropy import predicted, widened, with_labels
+from mpjax.training.cross_entropy import as_float32, predicted, with_labels
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -44,7 +44,7 @@ def soft_cross_entropy(logits: Float[Array, "B K"], targets: Float[Array, "B K"]
     Returns:
       float32 (or wider) [B]. A class with a target of 0 adds 0, also if its logit is -inf.
     """
-    logits = widened(logits)
+    logits = as_float32(logits)
     terms = jnp.where(targets == 0, 0, targets.astype(logits.dtype) * jax.nn.log_softmax(logits))
     return -jnp.sum(terms, axis=-1)
 
@@ -119,7 +119,7 @@ def dice_loss(
     Returns:
       float32 (or wider) [B], from 0 to below 1. A label out of range counts for no class.
     """
-    logits = widened(logits)
+    logits = as_float32(logits)
     counts = _counts(labels, ignore)[..., None]
     places = tuple(range(1, labels.ndim))
     probabilities = jnp.where(counts, jax.nn.softmax(logits), 0)
@@ -164,8 +164,8 @@ def correct_in_top(k: int, logits: Float[Array, "B K"], labels: Int[Array, " B"]
     labels, classes = labels.astype(jnp.int32), logits.shape[-1]  # a uint8 cannot be compared with class 300
     # A count of the rank, unlike a sort, needs no communication when the batch is sharded.
     label_logit = jnp.take_along_axis(logits, labels[:, None], axis=-1)
-    place = jnp.arange(classes, dtype=jnp.int32)[None, :]
-    behind = (logits < label_logit) | ((logits == label_logit) & (place >= labels[:, None]))
+    class_index = jnp.arange(classes, dtype=jnp.int32)[None, :]
+    behind = (logits < label_logit) | ((logits == label_logit) & (class_index >= labels[:, None]))
     # One inf or NaN, which is not below inf, counts as k logits ahead of the label's.
     ahead = jnp.where(logits < jnp.inf, (~behind).astype(jnp.int32), k)
     in_top = (jnp.sum(ahead, axis=-1) < k) & jnp.isfinite(label_logit[:, 0])

@@ -27,31 +27,31 @@ def row_major(gradient: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(with_layout_constraint(gradient, Layout((0, 1, 2, 3))))
 
 
-def row_major_before_casts(run: Callable, select: Callable[[Any], Any]) -> Callable:
+def row_major_before_casts(function: Callable, select: Callable[[Any], Any]) -> Callable:
     """Wraps a function to apply `row_major` to selected results.
 
     If a result is a cast from half precision to a wider dtype, `row_major` applies before this cast, so that the
     transpose moves fewer bytes. Dtypes and values of the results do not change.
 
     Args:
-      run: the function, whose arguments and results are pytrees of arrays.
+      function: the function, whose arguments and results are pytrees of arrays.
       select: maps the result to a pytree of the selected leaves. It is called with integers in place of arrays.
     """
 
     def laid_out(*args: Any) -> Any:
-        program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
+        program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         leaves, treedef = jax.tree.flatten(shapes)
         numbered = jax.tree.unflatten(treedef, range(len(leaves)))
-        places = [place for place in jax.tree.leaves(select(numbered)) if len(leaves[place].shape) == 4]
+        indices = [index for index in jax.tree.leaves(select(numbered)) if len(leaves[index].shape) == 4]
         body, consts = opened(program)
         casts = {equation.outvars[0]: equation.invars[0] for equation in body.eqns if _widens(equation)}
         results = list(body.outvars)
-        for place in places:
-            results[place] = casts.get(results[place], results[place])
+        for index in indices:
+            results[index] = casts.get(results[index], results[index])
         narrow = closed(body.replace(outvars=results), consts)
         outputs = core.jaxpr_as_fun(narrow)(*jax.tree.leaves(args))
-        for place in places:
-            outputs[place] = row_major(outputs[place]).astype(leaves[place].dtype)
+        for index in indices:
+            outputs[index] = row_major(outputs[index]).astype(leaves[index].dtype)
         return jax.tree.unflatten(treedef, outputs)
 
     return laid_out

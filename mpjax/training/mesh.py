@@ -28,12 +28,12 @@ def make_mesh(devices: Sequence | None = None, /, *, data: int = -1, fsdp: int =
         nearest sizes.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = settle({DATA: data, FSDP: fsdp, TENSOR: tensor}, len(devices))
+    sizes = resolve_sizes({DATA: data, FSDP: fsdp, TENSOR: tensor}, len(devices))
     # Auto: the compiler propagates shardings, so models and losses need no annotations.
     return Mesh(np.asarray(devices).reshape(*sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
-def settle(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
+def resolve_sizes(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
     """Copies the sizes of the axes with -1 replaced, so that their product is the number of devices.
 
     Raises:
@@ -67,7 +67,7 @@ def _nearest(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
     return dict(zip(sizes, min(products, key=distance), strict=True))
 
 
-def place(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
+def put_on_devices(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
     """Copies a batch to the devices of `sharding`.
 
     If devices belong to other processes too, each process passes only its own examples, and the results are global
@@ -75,4 +75,4 @@ def place(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str,
     """
     if sharding.is_fully_addressable:
         return jax.device_put(dict(batch), sharding)
-    return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+    return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}

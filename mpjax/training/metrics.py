@@ -80,9 +80,9 @@ def _is_collected(value: Any) -> bool:
     return callable(getattr(value, "merge", None)) and callable(getattr(value, "compute", None))
 
 
-def _named(flag: str, found: Any) -> Mapping[str, Any]:
+def _named(flag: str, metrics: Any) -> Mapping[str, Any]:
     """Returns a dict of values as it is, and a single value as a dict with the name `flag`."""
-    return found if isinstance(found, Mapping) else {flag: found}
+    return metrics if isinstance(metrics, Mapping) else {flag: metrics}
 
 
 def _names(flag: str, function: "Metric", outputs: Any, batch: Any, size: int) -> tuple[str, ...]:

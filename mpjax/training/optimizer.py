@@ -159,9 +159,9 @@ def _row_by_row(rule: optax.GradientTransformation, stacks: Stacks) -> optax.Gra
         def one(update, param):
             return rule.update(update, state, param)[0]
 
-        def each(path: tuple, update, param):
+        def by_block(path: tuple, update, param):
             return (one if stack_of(path_name(path), stacks) is None else jax.vmap(one))(update, param)
 
-        return jax.tree_util.tree_map_with_path(each, updates, params), state
+        return jax.tree_util.tree_map_with_path(by_block, updates, params), state
 
     return optax.GradientTransformation(rule.init, update)

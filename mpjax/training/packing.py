@@ -39,7 +39,7 @@ class PackedGroup:
         """Concatenates the arrays of the group; None if they are None, as master weights of float32 parameters are."""
         return None if all(value is None for value in values) else _concatenated(values, self.decays)
 
-    def part(self, array: Any) -> dict[str, Any]:
+    def split(self, array: Any) -> dict[str, Any]:
         """Inverts `join`: splits a packed array into arrays by path."""
         arrays = [None] * len(self.shapes) if array is None else _split(array, tuple(self.shapes.values()))
         return dict(zip(self.shapes, arrays, strict=True))
@@ -54,8 +54,8 @@ def _concatenated(values: list[jax.Array], decays: bool) -> jax.Array:
 @functools.partial(jax.jit, inline=True, static_argnums=1)
 def _split(array: jax.Array, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
     # The derivative of a split is a concatenation; the derivative of slices is a sum of padded arrays.
-    parts = jax.lax.split(array.reshape(-1), [math.prod(shape) for shape in shapes])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+    pieces = jax.lax.split(array.reshape(-1), [math.prod(shape) for shape in shapes])
+    return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Kind:
         rest = dict(arrays)
         apart: dict[str, Any] = {}
         for name, group in self.groups.items():
-            apart |= group.part(rest.pop(name))
+            apart |= group.split(rest.pop(name))
         return apart | rest
 
 

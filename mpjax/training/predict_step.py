@@ -32,8 +32,8 @@ def make_predict_step(
     Returns:
       `(params, stats, batch) -> outputs`, for the batch of all devices, in the order of its examples.
     """
-    shares, of_share = in_evaluation(structure, outputs_of, cast=cast, layout=layout)
-    return jax.jit(shares.rows(of_share))
+    shards, of_shard = in_evaluation(structure, outputs_of, cast=cast, layout=layout)
+    return jax.jit(shards.per_example(of_shard))
 
 
 def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:

@@ -65,10 +65,10 @@ def scale_by_path(factors: Mapping[str, float], stacks: Stacks) -> optax.Gradien
     """
 
     def scaled(path: tuple, update: jax.Array) -> jax.Array:
-        rows = [factors.get(name, 1.0) for name in names_apart(path_name(path), stacks)]
-        if len(set(rows)) == 1:
-            return update if rows[0] == 1 else update * rows[0]
-        return update * np.array(rows, update.dtype).reshape(-1, *(1,) * (update.ndim - 1))
+        block_factors = [factors.get(name, 1.0) for name in names_apart(path_name(path), stacks)]
+        if len(set(block_factors)) == 1:
+            return update if block_factors[0] == 1 else update * block_factors[0]
+        return update * np.array(block_factors, update.dtype).reshape(-1, *(1,) * (update.ndim - 1))
 
     return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scaled, updates))
 

@@ -131,7 +131,7 @@ class Task:
         stacks = stacks_of(self.abstract)
         return frozenset(name for path in self.frozen for name in names_apart(path, stacks))
 
-    def narrowed(
+    def transfer_dtypes(
         self, params: Arrays, stats: Arrays, batch: Mapping[str, Any]
     ) -> tuple[dict[str, np.dtype], dict[str, np.dtype]]:
         """Finds the dtypes to which parameters may be cast before a training step without changing its results.

@@ -227,16 +227,16 @@ def without_shared_buffers(state: TrainState) -> TrainState:
     A training step donates its state, and a buffer can be donated only once. Shapes and tracers have no buffers, and
     stay unchanged.
     """
-    seen: set[tuple[int, int]] = set()
+    known: set[tuple[int, int]] = set()
 
-    def own(leaf: Any) -> Any:
+    def unshared(leaf: Any) -> Any:
         buffers = _buffers(leaf)
-        if seen.isdisjoint(buffers):
-            seen.update(buffers)
+        if known.isdisjoint(buffers):
+            known.update(buffers)
             return leaf
         return jnp.copy(leaf)
 
-    return jax.tree.map(own, state)
+    return jax.tree.map(unshared, state)
 
 
 def _buffers(leaf: Any) -> set[tuple[int, int]]:

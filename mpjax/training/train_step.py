@@ -16,10 +16,10 @@ from mpjax.precision.scale_state import loss_scale_state, where_finite
 from mpjax.precision.scaled_loss import unscaled
 from mpjax.precision.skip_step import optax_promotion
 from mpjax.precision.updates import moved_by
+from mpjax.training.batch_shards import batch_shards_of
 from mpjax.training.gradients import gradients_of
 from mpjax.training.layout import Layout
 from mpjax.training.objective import Prepare, as_stored
-from mpjax.training.shares import shares_of
 from mpjax.training.state import Assembly, TrainState, uncast
 from mpjax.training.xla_options import compiler_options as options_of_a_run
 from mpjax.training.xla_options import jit_step
@@ -123,9 +123,9 @@ def make_train_step(
     if not 0 <= ema < 1:
         raise UsageError(f"ema: wanted a decay from 0 up to, not including, 1, got {ema}")
 
-    shares = shares_of(layout)
+    shards = batch_shards_of(layout)
     gradients = gradients_of(
-        structure, loss_fn, shares, cast=cast, prepare=prepare, accumulate=accumulate, frozen=frozen
+        structure, loss_fn, shards, cast=cast, prepare=prepare, accumulate=accumulate, frozen=frozen
     )
     update = optax.with_extra_args_support(tx).update  # some optimizers take the loss, as `value`
 
@@ -141,7 +141,7 @@ def make_train_step(
         # The optimizer unscales the gradients. If one is not finite, its updates are -0.0 and its state stays.
         trained = {name: param for name, param in state.params.items() if name not in frozen}
         scale = loss_scale_state(state.opt_state).scale
-        with shares.norms():
+        with shards.norms():
             updates, opt_state = update(contribution.grads, state.opt_state, trained, value=metrics["loss"])
             norm = global_norm(unscaled(contribution.grads, scale))
         with optax_promotion():
@@ -173,7 +173,7 @@ def make_train_step(
             opt_state=opt_state,
             ema=where_finite(opt_state, averages, state.ema),
         )
-        return shares.settle(new_state), pack(metrics)
+        return shards.constrain(new_state), pack(metrics)
 
     options = options_of_a_run(layout and layout.mesh) if compiler_options is None else compiler_options
     return jit_step(train_step, options)

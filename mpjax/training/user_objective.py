@@ -214,15 +214,15 @@ def _key() -> Any:
     return jax.eval_shape(jax.random.key, 0)
 
 
-def _is_zero(gradient: Any, given: tuple[Any, ...]) -> bool:
-    """True if a gradient that depends on no argument is 0 everywhere: computes it on zeros of the shapes `given`."""
+def _is_zero(gradient: Any, arguments: tuple[Any, ...]) -> bool:
+    """True if a gradient that depends on no argument is 0 everywhere: computes it on zeros of these shapes."""
 
     def zeros(shape: Any) -> jax.Array:
         if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
             return jax.random.key(0)
         return jnp.zeros(shape.shape, shape.dtype)
 
-    values = gradient(*jax.tree.map(zeros, given))
+    values = gradient(*jax.tree.map(zeros, arguments))
     return not any(bool(jnp.any(leaf != 0)) for leaf in jax.tree.leaves(values))
 
 

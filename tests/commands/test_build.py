@@ -19,7 +19,7 @@ FLAGS = "--model.name mlp --model.width 8 --data.name synthetic:8x8x1:10 --data.
 
 
 def config_of(flags=""):
-    return load_config(f"{FLAGS} --optimizer.warmup 1 {flags}".split())
+    return load_config(f"{FLAGS} --optimizer.warmup 1 {flags}".batch_sharding())
 
 
 def test_every_duration_is_counted_in_steps_of_this_data_set():
@@ -74,7 +74,7 @@ def test_a_step_on_parts_is_that_on_two_whole_copies(policy, monkeypatch):
         built = build_run(config)
         state = fresh_state(built)
         rows = {"image": np.arange(100 * 64, dtype=np.uint8).reshape(100, 8, 8, 1), "label": np.arange(100) % 10}
-        batch = jax.device_put({**rows, "label": rows["label"].astype(np.int32)}, built.split)
+        batch = jax.device_put({**rows, "label": rows["label"].astype(np.int32)}, built.batch_sharding)
         state = built.packing.pack(state)
         for _ in range(3):
             state, metrics = built.train_step(state, batch)

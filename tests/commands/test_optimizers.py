@@ -23,7 +23,7 @@ QUIET = "--report.no_plot --report.no_tensorboard"
 
 
 def config_of(flags):
-    return load_config(f"{MLP} --optimizer.warmup 1 --steps 4 {flags}".split())
+    return load_config(f"{MLP} --optimizer.warmup 1 --steps 4 {flags}".batch_sharding())
 
 
 def steps_of(flags, steps=3):
@@ -33,7 +33,7 @@ def steps_of(flags, steps=3):
     state = fresh_state(built)
     found = [jax.device_get(state)]
     for batch, _ in zip(built.batches.from_position(0), range(steps), strict=False):
-        state, _ = built.train_step(built.packing.pack(state), jax.device_put(batch, built.split))
+        state, _ = built.train_step(built.packing.pack(state), jax.device_put(batch, built.batch_sharding))
         state = built.packing.unpack(state)
         found.append(jax.device_get(state))
     return found

@@ -58,7 +58,10 @@ def outcome(row):
         step = planned_step(load_config([*data, *model, *steady, *flags]), labelled_images(10, (8, 8, 1)))
     except UsageError:
         return "refused"
-    with step.wide(), jax.numpy_dtype_promotion("standard"):  # with 64 bits, an argmax is int64, and labels int32
+    with (
+        step.x64_if_float64(),
+        jax.numpy_dtype_promotion("standard"),
+    ):  # with 64 bits, an argmax is int64, and labels int32
         train_step, (state, batch) = step.on(make_mesh(jax.devices()[:1]))
         after, _ = jax.eval_shape(train_step, state, batch)
     return "keeps its form" if form(after) == form(state) else "changes its form"

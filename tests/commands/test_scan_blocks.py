@@ -37,7 +37,7 @@ FORMS = ("--model.no_scan_blocks", "--model.scan_blocks")
 
 
 def config_of(flags, base=VIT):
-    return load_config(f"{base} {flags}".split())
+    return load_config(f"{base} {flags}".batch_sharding())
 
 
 def trained(flags, steps=2):
@@ -46,7 +46,7 @@ def trained(flags, steps=2):
     built = build_run(config)
     state, found = fresh_state(built), []
     for batch, _ in zip(built.batches.from_position(0), range(steps), strict=False):
-        state, metrics = built.train_step(state, jax.device_put(batch, built.split))
+        state, metrics = built.train_step(state, jax.device_put(batch, built.batch_sharding))
         found.append(dict(jax.device_get(metrics)))
     return config, built, state, found
 

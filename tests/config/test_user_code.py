@@ -85,9 +85,9 @@ def test_a_path_with_a_space_is_one_file():
 def test_what_the_command_line_names_itself_is_trusted(tmp_path):
     stored = Config(model=Model(name="a.py:Net"))
     require_trust(stored, tmp_path, trusted=True)
-    require_trust(stored, tmp_path, trusted=False, said=stored)
+    require_trust(stored, tmp_path, trusted=False, user_config=stored)
     with pytest.raises(UsageError, match=r"names code outside mpjax, .* here: model.name a.py:Net; read it, and"):
-        require_trust(stored, tmp_path, trusted=False, said=Config(model=Model(name="b.py:Net")))
+        require_trust(stored, tmp_path, trusted=False, user_config=Config(model=Model(name="b.py:Net")))
 
 
 @pytest.fixture

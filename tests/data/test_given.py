@@ -142,7 +142,7 @@ def test_colours_are_not_dropped_without_a_word(tmp_path):
     Pillow.new("RGB", (4, 4)).save(tmp_path / "a.png")
     given = given_images([str(tmp_path / "a.png")], source_of(1), Data())
     with pytest.raises(UsageError, match=r"a.png: a colour image \(Pillow's mode RGB\); the model takes grayscale"):
-        given.rows(given.names[0])
+        given.to_arrays(given.names[0])
 
 
 def test_files_that_are_no_images_or_of_another_size_are_named(tmp_path):

@@ -18,7 +18,7 @@ MIXED = Mixed(sizes=[1400, 7, 300], counts=[700, 50, 250], batch_size=64, seed=3
 def examples(order, count):
     """Numbers and epochs of the first `count` examples."""
     positions = range(-(-count // order.batch_size))
-    return (np.concatenate([take(p) for p in positions])[:count] for take in (order.rows, order.epochs))
+    return (np.concatenate([take(p) for p in positions])[:count] for take in (order.example_numbers, order.epochs))
 
 
 @pytest.mark.parametrize(
@@ -78,16 +78,18 @@ def test_the_examples_of_each_set_form_whole_epochs(sizes, weights, batch_size, 
 @pytest.mark.parametrize("batch_size", [48, 64, 1000, 2500])
 def test_a_batch_is_a_function_of_seed_and_position_alone(batch_size):
     order = dataclasses.replace(MIXED, batch_size=batch_size)
-    whole = np.concatenate([order.rows(position) for position in range(12)])
+    whole = np.concatenate([order.example_numbers(position) for position in range(12)])
     for position in (11, 3, 0):
         fresh = dataclasses.replace(order)
-        np.testing.assert_array_equal(fresh.rows(position), whole[position * batch_size : (position + 1) * batch_size])
-    assert (order.rows(0) != dataclasses.replace(order, seed=4).rows(0)).any()
+        np.testing.assert_array_equal(
+            fresh.example_numbers(position), whole[position * batch_size : (position + 1) * batch_size]
+        )
+    assert (order.example_numbers(0) != dataclasses.replace(order, seed=4).example_numbers(0)).any()
 
 
 def test_passes_of_a_set_differ_and_so_do_those_of_two_sets_of_one_size():
     order = Mixed([500, 500], [500, 500], 1000, 0)
-    first, second = (order.rows(position) for position in (0, 1))
+    first, second = (order.example_numbers(position) for position in (0, 1))
     assert (first[first < 500] != second[second < 500]).any()
     assert (first[first < 500] != first[first >= 500] - 500).any()
 
@@ -102,7 +104,7 @@ def test_one_set_alone_is_shuffled_anew_in_each_epoch_and_leaves_out_what_fills_
 
 
 def test_the_order_of_one_set_is_that_of_earlier_versions():
-    assert Shuffled(10, 4, seed=3).rows(1).tolist() == [3, 5, 9, 7]
+    assert Shuffled(10, 4, seed=3).example_numbers(1).tolist() == [3, 5, 9, 7]
 
 
 def test_the_order_of_a_source():

@@ -7,7 +7,7 @@ import pytest
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from mpjax.diagnosis import compile_ahead
-from mpjax.diagnosis.arithmetic import IN_NUMPY, in_numpy, narrowed, results_of, round_to
+from mpjax.diagnosis.arithmetic import IN_NUMPY, in_half_dtype, in_numpy, results_of, round_to
 from mpjax.diagnosis.measurements import measure
 from mpjax.precision.dtypes import BFLOAT16, FLOAT16
 
@@ -46,7 +46,7 @@ def test_rounding(monkeypatch, dtype, top, bottom):
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
 def test_narrowing(monkeypatch, dtype):
     rounded = np.asarray(round_to(VALUES, dtype))
-    _same(*_both(monkeypatch, lambda: narrowed(rounded, dtype)))
+    _same(*_both(monkeypatch, lambda: in_half_dtype(rounded, dtype)))
 
 
 X, Y = PAIRS[0], PAIRS[1]

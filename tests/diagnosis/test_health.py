@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mpjax.diagnosis.emulate import everywhere, nowhere
-from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, distance, is_repaired, lost_shares, outputs_of
+from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, distance, is_repaired, lost_fractions, outputs_of
 from mpjax.diagnosis.program import program_of
 
 
@@ -56,7 +56,7 @@ def test_gradients_that_become_zero_are_lost_and_with_a_larger_loss_scale_are_no
     reference = reference_of(program)
     for scale, share in ((4.0, 1.0), (2.0**10, 0.0)):
         low = [np.float32(scale * 2.0**-29), np.full(2, (1 - share) * scale * 2.0**-30)]
-        assert lost_shares(reference, program, scale, low) == [share]
+        assert lost_fractions(reference, program, scale, low) == [share]
         assert is_repaired(reference, program, scale) == (share == 0)
 
 

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from mpjax.diagnosis import diagnose, diagnose_function
-from mpjax.diagnosis.one_step import float32_share
+from mpjax.diagnosis.one_step import float32_fraction
 from mpjax.diagnosis.program import program_of_function
 from mpjax.errors import UsageError
 from mpjax.models.mlp import MLP
@@ -142,7 +142,7 @@ def test_only_rules_that_say_float32_move_flops_to_float32(rules, share):
 
     params = {"large": jnp.ones((4, 12)), "small": jnp.ones((4, 4))}
     program = program_of_function(loss_fn, params, jnp.ones((2, 4)), get_policy("mixed_bfloat16"))
-    assert float32_share(program, rules) == share
+    assert float32_fraction(program, rules) == share
 
 
 class Ratio(nnx.Module):

@@ -28,14 +28,14 @@ def test_a_share_of_nothing_is_all_or_nothing(part, whole, share):
 def test_errors_and_losses_are_shares_of_the_norm():
     reading = reading_of([3.0, 4.0], [3.0, 0.0])
     assert reading.relative_error == pytest.approx(0.8)
-    assert reading.lost_share == pytest.approx(0.8)
+    assert reading.lost_fraction == pytest.approx(0.8)
 
 
 def test_squares_that_float32_does_not_hold_are_added_up():
     large, small = reading_of([3e30, 4e30], [3e30, 3e30]), reading_of([3e-30, 4e-30], [3e-30, 0.0])
     assert large.reference == pytest.approx(25e60)
     assert large.relative_error == pytest.approx(0.2)
-    assert small.relative_error == small.lost_share == pytest.approx(0.8)
+    assert small.relative_error == small.lost_fraction == pytest.approx(0.8)
 
 
 def test_readings_together_are_sums_but_for_the_largest_and_the_latest():

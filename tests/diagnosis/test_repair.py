@@ -11,7 +11,7 @@ from mpjax.diagnosis.finding import Finding
 from mpjax.diagnosis.health import Reference
 from mpjax.diagnosis.program import program_of_function
 from mpjax.diagnosis.repair import Fault, is_repaired_outside, smallest_rules, with_lower_scale
-from mpjax.diagnosis.trace import run
+from mpjax.diagnosis.trace import emulated
 from mpjax.precision.presets import get_policy
 
 
@@ -33,7 +33,7 @@ def fault_of(loss_fn, scale, policy="mixed_float16"):
     make = functools.partial(program_of_function, loss_fn, PARAMS, BATCH)
     policy = get_policy(policy)
     program = make(policy)
-    trace = run(program, scale)
+    trace = emulated(program, scale)
     reference = Reference(program, [np.asarray(x) / scale for x in trace.wide], 0.05)
     return Fault(make, policy, program, trace, scale, reference)
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.arithmetic import narrowed, round_to
+from mpjax.diagnosis.arithmetic import in_half_dtype, round_to
 from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 
@@ -75,7 +75,7 @@ def test_other_dtypes_are_left_alone():
 @pytest.mark.parametrize("half", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
 def test_every_half_number_is_the_same_in_its_own_dtype(half):
     every = np.arange(65536, dtype=np.uint16).view(half).astype(np.float32)
-    held = narrowed(jnp.asarray(every), np.dtype(half))
+    held = in_half_dtype(jnp.asarray(every), np.dtype(half))
     assert held.dtype == half
     assert _same(np.asarray(held).astype(np.float32), every).all()
     assert _same(held.astype(jnp.float32), every).all()

@@ -8,7 +8,7 @@ from mpjax.diagnosis.emulate import nowhere
 from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, outputs_of
 from mpjax.diagnosis.program import program_of
 from mpjax.diagnosis.scales import healthy_scale, lower_scale, scale_beside_rules
-from mpjax.diagnosis.trace import run
+from mpjax.diagnosis.trace import emulated
 
 
 def half_product(weight, x):
@@ -70,9 +70,9 @@ def two(weight, x):
 def test_a_scale_beside_rules_is_one_without_what_overflows_forward():
     reference, program = step(two)
     assert lower_scale(reference, program, 2.0**15) is None
-    assert scale_beside_rules(reference, program, run(program, 2.0**15), 2.0**15) == 2.0**9
+    assert scale_beside_rules(reference, program, emulated(program, 2.0**15), 2.0**15) == 2.0**9
 
 
 def test_there_is_none_where_rules_alone_do():
     reference, program = step(two)
-    assert scale_beside_rules(reference, program, run(program, 2.0**9), 2.0**9) is None
+    assert scale_beside_rules(reference, program, emulated(program, 2.0**9), 2.0**9) is None

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from mpjax.diagnosis import diagnose, sums
-from mpjax.diagnosis.trace import run
+from mpjax.diagnosis.trace import emulated
 
 
 X = jax.random.normal(jax.random.key(0), (16, 4))
@@ -100,10 +100,10 @@ def test_the_parameter_whose_cotangents_are_added_is_named():
 
 def test_a_sum_that_rounds_less_with_float32_s_inputs_is_named_all_the_same(monkeypatch):
     def exact_alone(*args, **options):
-        trace = run(*args, **options)
+        trace = emulated(*args, **options)
         return trace._replace(readings=[reading._replace(noise=0.0) for reading in trace.readings])
 
-    monkeypatch.setattr(sums, "run", exact_alone)
+    monkeypatch.setattr(sums, "emulated", exact_alone)
     function, operation, _ = SUMS["rows of the weight"]
     found = diagnose(Net(function), mean_square, X, policy="mixed_bfloat16", search=False)
     assert (found.verdict, found.path, found.operation) == ("rounding", "own", operation)

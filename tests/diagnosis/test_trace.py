@@ -8,7 +8,7 @@ import pytest
 from mpjax.diagnosis.emulate import nowhere
 from mpjax.diagnosis.program import program_of
 from mpjax.diagnosis.readings import EXPONENTS, Reading, Site
-from mpjax.diagnosis.trace import Trace, run, table_of
+from mpjax.diagnosis.trace import Trace, emulated, table_of
 
 
 def trace_of(*found):
@@ -63,7 +63,7 @@ def program():
 
 
 def test_a_run_gives_the_step_in_half_precision_and_in_float32_times_the_loss_scale(program):
-    trace = run(program, 4.0)
+    trace = emulated(program, 4.0)
     assert (float(trace.low[0]), float(trace.wide[0])) == (float("inf"), 4 * (2.0**20 + 2.0**10))
     assert trace.low[1].tolist() == trace.wide[1].tolist() == [2.0**12, 4.0]
     row = next(row for row in table_of(trace, None) if (row.path, row.direction) == ("head", "forward"))
@@ -72,6 +72,6 @@ def test_a_run_gives_the_step_in_half_precision_and_in_float32_times_the_loss_sc
 
 
 def test_a_run_in_which_nothing_rounds_is_the_reference(program):
-    trace = run(program, 1.0, rounds=nowhere)
+    trace = emulated(program, 1.0, rounds=nowhere)
     assert [x.tolist() for x in trace.low] == [x.tolist() for x in trace.wide]
     assert all(row.error == row.overflow == 0 for row in table_of(trace, None))

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from mpjax.diagnosis import diagnose, diagnose_function
-from mpjax.diagnosis.health import all_finite, flushed_share, loss_error
+from mpjax.diagnosis.health import all_finite, flushed_fraction, loss_error
 
 
 class Layer(nnx.Module):
@@ -310,8 +310,8 @@ def test_the_error_of_a_loss_of_zero_is_none_where_it_is_zero():
 
 
 def test_a_share_counts_zeros_that_are_none_in_the_reference():
-    assert flushed_share(np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 0.0, 2.0, 0.0])) == 0.5
-    assert flushed_share(np.zeros(0), np.zeros(0)) == 0
+    assert flushed_fraction(np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 0.0, 2.0, 0.0])) == 0.5
+    assert flushed_fraction(np.zeros(0), np.zeros(0)) == 0
 
 
 def test_inf_and_nan_are_not_finite():

@@ -26,7 +26,7 @@ def company_of(count):
     try:
         yield members
     finally:
-        run_all(members, lambda member: member.part())
+        run_all(members, lambda member: member.disband())
         for pair in lines.values():
             for line in pair:
                 line.close()

@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from mpjax.plan.asked import Asked
+from mpjax.plan.compiled_products import CompiledProduct
 from mpjax.plan.hlo import Module
 from mpjax.plan.pairing import CONSTANT, INSIDE, MERGED, NOWHERE, SHARED, paired
-from mpjax.plan.runs import CompiledProduct
+from mpjax.plan.traced_products import TracedProduct
 from mpjax.plan.verdicts import UNCLEAR
 
 
@@ -14,16 +14,19 @@ F16, F32 = ("float16", "float16"), ("float32", "float32")
 
 def ask(path, size=8, *, backward=False, **known):
     known = {"elements": 4, "same": object(), **known}
-    return Asked("product", Module(path, backward), True, F16, "float16", size, **known)
+    return TracedProduct("product", Module(path, backward), True, F16, "float16", size, **known)
 
 
 def run(path, size=8, operands=F16, *, named=True, backward=False, by="Triton", elements=4):
     return CompiledProduct("product", Module(path, backward), named, operands, "float32", "float16", by, size, elements)
 
 
-def pairs(asked, runs, loops=(), partitions=1):
-    found = paired(asked, runs, lambda: loops, partitions=partitions)
-    return [(pair.asked and pair.asked.module.path, pair.run and pair.run.operands, pair.note) for pair in found]
+def pairs(traced, runs, loops=(), partitions=1):
+    paired_products = paired(traced, runs, lambda: loops, partitions=partitions)
+    return [
+        (pair.traced and pair.traced.module.path, pair.compiled and pair.compiled.operands, pair.note)
+        for pair in paired_products
+    ]
 
 
 def test_by_name_and_size():
@@ -40,8 +43,8 @@ def test_what_a_kernel_computes_inside_is_unknown():
 
 
 def test_three_of_one_size_in_one_product():
-    asked = [ask("b/query"), ask("b/key"), ask("b/value"), ask("c/key")]
-    assert pairs(asked, [run("b/query", 24), run("c/key")]) == [
+    traced = [ask("b/query"), ask("b/key"), ask("b/value"), ask("c/key")]
+    assert pairs(traced, [run("b/query", 24), run("c/key")]) == [
         ("b/query", F16, ""),
         ("b/key", F16, f"{MERGED} b/query"),
         ("b/value", F16, f"{MERGED} b/query"),
@@ -50,18 +53,18 @@ def test_three_of_one_size_in_one_product():
 
 
 def test_different_sizes_in_one_product():
-    asked = [ask("b/query", 32), ask("b/key", 8), ask("b/value", 8)]
-    assert [pair[1] for pair in pairs(asked, [run("b/query", 48)])] == [F16, F16, F16]
-    assert [pair[2] for pair in pairs(asked, [run("b/query", 47)])] == ["", NOWHERE, NOWHERE]
+    traced = [ask("b/query", 32), ask("b/key", 8), ask("b/value", 8)]
+    assert [pair[1] for pair in pairs(traced, [run("b/query", 48)])] == [F16, F16, F16]
+    assert [pair[2] for pair in pairs(traced, [run("b/query", 47)])] == ["", NOWHERE, NOWHERE]
 
 
 def test_a_product_of_the_size_of_two_that_share_an_operand_is_not_taken_for_them():
     """Adapters of two layers read one input, and their inner products together are as large as an outer one."""
     shared = {"values": ("x",)}
-    asked = [ask("a/lora", 8, **shared), ask("a/lora", 16), ask("b/lora", 8, **shared), ask("b/lora", 12)]
+    traced = [ask("a/lora", 8, **shared), ask("a/lora", 16), ask("b/lora", 8, **shared), ask("b/lora", 12)]
     wide = dataclasses.replace(run("a/lora", 16), result="float32")
     runs = [run("a/lora", 8), wide, run("b/lora", 8), run("b/lora", 12)]
-    assert [pair[1:] for pair in pairs(asked, runs)] == [(F16, "")] * 4
+    assert [pair[1:] for pair in pairs(traced, runs)] == [(F16, "")] * 4
 
 
 def test_products_in_one_share_an_operand_and_not_only_a_size():
@@ -94,19 +97,19 @@ def test_of_both_gradients_of_a_square_layer_the_one_is_joined_that_shares_an_op
         )
     )
     runs = [run("b/query", backward=True), run("b/query", 16, backward=True)]
-    found = paired([of_kernel, of_input, key, value], runs, list)
-    assert [pair.run and pair.run.size for pair in found] == [16, 8, 16, 16]
+    paired_products = paired([of_kernel, of_input, key, value], runs, list)
+    assert [pair.compiled and pair.compiled.size for pair in paired_products] == [16, 8, 16, 16]
 
 
 def test_a_product_that_is_whole_takes_no_more_parts():
-    asked = [ask("b/query"), ask("b/key"), ask("b/value"), ask("b/out", 16)]
-    found = pairs(asked, [run("b/query", 24)])
-    assert [pair[2] for pair in found] == ["", f"{MERGED} b/query", f"{MERGED} b/query", NOWHERE]
+    traced = [ask("b/query"), ask("b/key"), ask("b/value"), ask("b/out", 16)]
+    paired_products = pairs(traced, [run("b/query", 24)])
+    assert [pair[2] for pair in paired_products] == ["", f"{MERGED} b/query", f"{MERGED} b/query", NOWHERE]
 
 
 def test_a_run_that_is_smaller_than_its_product_is_not_of_others():
-    asked = [ask("b/query", 32), ask("b/key"), ask("b/value")]
-    assert [pair[2] for pair in pairs(asked, [run("b/query", 16)])] == ["", NOWHERE, NOWHERE]
+    traced = [ask("b/query", 32), ask("b/key"), ask("b/value")]
+    assert [pair[2] for pair in pairs(traced, [run("b/query", 16)])] == ["", NOWHERE, NOWHERE]
 
 
 def test_a_product_divided_over_devices():
@@ -115,8 +118,8 @@ def test_a_product_divided_over_devices():
 
 def test_one_without_a_name_is_known_by_its_size_unless_candidates_differ():
     nameless = [run("", named=False), run("", named=False, by="cuBLAS")]
-    found = paired([ask("a"), ask("b")], nameless, list)
-    assert [pair.run and pair.run.by for pair in found] == ["Triton or cuBLAS"] * 2
+    paired_products = paired([ask("a"), ask("b")], nameless, list)
+    assert [pair.compiled and pair.compiled.by for pair in paired_products] == ["Triton or cuBLAS"] * 2
     differing = [run("", named=False), run("", operands=F32, named=False)]
     assert pairs([ask("a"), ask("b")], differing)[:2] == [("a", None, UNCLEAR), ("b", None, UNCLEAR)]
 

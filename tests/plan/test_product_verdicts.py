@@ -5,25 +5,25 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mpjax.plan.asked import Asked
+from mpjax.plan.compiled_products import CompiledProduct, Target
 from mpjax.plan.hlo import Module
 from mpjax.plan.pairing import CONSTANT, NOWHERE, PairedProduct
 from mpjax.plan.product_verdicts import rows_of_products, rows_of_recipe
-from mpjax.plan.runs import CompiledProduct, Target
+from mpjax.plan.traced_products import TracedProduct
 from mpjax.plan.verdicts import UNCLEAR
 from mpjax.precision.float8.recipes import FLOAT8, MXFP8, ROWWISE
 from mpjax.precision.product_dtypes import AskedDtypes
 
 
 GPU, CPU = Target("NVIDIA H200", "gpu", tensorfloat32=True), Target("this CPU", "cpu")
-ASKED = Asked("product", Module("up", False), True, ("float16", "float16"), "float16", 8, 4)
+ASKED = TracedProduct("product", Module("up", False), True, ("float16", "float16"), "float16", 8, 4)
 RUN = CompiledProduct(
     "product", Module("up", False), True, ("float16", "float16"), "float32", "float16", "Triton", 8, 4
 )
 
 
 def of(
-    asked: Asked | None = ASKED,
+    asked: TracedProduct | None = ASKED,
     run: CompiledProduct | None = RUN,
     *,
     policy: str | AskedDtypes | None = "float16",
@@ -150,7 +150,7 @@ def test_a_layer_that_is_not_to_multiply_in_float8_and_does_is_narrower():
 
 
 def test_float8_of_a_layer_with_the_users_own_product_and_products_that_a_recipe_leaves_alone_are_as_asked():
-    assert of(asks(E4M3), runs(E4M3), policy=AskedDtypes(BF16, own=True)).verdict == "as asked"
+    assert of(asks(E4M3), runs(E4M3), policy=AskedDtypes(BF16, users_product=True)).verdict == "as asked"
     assert of(asks("bfloat16"), runs("bfloat16"), policy=AskedDtypes(BF16, FLOAT8)).verdict == "as asked"
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from mpjax.plan.asked import asked_of
+from mpjax.plan.traced_products import traced_program
 
 
 X = jax.ShapeDtypeStruct((8, 4), jnp.float32)
@@ -13,7 +13,7 @@ X = jax.ShapeDtypeStruct((8, 4), jnp.float32)
 
 def rounded(fn):
     """Returns what the first result of a function of one float32 array was rounded to."""
-    return asked_of(jax.make_jaxpr(fn)(X)).rounded[0]
+    return traced_program(jax.make_jaxpr(fn)(X)).rounded[0]
 
 
 def through(x):
@@ -77,17 +77,17 @@ def test_an_addend_is_cast_if_it_was_only_moved_or_scaled_since(fn, dtype):
     mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     total = jax.shard_map(lambda x: jax.lax.psum(fn(x), "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
     with jax.numpy_dtype_promotion("standard"):
-        assert asked_of(jax.make_jaxpr(total)(X)).cast == (dtype,)
+        assert traced_program(jax.make_jaxpr(total)(X)).cast == (dtype,)
 
 
 def test_what_was_given_in_few_bits_was_not_rounded():
     half = jax.ShapeDtypeStruct((8, 4), jnp.bfloat16)
-    assert asked_of(jax.make_jaxpr(lambda x: x.astype(jnp.float32))(half)).rounded == ("",)
+    assert traced_program(jax.make_jaxpr(lambda x: x.astype(jnp.float32))(half)).rounded == ("",)
 
 
 def test_an_operand_that_an_iteration_rounds_for_the_next_one_is_told():
     def fn(x):
         return jax.lax.scan(lambda x, _: (through(x @ jnp.ones((4, 4), jnp.float32)), None), x, length=3)[0]
 
-    (product,) = asked_of(jax.make_jaxpr(fn)(X)).products
+    (product,) = traced_program(jax.make_jaxpr(fn)(X)).products
     assert product.rounded == ("bfloat16",)

@@ -35,7 +35,7 @@ def test_it_lowers_to_the_text_of_the_run_s_own_step(more):
     state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), fresh_state(built))
     step = planned_step(config, fields_of(config))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), step.state) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
-    planned = step.place(built.layout.mesh).train_step
+    planned = step.build_on(built.layout.mesh).train_step
     state = jax.eval_shape(built.packing.pack, state)
     assert built.train_step.lower(state, step.batch).as_text() == planned.lower(state, step.batch).as_text()
 
@@ -55,7 +55,7 @@ def test_another_batch_is_the_same_step():
     step = step_of(f"{FLAGS} --model.name mlp")
     other = step.of(48)
     assert (other.batch_size, other.batch["image"].shape, other.batch["label"].shape) == (48, (48, 8, 8, 1), (48,))
-    assert other.place == step.place
+    assert other.build_on == step.build_on
 
 
 def test_a_float64_policy_is_planned_in_float64():

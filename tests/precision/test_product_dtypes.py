@@ -64,13 +64,15 @@ def test_the_recipe_that_a_layer_was_made_to_multiply_by_is_known():
 def test_a_convolution_has_a_product_of_the_users_own_if_it_was_given_one(function):
     given = {"conv_general_dilated": function} if function else {}
     model = nnx.Conv(1, 1, (3,), **given, rngs=nnx.Rngs(0))
-    assert PolicyForModules(get_policy("float32"), {"": model})("").own is (function is not None)
-    assert not PolicyForModules(get_policy("float32"), {"": nnx.Einsum("ab,bc->ac", (2, 2), rngs=nnx.Rngs(0))})("").own
+    assert PolicyForModules(get_policy("float32"), {"": model})("").users_product is (function is not None)
+    assert not PolicyForModules(get_policy("float32"), {"": nnx.Einsum("ab,bc->ac", (2, 2), rngs=nnx.Rngs(0))})(
+        ""
+    ).users_product
 
 
 def test_a_layer_with_a_product_of_the_users_own_is_told():
     model = nnx.List([nnx.Linear(64, 64, dot_general=lambda *args, **more: None, rngs=nnx.Rngs(0))])
-    assert PolicyForModules(get_policy("mixed_float8"), {"": model})("0").own
+    assert PolicyForModules(get_policy("mixed_float8"), {"": model})("0").users_product
 
 
 class Pair(nnx.Module):

@@ -15,7 +15,7 @@ from mpjax.data.stream import Share
 from mpjax.errors import UsageError
 from mpjax.training.feed import own_rows
 from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh, settle
+from mpjax.training.mesh import make_mesh, resolve_sizes
 from mpjax.training.xla_options import compiler_options
 
 
@@ -58,11 +58,11 @@ def sizes_of(text):
 def test_sizes_have_the_right_product_or_the_message_names_some_that_have(sizes, devices):
     asked = dict(zip(NAMES, sizes, strict=True))
     try:
-        settled = settle(asked, devices)
+        settled = resolve_sizes(asked, devices)
     except UsageError as error:
         shown, near = str(error).split("; nearest: ")
         assert sizes_of(shown) == asked
-        assert settle(sizes_of(near), devices) == sizes_of(near)
+        assert resolve_sizes(sizes_of(near), devices) == sizes_of(near)
     else:
         assert math.prod(settled.values()) == devices
         assert all(size in (-1, settled[name]) for name, size in asked.items())
@@ -75,7 +75,7 @@ def test_sizes_have_the_right_product_or_the_message_names_some_that_have(sizes,
 )
 def test_the_message_names_the_nearest_sizes(sizes, near):
     with pytest.raises(UsageError) as raised:
-        settle(dict(zip(NAMES, sizes, strict=True)), 8 if sizes != (3, 1, 1) else 4)
+        resolve_sizes(dict(zip(NAMES, sizes, strict=True)), 8 if sizes != (3, 1, 1) else 4)
     assert tuple(sizes_of(str(raised.value).split("; nearest: ")[1]).values()) == near
 
 
@@ -87,7 +87,7 @@ def test_neighbouring_devices_are_along_the_last_axis():
 
 def test_two_sizes_to_fill_in_are_an_error_also_where_they_can_only_be_one():
     with pytest.raises(UsageError, match="-1 for at most one; nearest: --mesh.data 1 --mesh.fsdp 1 --mesh.tensor 4$"):
-        settle({"data": -1, "fsdp": -1, "tensor": 4}, 4)
+        resolve_sizes({"data": -1, "fsdp": -1, "tensor": 4}, 4)
 
 
 def held(*rows):

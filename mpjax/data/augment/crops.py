@@ -65,19 +65,19 @@ def random_boxes(
     first = jnp.where(jnp.any(fits, axis=0), jnp.argmax(fits, axis=0), ATTEMPTS - 1)[None, :]
     heights = jnp.clip(jnp.take_along_axis(heights, first, axis=0)[0], 1, height)
     widths = jnp.clip(jnp.take_along_axis(widths, first, axis=0)[0], 1, width)
-    return Boxes(_place(drawn[-2], height - heights), _place(drawn[-1], width - widths), heights, widths)
+    return Boxes(_offset(drawn[-2], height - heights), _offset(drawn[-1], width - widths), heights, widths)
 
 
-def _place(share: jax.Array, room: jax.Array) -> jax.Array:
+def _offset(uniform: jax.Array, room: jax.Array) -> jax.Array:
     """Scales float32 [B], uniform in [0, 1), to int32 [B], uniform in 0 to `room` inclusive."""
     # The product may round up to room + 1.
-    return jnp.minimum(jnp.floor(share * (room + 1).astype(jnp.float32)).astype(jnp.int32), room)
+    return jnp.minimum(jnp.floor(uniform * (room + 1).astype(jnp.float32)).astype(jnp.int32), room)
 
 
 def _between(start: jax.Array, length: jax.Array, size: int) -> jax.Array:
     """Marks the `length` positions from `start` on, of positions 0 to `size` - 1 in each row, bool [B, size]."""
-    place = jnp.arange(size, dtype=jnp.int32)[None, :]
-    return (place >= start[:, None]) & (place < (start + length)[:, None])
+    position = jnp.arange(size, dtype=jnp.int32)[None, :]
+    return (position >= start[:, None]) & (position < (start + length)[:, None])
 
 
 def random_resized_crop(
@@ -115,11 +115,11 @@ def resized(images: Num[Array, "B H W C"], boxes: Boxes, size: tuple[int, int]) 
     It interpolates in float32, and casts the result to the dtype of the images; integers are rounded to the nearest.
     """
     # Two matrix products with at most two nonzero weights per row: accelerators multiply faster than they gather.
-    rows = _weights(boxes.top, boxes.height, images.shape[1], size[0])
-    columns = _weights(boxes.left, boxes.width, images.shape[2], size[1])
+    row_weights = _weights(boxes.top, boxes.height, images.shape[1], size[0])
+    column_weights = _weights(boxes.left, boxes.width, images.shape[2], size[1])
     exact = jax.lax.Precision.HIGHEST
-    out = jnp.einsum("bij,bjwc->biwc", rows, images.astype(jnp.float32), precision=exact)
-    out = jnp.einsum("bkw,biwc->bikc", columns, out, precision=exact)
+    out = jnp.einsum("bij,bjwc->biwc", row_weights, images.astype(jnp.float32), precision=exact)
+    out = jnp.einsum("bkw,biwc->bikc", column_weights, out, precision=exact)
     if jnp.issubdtype(images.dtype, jnp.integer):
         out = jnp.round(out)
     return out.astype(images.dtype)

@@ -39,8 +39,8 @@ def mixup(
     Raises:
       UsageError: `alpha` is not above 0, or targets are not floating [B, K].
     """
-    share = _shares(images, targets, key, alpha)
-    return _average(images, share[:, None, None, None]), _average(targets, share[:, None])
+    weight = _drawn_fractions(images, targets, key, alpha)
+    return _average(images, weight[:, None, None, None]), _average(targets, weight[:, None])
 
 
 def cutmix(
@@ -64,9 +64,9 @@ def cutmix(
     Raises:
       UsageError: see `mixup`.
     """
-    share_key, place_key = jax.random.split(key)
-    shares = _shares(images, targets, share_key, alpha)
-    inside = _cut(place_key, shares, *images.shape[1:3]).contain(*images.shape[1:3])
+    fraction_key, place_key = jax.random.split(key)
+    fractions = _drawn_fractions(images, targets, fraction_key, alpha)
+    inside = _cut(place_key, fractions, *images.shape[1:3]).contain(*images.shape[1:3])
     return _paste(images, inside[..., None]), _average(targets, _kept(inside)[:, None])
 
 
@@ -77,9 +77,9 @@ def cutmix_masks(
 
     Rectangles and `alpha` are as in `cutmix`; masks are not averaged. Raises UsageError if `alpha` is not above 0.
     """
-    share_key, place_key = jax.random.split(key)
-    shares = _beta(share_key, images.shape[0], alpha)
-    inside = _cut(place_key, shares, *images.shape[1:3]).contain(*images.shape[1:3])
+    fraction_key, place_key = jax.random.split(key)
+    fractions = _beta(fraction_key, images.shape[0], alpha)
+    inside = _cut(place_key, fractions, *images.shape[1:3]).contain(*images.shape[1:3])
     return _paste(images, inside[..., None]), _paste(masks, inside)
 
 
@@ -114,7 +114,7 @@ def mixup_or_cutmix(
     return jnp.where(choice[:, None, None, None], cut[0], mixed[0]), jnp.where(choice[:, None], cut[1], mixed[1])
 
 
-def _shares(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float) -> jax.Array:
+def _drawn_fractions(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float) -> jax.Array:
     batch = images.shape[0]
     if targets.ndim != 2 or targets.shape[0] != batch or not jnp.issubdtype(targets.dtype, jnp.floating):
         raise UsageError(
@@ -133,17 +133,17 @@ def _beta(key: jax.Array, batch: int, alpha: float) -> jax.Array:
     return jax.random.beta(key, alpha, alpha, (batch,), jnp.float32)
 
 
-def _cut(key: jax.Array, shares: jax.Array, height: int, width: int) -> Boxes:
+def _cut(key: jax.Array, fractions: jax.Array, height: int, width: int) -> Boxes:
     """Draws a rectangle around a random pixel of each image, with the image's aspect ratio and 1 - share of its area.
 
-    Rectangles may extend beyond the image. `shares` is float32 [B], the fraction of each image to keep.
+    Rectangles may extend beyond the image. `fractions` is float32 [B], the fraction of each image to keep.
     """
-    side = jnp.sqrt(1 - shares)
+    side = jnp.sqrt(1 - fractions)
     heights = jnp.floor(height * side).astype(jnp.int32)
     widths = jnp.floor(width * side).astype(jnp.int32)
     row_key, column_key = jax.random.split(key)
-    rows = jax.random.randint(row_key, shares.shape, 0, height, jnp.int32)
-    columns = jax.random.randint(column_key, shares.shape, 0, width, jnp.int32)
+    rows = jax.random.randint(row_key, fractions.shape, 0, height, jnp.int32)
+    columns = jax.random.randint(column_key, fractions.shape, 0, width, jnp.int32)
     return Boxes(rows - heights // 2, columns - widths // 2, heights, widths)
 
 
@@ -157,6 +157,6 @@ def _paste(values: jax.Array, inside: jax.Array) -> jax.Array:
     return jnp.where(inside, values[::-1], values)
 
 
-def _average(values: jax.Array, share: jax.Array) -> jax.Array:
-    share = share.astype(values.dtype)
-    return share * values + (1 - share) * values[::-1]
+def _average(values: jax.Array, weight: jax.Array) -> jax.Array:
+    weight = weight.astype(values.dtype)
+    return weight * values + (1 - weight) * values[::-1]

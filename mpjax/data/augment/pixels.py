@@ -105,8 +105,8 @@ def blend(dull: jax.Array, images: jax.Array, factor: jax.Array) -> jax.Array:
     The arithmetic is float32. The result is clipped to 0..255 and cast to the dtype of `images`; integers are rounded
     down.
     """
-    dull, wide = dull.astype(jnp.float32), images.astype(jnp.float32)
-    return jnp.clip(dull + factor * (wide - dull), 0, 255).astype(images.dtype)
+    dull, floats = dull.astype(jnp.float32), images.astype(jnp.float32)
+    return jnp.clip(dull + factor * (floats - dull), 0, 255).astype(images.dtype)
 
 
 def gray(images: UInt8[Array, "B H W C"]) -> Int[Array, "B H W"]:
@@ -114,10 +114,10 @@ def gray(images: UInt8[Array, "B H W C"]) -> Int[Array, "B H W"]:
 
     Images of one channel lose the channel axis, and keep their levels.
     """
-    wide = images.astype(jnp.int32)
+    integers = images.astype(jnp.int32)
     if images.shape[-1] == 1:
-        return wide[..., 0]
-    return jnp.right_shift(19595 * wide[..., 0] + 38470 * wide[..., 1] + 7471 * wide[..., 2] + 32768, 16)
+        return integers[..., 0]
+    return jnp.right_shift(19595 * integers[..., 0] + 38470 * integers[..., 1] + 7471 * integers[..., 2] + 32768, 16)
 
 
 def gray_images(images: UInt8[Array, "B H W C"]) -> UInt8[Array, "B H W C"]:
@@ -130,9 +130,9 @@ def smooth(images: UInt8[Array, "B H W C"]) -> UInt8[Array, "B H W C"]:
 
     Pixels on the border of the image stay unchanged.
     """
-    wide = images.astype(jnp.int32)
-    rows = wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]
-    sums = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:] + 4 * wide[:, 1:-1, 1:-1]
+    integers = images.astype(jnp.int32)
+    vertical = integers[:, :-2] + integers[:, 1:-1] + integers[:, 2:]
+    sums = vertical[:, :, :-2] + vertical[:, :, 1:-1] + vertical[:, :, 2:] + 4 * integers[:, 1:-1, 1:-1]
     return images.at[:, 1:-1, 1:-1].set(((2 * sums + 13) // 26).astype(jnp.uint8))
 
 
@@ -152,9 +152,9 @@ def warp(values: Num[Array, "B H W *C"], moves: Float[Array, "B 2 3"], fill: int
     columns = jnp.floor(m[:, 0, 0] * x + m[:, 0, 1] * y + m[:, 0, 2]).astype(jnp.int32)
     rows = jnp.floor(m[:, 1, 0] * x + m[:, 1, 1] * y + m[:, 1, 2]).astype(jnp.int32)
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    place = (jnp.where(inside, rows * width + columns, 0)).reshape(batch, height * width, 1)
+    index = (jnp.where(inside, rows * width + columns, 0)).reshape(batch, height * width, 1)
     flat = values.reshape(batch, height * width, -1)
-    warped = jnp.take_along_axis(flat, place, axis=1, mode="promise_in_bounds").reshape(values.shape)
+    warped = jnp.take_along_axis(flat, index, axis=1, mode="promise_in_bounds").reshape(values.shape)
     return jnp.where(inside.reshape(inside.shape + (1,) * (values.ndim - 3)), warped, jnp.asarray(fill, values.dtype))
 
 

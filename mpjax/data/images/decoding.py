@@ -149,9 +149,9 @@ class Picture:
             return image.convert(self.mode)
 
 
-def _tell(said: str) -> None:
+def _tell(omission: str) -> None:
     # The text is the same for every image, so Python shows the warning once.
-    warnings.warn(f"image: {said}", DataWarning, stacklevel=3)
+    warnings.warn(f"image: {omission}", DataWarning, stacklevel=3)
 
 
 def read_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT) -> Picture:
@@ -249,10 +249,10 @@ def opened(stored: bytes | str) -> Image.Image:
     """
     image = _open(stored)
     try:
-        said = list(_left_out(image))
+        omissions = list(_left_out(image))
     except Exception:  # damaged EXIF data or a damaged second frame, which is not needed
         return _open(stored)
-    for text in said:
+    for text in omissions:
         # The line of the warning is the same for all callers too, so Python shows it once.
         warnings.warn(f"image: {text}", DataWarning, stacklevel=1)
     return image

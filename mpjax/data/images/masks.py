@@ -17,7 +17,7 @@ from mpjax.data.images.depth import stored_numbers
 from mpjax.errors import DataWarning, UsageError
 
 
-def class_numbers(stored: Any) -> Any:
+def decoded_mask(stored: Any) -> Any:
     """Decodes a mask to the stored value of each pixel, [H, W, 1]; returns anything but bytes unchanged.
 
     The values are not mapped to classes yet (`MaskValues`). A palette is not applied: its indices are the values, and
@@ -44,7 +44,7 @@ def class_numbers(stored: Any) -> Any:
 
 def with_decoded_masks(fields: Sequence[str], example: Example) -> Example:
     """Copies an example with the masks named in `fields` decoded to arrays of stored values (`class_numbers`)."""
-    return {**example, **{name: class_numbers(example[name]) for name in fields}}
+    return {**example, **{name: decoded_mask(example[name]) for name in fields}}
 
 
 _LOOKED_AT = 256
@@ -76,17 +76,17 @@ class MaskValues:
         """
         values, meanings = self._sorted
         if mask.dtype == np.uint8:
-            place = self._places[mask]
+            index = self._places[mask]
         else:
-            place = np.searchsorted(values, mask).clip(max=len(values) - 1)
-        if (values[place] != mask).any():
-            strange = int(mask[values[place] != mask].flat[0])
+            index = np.searchsorted(values, mask).clip(max=len(values) - 1)
+        if (values[index] != mask).any():
+            strange = int(mask[values[index] != mask].flat[0])
             besides = f", nor an ignored value ({_listed(self.ignored)})" if self.ignored else ""
             raise UsageError(
                 f"mask: value {strange} of '{self.name}' is not one of {_listed(self.classes)}{besides}; "
                 f"{_advice(strange)}"
             )
-        return meanings[place]
+        return meanings[index]
 
     def with_class_numbers(self, example: Example) -> Example:
         """Copies an example with the stored values of its `mask` mapped to class numbers.
@@ -144,21 +144,21 @@ def mask_values(
             f"class{besides}"
         )
     counts, looked_at = _counted(train, name)
-    seen = sorted(set(counts) - set(ignored))
+    present = sorted(set(counts) - set(ignored))
     classes = chosen or tuple(range(num_classes))
-    if noise := compression_noise({value: counts[value] for value in seen}, stored, looked_at):
-        if not set(seen) <= set(classes):
+    if noise := compression_noise({value: counts[value] for value in present}, stored, looked_at):
+        if not set(present) <= set(classes):
             raise UsageError(noise)
         warnings.warn(noise, DataWarning, stacklevel=2)
-    if not chosen and not set(seen) <= set(classes):
-        if len(seen) != num_classes:
+    if not chosen and not set(present) <= set(classes):
+        if len(present) != num_classes:
             raise UsageError(
-                f"mask: the stored values {looked_at} are {_listed(seen)}, but the {num_classes} classes of the task "
-                f"are 0 to {num_classes - 1}; {_advice(seen[-1])}"
+                f"mask: the stored values {looked_at} are {_listed(present)}, but the {num_classes} classes of the "
+                f"task are 0 to {num_classes - 1}; {_advice(present[-1])}"
             )
-        classes = tuple(seen)
+        classes = tuple(present)
         _tell(
-            f"the stored values {_listed(seen)} are used as classes 0 to {num_classes - 1}: exactly {num_classes} "
+            f"the stored values {_listed(present)} are used as classes 0 to {num_classes - 1}: exactly {num_classes} "
             f"values occur {looked_at}"
         )
     values = MaskValues(classes, ignored, name)
@@ -166,9 +166,11 @@ def mask_values(
         return values
     if missing := [str(number) for number, value in enumerate(classes) if value not in {*counts, *ignored}]:
         _tell(f"class {', '.join(missing)} of {num_classes} does not occur {looked_at}")
-    share = sum(counts.get(value, 0) for value in ignored) / sum(counts.values())
-    if share > 0.5:
-        _tell(f"{share:.0%} of the pixels are ignored by --data.ignore_index {_listed(ignored)}, {looked_at}")
+    ignored_fraction = sum(counts.get(value, 0) for value in ignored) / sum(counts.values())
+    if ignored_fraction > 0.5:
+        _tell(
+            f"{ignored_fraction:.0%} of the pixels are ignored by --data.ignore_index {_listed(ignored)}, {looked_at}"
+        )
     return values
 
 
@@ -182,25 +184,25 @@ def unknown_classes(
     `mask_values`.
     """
     counts, looked_at = _counted(train, name)
-    seen = sorted(set(counts) - set(config.ignore_index))
-    if noise := compression_noise({value: counts[value] for value in seen}, stored, looked_at):
+    present = sorted(set(counts) - set(config.ignore_index))
+    if noise := compression_noise({value: counts[value] for value in present}, stored, looked_at):
         return UsageError(noise)
     mask = f"mask ({origin})" if origin else "mask"
     prefix = f"data set '{name}' does not say how many classes its {mask} has; the stored values {looked_at}"
-    if len(seen) < 2:
-        return UsageError(f"{prefix} are {_listed(seen) or 'none'}; write --data.num_classes N")
-    if len(seen) > _MOST_CLASSES:
+    if len(present) < 2:
+        return UsageError(f"{prefix} are {_listed(present) or 'none'}; write --data.num_classes N")
+    if len(present) > _MOST_CLASSES:
         return UsageError(
-            f"{prefix} are {_listed(seen)}; write --data.num_classes N if they are class numbers. Masks that were "
+            f"{prefix} are {_listed(present)}; write --data.num_classes N if they are class numbers. Masks that were "
             "stored as JPEG have more values than classes: store them as PNG"
         )
-    if seen == list(range(len(seen))):
-        repair = {"data.num_classes": len(seen)}
-        return UsageError(f"{prefix} are {_listed(seen)}; write --data.num_classes {len(seen)}", repair=repair)
+    if present == list(range(len(present))):
+        repair = {"data.num_classes": len(present)}
+        return UsageError(f"{prefix} are {_listed(present)}; write --data.num_classes {len(present)}", repair=repair)
     return UsageError(
-        f"{prefix} are {_listed(seen)}; write --data.mask_values {' '.join(map(str, seen))}, the value of each class, "
-        "from class 0; values that stand for no class go to --data.ignore_index instead",
-        repair={"data.mask_values": tuple(seen)},
+        f"{prefix} are {_listed(present)}; write --data.mask_values {' '.join(map(str, present))}, the value of each "
+        "class, from class 0; values that stand for no class go to --data.ignore_index instead",
+        repair={"data.mask_values": tuple(present)},
     )
 
 
@@ -266,13 +268,13 @@ def compression_noise(counts: Mapping[int, int], stored: Examples | None, looked
         empty.
       looked_at: describes the sample in which the values were counted.
     """
-    seen = sorted(counts)
-    near = any(above - below <= 2 for below, above in itertools.pairwise(seen))
+    present = sorted(counts)
+    near = any(above - below <= 2 for below, above in itertools.pairwise(present))
     if not near or stored is None or (name := _first_jpeg(stored)) is None:
         return ""
     levels = _levels(counts)
     around = f", most of them near {', '.join(map(str, levels))}" if levels else ""
-    shown = ", ".join(map(str, seen[:8])) + (f" and {len(seen) - 8} more" if len(seen) > 8 else "")
+    shown = ", ".join(map(str, present[:8])) + (f" and {len(present) - 8} more" if len(present) > 8 else "")
     return (
         f"mask: {name or 'masks'}: a JPEG, whose compression changes class numbers: the stored values {looked_at} are "
         f"{shown}{around}; write the masks as PNG from their source, or round each value to the one that was meant, in "

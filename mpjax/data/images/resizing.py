@@ -69,8 +69,8 @@ def shrinks(width: int, height: int, size: int, box: Box) -> int:
     return next(divisor for divisor in (8, 4, 2, 1) if divisor == 1 or most >= divisor)
 
 
-def centre(share: float = 1.0) -> Frame:
-    """Builds a `Frame` that crops a centred square, whose side is the fraction `share` of the image's shorter side.
+def centre(fraction: float = 1.0) -> Frame:
+    """Builds a `Frame` that crops a centred square, whose side is the fraction `fraction` of the image's shorter side.
 
     >>> centre()(200, 100, None)
     (50.0, 0.0, 150.0, 100.0)
@@ -78,7 +78,7 @@ def centre(share: float = 1.0) -> Frame:
 
     def frame(width: int, height: int, drawn: np.ndarray) -> Box:
         del drawn
-        side = min(width, height) * share
+        side = min(width, height) * fraction
         left, top = (width - side) / 2, (height - side) / 2
         return left, top, left + side, top + side
 

@@ -145,14 +145,14 @@ def compose(digits: list[tuple[np.ndarray, int]], random: np.random.Generator) -
             break
         pixels, label = digits[int(random.integers(len(digits)))]
         side = int(random.integers(*SIDES))
-        top, left = (int(place) for place in random.integers(0, SIZE - side + 1, 2))
-        place = np.s_[top : top + side, left : left + side]
-        if occupied[place].any():
+        top, left = (int(window) for window in random.integers(0, SIZE - side + 1, 2))
+        window = np.s_[top : top + side, left : left + side]
+        if occupied[window].any():
             continue
         digit = np.asarray(Image.fromarray(pixels).resize((side, side), Image.Resampling.BILINEAR))
-        occupied[place] = True
-        image[place] = digit
-        mask[place] = np.where(digit >= INK, label + 1, 0)
+        occupied[window] = True
+        image[window] = digit
+        mask[window] = np.where(digit >= INK, label + 1, 0)
         remaining -= 1
     return image, mask
 

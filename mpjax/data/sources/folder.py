@@ -166,10 +166,10 @@ def _files_by_class(folder: pathlib.Path, set_name: str) -> dict[str, list[str]]
     for name, paths in files.items():
         if not paths:
             inside = _folders(folder / name)
-            seen = f"only folders ({', '.join(inside[:5])})" if inside else "nothing"
+            contents = f"only folders ({', '.join(inside[:5])})" if inside else "nothing"
             raise UsageError(
-                f"data set '{set_name}': class '{name}' has no images: {folder / name} holds {seen}; remove it, put "
-                f"images into it, or, if it is a split, write --data.train_split {name}"
+                f"data set '{set_name}': class '{name}' has no images: {folder / name} holds {contents}; remove it, "
+                f"put images into it, or, if it is a split, write --data.train_split {name}"
             )
     return files
 

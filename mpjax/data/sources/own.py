@@ -159,8 +159,8 @@ def _is_column(values: Any) -> bool:
     return hasattr(values, "__array__")
 
 
-def _described(found: Any) -> str:
-    return f"a {type(found).__name__}" + (f" of {len(found)}" if isinstance(found, (tuple, list, Mapping)) else "")
+def _described(value: Any) -> str:
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list, Mapping)) else "")
 
 
 def _examples(split: Any, where: str, config: Data) -> Examples:

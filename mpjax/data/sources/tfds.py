@@ -302,9 +302,9 @@ def _records(builder: Any, split: str) -> Sequence[bytes]:
         )
     for path, instruction in zip(paths, info.file_instructions, strict=True):
         # Of a file cut at a multiple of 64 KiB, the reader finds no records, and reads each as None.
-        if (found := ArrayRecordReader(str(path)).num_records()) != (stated := instruction.examples_in_shard):
+        if (count := ArrayRecordReader(str(path)).num_records()) != (stated := instruction.examples_in_shard):
             raise UsageError(
-                f"{path} has {found} examples, and dataset_info.json says {stated}: one of them is damaged; "
+                f"{path} has {count} examples, and dataset_info.json says {stated}: one of them is damaged; "
                 f"{_repair(path.parent)}"
             )
     return builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)

@@ -57,12 +57,14 @@ def given_texts(inputs: Sequence[str], source: Source, config: Data, *, column: 
     rows_of = _classified if "length" in source.fields else _modelled
     fields = {name: field for name, field in source.fields.items() if name != "label"}
 
-    def rows(line: StoredText) -> Arrays:
+    def to_arrays(line: StoredText) -> Arrays:
         arrays = rows_of(decoded(line), tokenizer, config.length)
         counted = {"count": arrays.pop("count")} if "count" in arrays else {}
         return conform(arrays, fields) | counted
 
-    return Inputs([line.name for line in lines], lambda positions: [lines[position] for position in positions], rows)
+    return Inputs(
+        [line.name for line in lines], lambda positions: [lines[position] for position in positions], to_arrays
+    )
 
 
 def stored_texts(inputs: Sequence[str], *, column: str, header: Sequence[str] = ()) -> list[StoredText]:
@@ -106,18 +108,19 @@ def decoded(line: StoredText) -> str:
         raise UsageError(f"{line.name}: not UTF-8: {error}; convert the file to UTF-8") from error
 
 
-def _lines_of(given: str, column: str, header: Sequence[str]) -> list[StoredText]:
-    name = "stdin" if given == STDIN else given
-    if given == STDIN:
+def _lines_of(location: str, column: str, header: Sequence[str]) -> list[StoredText]:
+    name = "stdin" if location == STDIN else location
+    if location == STDIN:
         content = sys.stdin.buffer.read()
     else:
-        path = expanded(given)
+        path = expanded(location)
         if not path.is_file():
-            raise UsageError(f"{given}: no such file; wanted a file with a text on each line, or - for stdin")
+            raise UsageError(f"{location}: no such file; wanted a file with a text on each line, or - for stdin")
         content = path.read_bytes()
         if delimiter := DELIMITERS.get(path.suffix.lower()):
             return [
-                StoredText(*row) for row in column_of_table(given, content, column, delimiter=delimiter, header=header)
+                StoredText(*row)
+                for row in column_of_table(location, content, column, delimiter=delimiter, header=header)
             ]
     lines = content.removesuffix(b"\n").split(b"\n") if content else []
     if not lines:
@@ -184,13 +187,13 @@ def column_of_table(
         )
     if not rows:
         raise UsageError(f"{name}: no rows below the names of the columns; wanted a text in each")
-    place = names.index(column)
+    column_index = names.index(column)
     for row in rows:
         where = f"{name}:{row.line}"
         if len(row.values) != len(names):
             yield where, UsageError(f"{where}: {len(row.values)} values in {len(names)} columns; wanted one for each")
         else:
-            yield where, row.values[place]
+            yield where, row.values[column_index]
 
 
 def _has_names(first: Sequence[str], header: Sequence[str]) -> bool:

@@ -55,9 +55,9 @@ class Written:
         if self.stopped:
             return ""
         text = self._held + piece
-        if places := [place for stop in self._stop if (place := text.find(stop)) >= 0]:
+        if positions := [position for stop in self._stop if (position := text.find(stop)) >= 0]:
             self.stopped, self._held = True, ""
-            return text[: min(places)]
+            return text[: min(positions)]
         beginning = 0 if last else max((_common(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - beginning :]
         return text[: len(text) - beginning]

@@ -127,14 +127,14 @@ def _plot(ticks: list[tuple[float, str]], low: float, high: float, width: float,
 
 
 def _line(kind: str, points: Sequence[tuple[float, float]], low: float, high: float) -> str:
-    return f'<path class="curve {kind}" d="M{"L".join(_place(points, low, high))}"/>' if points else ""
+    return f'<path class="curve {kind}" d="M{"L".join(_coordinates(points, low, high))}"/>' if points else ""
 
 
 def _dots(kind: str, points: Sequence[tuple[float, float]], low: float, high: float) -> str:
     """Draws dots as the round caps of zero-length lines, which stay round when the plot is stretched."""
     many = " many" if len(points) > DENSE else ""
-    places = "".join(f"M{place}h0" for place in _place(points, low, high))
-    return f'<path class="dots {kind}{many}" d="{places}"/>' if points else ""
+    marks = "".join(f"M{point}h0" for point in _coordinates(points, low, high))
+    return f'<path class="dots {kind}{many}" d="{marks}"/>' if points else ""
 
 
 def _level(y: float, width: float, low: float, high: float) -> str:
@@ -142,7 +142,7 @@ def _level(y: float, width: float, low: float, high: float) -> str:
     return f'<path class="dash" d="M0 {high - y:g}h{width:g}"/>' if low <= y <= high else ""
 
 
-def _place(points: Sequence[tuple[float, float]], low: float, high: float) -> Iterator[str]:
+def _coordinates(points: Sequence[tuple[float, float]], low: float, high: float) -> Iterator[str]:
     """Yields the SVG coordinates of points, moved to the edge if they are above `high` or below `low`."""
     return (f"{x:g} {high - min(max(y, low), high):.4g}" for x, y in points)
 

@@ -57,7 +57,7 @@ def _verdict(d: Facts) -> str:
     if d.path is not None:
         headline = f"{headline}: {d.path or 'outside of all modules'}"
     where = "optimizer's update" if d.direction == "update" else f"{d.direction} pass" if d.direction else None
-    place = [where, d.operation, d.source]
+    location = [where, d.operation, d.source]
     wide, low = d.loss[1], d.loss[0]
     facts = {
         "Loss in half precision": _number(low),
@@ -71,7 +71,7 @@ def _verdict(d: Facts) -> str:
         del facts["Relative difference"]
     return (
         f'<section class="verdict {tone}"><span class="kicker">{word}</span><h1>{html.escape(headline)}</h1>'
-        f'<p class="soft">{html.escape(" · ".join(filter(None, place)))}</p><p>{html.escape(d.evidence)}</p><dl>'
+        f'<p class="soft">{html.escape(" · ".join(filter(None, location)))}</p><p>{html.escape(d.evidence)}</p><dl>'
         + "".join(f"<div><dt>{name}</dt><dd>{html.escape(text)}</dd></div>" for name, text in facts.items())
         + "</dl></section>"
     )
@@ -89,8 +89,8 @@ def _advice(d: Facts) -> str:
             else "Not verified: a run with this change is not healthy."
         )
         moved = f"{d.float32_flops:.1%}" if d.float32_flops else "None"
-        share = f" {moved} of the FLOPs of matrix products and convolutions move to float32." if d.rules else ""
-        lines = [f"<p>{proof}{share}</p>"] if d.rules else lines
+        moved_text = f" {moved} of the FLOPs of matrix products and convolutions move to float32." if d.rules else ""
+        lines = [f"<p>{proof}{moved_text}</p>"] if d.rules else lines
         pasted = {
             "In a config file": d.toml,
             "Or on the command line": d.flags,
@@ -113,7 +113,7 @@ def _flushed(d: Facts) -> str:
         return ""
     finite = math.isfinite(d.loss[0]) and not any(row.non_finite for row in d.table if row.direction == "backward")
     note = "" if finite else " Some gradients are not finite: their shares mean nothing."
-    worst = sorted(((share, name) for name, share in flushed.items() if share > 0), reverse=True)
+    worst = sorted(((lost, name) for name, lost in flushed.items() if lost > 0), reverse=True)
     head = "<h2>Gradient flushed to zero</h2>"
     if not worst:
         none = (
@@ -123,8 +123,8 @@ def _flushed(d: Facts) -> str:
         )
         return f'<section>{head}<p class="soft">{none}</p></section>'
     bars = [
-        f'<span>{name_of(name)}</span><div><i style="width:{100 * share:.4g}%"></i></div><b>{percent(share)} %</b>'
-        for share, name in worst[:20]
+        f'<span>{name_of(name)}</span><div><i style="width:{100 * lost:.4g}%"></i></div><b>{percent(lost)} %</b>'
+        for lost, name in worst[:20]
     ]
     shown = f"the worst 20 of {len(worst)}" if len(worst) > 20 else f"all {len(worst)}"
     return (
@@ -215,8 +215,8 @@ def _window(table: Iterable[TraceRow]) -> tuple[int, int]:
     They cover all exponents that occur, and at least the range of float16 with a margin, but nothing outside of
     `EXPONENTS`.
     """
-    seen = [e for row in table if row.exponents for e in row.exponents]
-    return max(min([*seen, -27]), EXPONENTS.start), min(max([*seen, 18]) + 1, EXPONENTS.stop)
+    exponents = [e for row in table if row.exponents for e in row.exponents]
+    return max(min([*exponents, -27]), EXPONENTS.start), min(max([*exponents, 18]) + 1, EXPONENTS.stop)
 
 
 @functools.cache
@@ -289,18 +289,18 @@ def _strip(row: TraceRow, low: int, high: int) -> str:
 _ROWS = 20
 
 
-def cell_of(found: Facts) -> str:
+def cell_of(facts: Facts) -> str:
     """Renders a diagnosis as HTML for a notebook: verdict, evidence, advice, text to paste, and the 20 worst rows.
 
     The text to paste is TOML and the repaired policy, if there are any.
     """
-    shown, columns = found.worst[:_ROWS], columns_of(found)
-    left_out = len(found.table) - len(shown)
-    place = [f"at {found.source}"] if found.source else []
-    pasted = "\n\n".join(filter(None, [found.toml, found.repaired_policy]))
+    shown, columns = facts.worst[:_ROWS], columns_of(facts)
+    left_out = len(facts.table) - len(shown)
+    location = [f"at {facts.source}"] if facts.source else []
+    pasted = "\n\n".join(filter(None, [facts.toml, facts.repaired_policy]))
     return notebook.block(
-        notebook.heading(found.headline),
-        notebook.paragraphs([*place, found.evidence, *found.advice]),
+        notebook.heading(facts.headline),
+        notebook.paragraphs([*location, facts.evidence, *facts.advice]),
         notebook.verbatim(pasted) if pasted else "",
         notebook.table(columns, [row_texts(row, columns) for row in shown]) if shown else "",
         notebook.paragraphs(

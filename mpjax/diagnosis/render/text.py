@@ -37,37 +37,37 @@ _HEADS = (
 _SHORT, _LONG = 5, 20  # rows of the table in plain text, in rich
 
 
-def text_of(found: Facts) -> str:
+def text_of(facts: Facts) -> str:
     """Formats a diagnosis as plain text: verdict, source line, evidence, advice, and the five most harmful rows.
 
     The rows are left out if the diagnosis has no table.
     """
-    lines = [found.headline, *([f"at {found.source}"] if found.source else []), found.evidence, *found.advice]
-    worst = [columns_of(found), *(row_texts(row, columns_of(found)) for row in found.worst[:_SHORT])]
+    lines = [facts.headline, *([f"at {facts.source}"] if facts.source else []), facts.evidence, *facts.advice]
+    worst = [columns_of(facts), *(row_texts(row, columns_of(facts)) for row in facts.worst[:_SHORT])]
     widths = [max(map(len, column)) for column in zip(*worst, strict=True)]
-    for cells in worst if found.table else []:
+    for cells in worst if facts.table else []:
         words = [f"{c:<{w}}" if i < 3 else f"{c:>{w}}" for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
         lines.append("  ".join(words).rstrip())
     return "\n".join(lines)
 
 
-def rich_of(found: Facts):
+def rich_of(facts: Facts):
     """Renders a diagnosis for rich: as `text_of`, with TOML and flags to paste, and a table of the worst 20 rows."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    color = "green" if found.verdict == "healthy" else "yellow" if found.verdict == "not_precision" else "red"
-    renderables = [Text(found.headline, style=f"bold {color}")]
-    renderables += [Text(f"at {found.source}", style="dim")] if found.source else []
-    renderables += [Text(line) for line in (found.evidence, *found.advice)]
-    if found.toml:
-        renderables += [Padding(Text(found.toml), (1, 2, 0, 2)), Padding(Text(found.flags), (1, 2))]
-    shown = found.worst[:_LONG]
-    note = f"the worst {len(shown)} of {len(found.table)} rows" if len(found.table) > _LONG else None
+    color = "green" if facts.verdict == "healthy" else "yellow" if facts.verdict == "not_precision" else "red"
+    renderables = [Text(facts.headline, style=f"bold {color}")]
+    renderables += [Text(f"at {facts.source}", style="dim")] if facts.source else []
+    renderables += [Text(line) for line in (facts.evidence, *facts.advice)]
+    if facts.toml:
+        renderables += [Padding(Text(facts.toml), (1, 2, 0, 2)), Padding(Text(facts.flags), (1, 2))]
+    shown = facts.worst[:_LONG]
+    note = f"the worst {len(shown)} of {len(facts.table)} rows" if len(facts.table) > _LONG else None
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", caption=note)
-    columns = columns_of(found)
+    columns = columns_of(facts)
     for number, name in enumerate(_HEADS[: len(columns)]):
         justify = "left" if number < 3 else "right"
         table.add_column(name, justify=justify, vertical="bottom", overflow="fold", no_wrap=number > 0)
@@ -98,21 +98,21 @@ def row_texts(row: TraceRow, columns: tuple[str, ...] = COLUMNS) -> tuple[str, .
     return texts[: len(columns)]
 
 
-def columns_of(found: Facts) -> tuple[str, ...]:
+def columns_of(facts: Facts) -> tuple[str, ...]:
     """The column names of a diagnosis's table.
 
     The column for float8 is included only if a value is rounded to float8.
     """
-    return (*COLUMNS, FLOAT8_COLUMN) if any(row.sqnr is not None for row in found.table) else COLUMNS
+    return (*COLUMNS, FLOAT8_COLUMN) if any(row.sqnr is not None for row in facts.table) else COLUMNS
 
 
-def percent(share: float) -> str:
+def percent(fraction: float) -> str:
     """Formats a fraction in percent, without a sign: "0" for 0, "100" for 1, and "<0.01" to ">99.9" between them."""
-    if share in (0.0, 1.0):
-        return f"{share:.0%}"[:-1]
-    if share < 1e-4:
+    if fraction in (0.0, 1.0):
+        return f"{fraction:.0%}"[:-1]
+    if fraction < 1e-4:
         return "<0.01"
-    return ">99.9" if share > 0.999 else f"{100 * share:.2f}" if share < 0.1 else f"{100 * share:.1f}"
+    return ">99.9" if fraction > 0.999 else f"{100 * fraction:.2f}" if fraction < 0.1 else f"{100 * fraction:.1f}"
 
 
 def error_text(error: float) -> str:

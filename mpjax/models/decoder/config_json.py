@@ -269,19 +269,19 @@ def _smollm3(keys: _ConfigKeys) -> DecoderSettings:
     rope = _rope(keys, sizes["length"], theta=2_000_000.0)
     count, interval = keys.size("num_hidden_layers"), keys.size("no_rope_layer_interval", 4)
     usual = [int((number + 1) % interval != 0) for number in range(count)]
-    turned = keys.take("no_rope_layers", list, None) or usual  # 1 for layers with position embeddings
-    if len(turned) != count or not all(number in (0, 1) for number in turned):
-        raise keys.refusal("no_rope_layers", turned, f"wanted 0 or 1 for each of {count} layers")
+    has_rope = keys.take("no_rope_layers", list, None) or usual  # 1 for layers with position embeddings
+    if len(has_rope) != count or not all(number in (0, 1) for number in has_rope):
+        raise keys.refusal("no_rope_layers", has_rope, f"wanted 0 or 1 for each of {count} layers")
     window = keys.size("sliding_window", None, null=True)
     window = window if keys.take("use_sliding_window", bool, False) else None
     keys.only("pretraining_tp", 1, 2)  # how the weights were divided when they were trained
-    windows = _windows(keys, [window is not None and not on for on in turned], window, rope, rope)
+    windows = _windows(keys, [window is not None and not on for on in has_rope], window, rope, rope)
     bias = keys.take("attention_bias", bool, False)
     return DecoderSettings(
         **sizes,
         layers=tuple(
             LayerKind(rope=kind.rope if on else None, window=kind.window)
-            for kind, on in zip(windows, turned, strict=True)
+            for kind, on in zip(windows, has_rope, strict=True)
         ),
         qkv_bias=bias,
         out_bias=bias,

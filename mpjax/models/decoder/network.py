@@ -86,8 +86,8 @@ class Decoder(nnx.Module):
         layers, length = self.settings.layers, tokens.shape[1]
         kinds = list(dict.fromkeys(layers))
         x = self._embedded(tokens)
-        seen = self._seen(kinds, jnp.arange(length, dtype=jnp.int32)[None], x.dtype)
-        x = through(self.blocks, x, lengths, options=seen, chosen=[kinds.index(kind) for kind in layers])
+        options = self._attention_options(kinds, jnp.arange(length, dtype=jnp.int32)[None], x.dtype)
+        x = through(self.blocks, x, lengths, options=options, chosen=[kinds.index(kind) for kind in layers])
         return self.norm(x)
 
     def continued(
@@ -101,8 +101,8 @@ class Decoder(nnx.Module):
           attend_by: the function of attention of each block, which may know more keys than those of these tokens.
         """
         x = self._embedded(tokens)
-        seen = self._seen(self.settings.layers, positions, x.dtype)
-        for block, option, attends in zip(self.blocks, seen, attend_by, strict=True):
+        options = self._attention_options(self.settings.layers, positions, x.dtype)
+        for block, option, attends in zip(self.blocks, options, attend_by, strict=True):
             x = block(x, None, *option, attends)
         return self.norm(x)
 
@@ -113,15 +113,15 @@ class Decoder(nnx.Module):
         wide = x.astype(widest(x.dtype, FLOAT32))
         return (wide * np.asarray(scale, wide.dtype)).astype(x.dtype)
 
-    def _seen(
+    def _attention_options(
         self, kinds: Sequence[LayerKind], positions: Int[Array, "B T"], dtype: np.dtype
     ) -> list[tuple[Rotation, int]]:
         """The rotation and the window of each kind of layer."""
-        turned = {
+        rotations = {
             rope: rotation(rope, positions, self.settings.head_features, dtype)
             for rope in dict.fromkeys(kind.rope for kind in kinds)
         }
-        return [(turned[kind.rope], kind.window or self.length) for kind in kinds]
+        return [(rotations[kind.rope], kind.window or self.length) for kind in kinds]
 
     def logits(self, features: Float[Array, "*S D"]) -> Float[Array, "*S V"]:
         """Computes the logits of each next token from features, limited by `settings.logit_cap` if that is set."""
@@ -148,7 +148,7 @@ class DecoderBlock(nnx.Module):
         self,
         x: Float[Array, "B T D"],
         lengths: Int[Array, " B"] | None,
-        turned: Rotation,
+        rotary: Rotation,
         window: int | jax.Array,
         attends: Attend = attend,
     ) -> Float[Array, "B T D"]:
@@ -157,11 +157,11 @@ class DecoderBlock(nnx.Module):
         Args:
           x: the features.
           lengths: the number of positions of each text to attend to; all if None.
-          turned: the rotary cosines and sines of each position, for queries and keys.
+          rotary: the rotary cosines and sines of each position, for queries and keys.
           window: the number of positions that a position attends to, itself and those right before it.
           attends: takes the place of `mpjax.models.attention.attend`.
         """
-        x = x + self.norm_after_attention(self.attention(self.norm1(x), lengths, turned, window, attends))
+        x = x + self.norm_after_attention(self.attention(self.norm1(x), lengths, rotary, window, attends))
         return x + self.norm_after_mlp(self.mlp(self.norm2(x)))
 
 
@@ -195,12 +195,12 @@ class GroupedAttention(nnx.Module):
         self,
         x: Float[Array, "B T D"],
         lengths: Int[Array, " B"] | None,
-        turned: Rotation,
+        rotary: Rotation,
         window: int | jax.Array,
         attends: Attend = attend,
     ) -> Float[Array, "B T D"]:
-        query = rotate(self.query_norm(self.query(x)), turned)
-        key = rotate(self.key_norm(self.key(x)), turned)
+        query = rotate(self.query_norm(self.query(x)), rotary)
+        key = rotate(self.key_norm(self.key(x)), rotary)
         mixed = attends(
             query,
             key,

@@ -57,8 +57,8 @@ class Llama3Scaling:
         """Computes the changed frequencies, [H / 2], and the number that multiplies all cosines and sines."""
         del theta
         turns = self.length * frequencies / (2 * math.pi)
-        share = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
-        return frequencies * (share + (1 - share) / self.factor), 1.0
+        ramp = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
+        return frequencies * (ramp + (1 - ramp) / self.factor), 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,11 +96,11 @@ class YarnScaling:
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, 2 * half - 1)
-        share = np.clip((np.arange(half) - first) / max(last - first, 0.001), 0, 1)
+        ramp = np.clip((np.arange(half) - first) / max(last - first, 0.001), 0, 1)
         attention = self.attention_factor
         if attention is None:
             attention = 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
-        return frequencies * (1 - share + share / self.factor), attention
+        return frequencies * (1 - ramp + ramp / self.factor), attention
 
 
 Scaling = LinearScaling | Llama3Scaling | YarnScaling

@@ -15,19 +15,19 @@ def huggingface(model: Decoder) -> WeightMap:
     names = {"tokens": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
     entries = {}
     for number, block in enumerate(model.blocks):
-        ours, theirs = f"blocks/{number}", f"model.layers.{number}"
-        names[f"{ours}/norm1"] = f"{theirs}.input_layernorm"
+        path, prefix = f"blocks/{number}", f"model.layers.{number}"
+        names[f"{path}/norm1"] = f"{prefix}.input_layernorm"
         if model.settings.norms_after:
-            names[f"{ours}/norm_after_attention"] = f"{theirs}.post_attention_layernorm"
-            names[f"{ours}/norm2"] = f"{theirs}.pre_feedforward_layernorm"
-            names[f"{ours}/norm_after_mlp"] = f"{theirs}.post_feedforward_layernorm"
+            names[f"{path}/norm_after_attention"] = f"{prefix}.post_attention_layernorm"
+            names[f"{path}/norm2"] = f"{prefix}.pre_feedforward_layernorm"
+            names[f"{path}/norm_after_mlp"] = f"{prefix}.post_feedforward_layernorm"
         else:
-            names[f"{ours}/norm2"] = f"{theirs}.post_attention_layernorm"
-        names[f"{ours}/attention/query_norm"] = f"{theirs}.self_attn.q_norm"
-        names[f"{ours}/attention/key_norm"] = f"{theirs}.self_attn.k_norm"
-        names |= {f"{ours}/mlp/{layer}": f"{theirs}.mlp.{layer}_proj" for layer in ("gate", "up", "down")}
-        projections = {layer: f"{theirs}.self_attn.{layer[0]}_proj" for layer in ("query", "key", "value", "out")}
-        entries |= attention_entries(block.attention, f"{ours}/attention", **projections)
+            names[f"{path}/norm2"] = f"{prefix}.post_attention_layernorm"
+        names[f"{path}/attention/query_norm"] = f"{prefix}.self_attn.q_norm"
+        names[f"{path}/attention/key_norm"] = f"{prefix}.self_attn.k_norm"
+        names |= {f"{path}/mlp/{layer}": f"{prefix}.mlp.{layer}_proj" for layer in ("gate", "up", "down")}
+        projections = {layer: f"{prefix}.self_attn.{layer[0]}_proj" for layer in ("query", "key", "value", "out")}
+        entries |= attention_entries(block.attention, f"{path}/attention", **projections)
     return WeightMap(
         "huggingface",
         layer_entries(model, names) | entries,

@@ -83,11 +83,11 @@ class Continues:
         self.kept = Slots(self._written(self._slots.keys, key), self._written(self._slots.values, value))
         slots = jnp.arange(self.kept.keys.shape[1], dtype=jnp.int32)[None]
         at = self._positions[:, None]
-        seen = slots <= at
+        visible = slots <= at
         if window is not None:
-            seen = jnp.logical_and(seen, slots > at - jnp.asarray(window, jnp.int32))
+            visible = jnp.logical_and(visible, slots > at - jnp.asarray(window, jnp.int32))
         keys, values = (array.astype(query.dtype) for array in self.kept)
-        return dot_product_attention(query, keys, values, mask=seen[:, None, None, :], scale=scale, cap=cap)
+        return dot_product_attention(query, keys, values, mask=visible[:, None, None, :], scale=scale, cap=cap)
 
     def _written(self, slots: jax.Array, new: jax.Array) -> jax.Array:
         texts = jnp.arange(slots.shape[0], dtype=jnp.int32)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.errors import UsageError
-from mpjax.models.generation.programs import Drawn, Split, padded_length, programs_of, split, uncast
+from mpjax.models.generation.programs import Drawn, SplitModel, padded_length, programs_of, split, uncast
 from mpjax.models.generation.sampling import GREEDY, Sampling
 
 
@@ -68,21 +68,21 @@ def generate(
       UsageError: the model cannot continue texts, there is no prompt, a prompt is empty, has a token that the model
         does not know or leaves no room, or a logit is not finite.
     """
-    parts = model if isinstance(model, Split) else split(model, cast=cast)
-    rows = [np.asarray(prompt) for prompt in prompts]
+    parts = model if isinstance(model, SplitModel) else split(model, cast=cast)
+    token_arrays = [np.asarray(prompt) for prompt in prompts]
     if max_tokens < 1:
         raise UsageError(f"max_tokens is {max_tokens}: wanted at least 1")
-    names = [f"prompt {number}" for number in range(len(rows))] if names is None else names
-    for name, row in zip(names, rows, strict=True):
+    names = [f"prompt {number}" for number in range(len(token_arrays))] if names is None else names
+    for name, row in zip(names, token_arrays, strict=True):
         check_prompt(row, parts, name=name)
-    if not rows:
+    if not token_arrays:
         raise UsageError("there is no prompt: wanted one or more")
-    texts: list[list[int]] = [[] for _ in rows]
-    scores: list[list[Any]] = [[] for _ in rows]
-    stopped: list[Stopped | None] = [None for _ in rows]
-    room = [min(max_tokens, parts.length - len(row)) for row in rows]
-    keys = _keys(seed, range(len(rows)) if numbers is None else numbers)
-    drawing = _drawn(parts, rows, max(room), sampling, keys, cast)
+    texts: list[list[int]] = [[] for _ in token_arrays]
+    scores: list[list[Any]] = [[] for _ in token_arrays]
+    stopped: list[Stopped | None] = [None for _ in token_arrays]
+    room = [min(max_tokens, parts.length - len(row)) for row in token_arrays]
+    keys = _keys(seed, range(len(token_arrays)) if numbers is None else numbers)
+    drawing = _drawn(parts, token_arrays, max(room), sampling, keys, cast)
     for drawn in drawing:
         for number, (token, score, finite) in enumerate(zip(*drawn, strict=True)):
             if stopped[number]:
@@ -109,7 +109,7 @@ def generate(
     ]
 
 
-def check_prompt(tokens: np.ndarray, model: Split, *, name: str) -> None:
+def check_prompt(tokens: np.ndarray, model: SplitModel, *, name: str) -> None:
     """Raises UsageError if a prompt is empty or as long as the model's texts, or has tokens that it does not know."""
     if not tokens.size:
         raise UsageError(f"{name} has no tokens: wanted one or more, such as the end-of-text token")
@@ -130,13 +130,13 @@ def _keys(seed: int, numbers: Sequence[int]) -> jax.Array:
 
 
 def _drawn(
-    model: Split, rows: list[np.ndarray], count: int, sampling: Sampling, keys: jax.Array, cast: Callable
+    model: SplitModel, token_arrays: list[np.ndarray], count: int, sampling: Sampling, keys: jax.Array, cast: Callable
 ) -> Iterator[Drawn]:
     """Yields the next tokens of all texts, `count` times, on the host. The device is a token ahead."""
-    lengths = np.asarray([len(row) for row in rows], np.int32)
+    lengths = np.asarray([len(row) for row in token_arrays], np.int32)
     longest = int(lengths.max())
-    tokens = np.zeros((len(rows), padded_length(longest, model.length)), np.int32)
-    for number, row in enumerate(rows):
+    tokens = np.zeros((len(token_arrays), padded_length(longest, model.length)), np.int32)
+    for number, row in enumerate(token_arrays):
         tokens[number, : len(row)] = row
     # The last token is not read, so it needs no slot.
     size = padded_length(max(longest + count - 1, tokens.shape[1]), model.length)

@@ -71,7 +71,7 @@ class Drawn(NamedTuple):
     finite: jax.Array
 
 
-class Progress(NamedTuple):
+class DecodeState(NamedTuple):
     """What a step takes and returns. It is donated: a step writes into the cache of the one before.
 
     Attributes:
@@ -99,7 +99,7 @@ class Programs(NamedTuple):
     step: Callable
 
 
-class Split(NamedTuple):
+class SplitModel(NamedTuple):
     """A model taken apart: its graph, and its arrays, of which weights are in the dtype in which they are used.
 
     Attributes:
@@ -143,7 +143,7 @@ def padded_length(length: int, most: int) -> int:
     return min(max(SHORTEST, 1 << (length - 1).bit_length()), most)
 
 
-def split(model: Any, *, cast: Callable[[Callable], Callable] = uncast) -> Split:
+def split(model: Any, *, cast: Callable[[Callable], Callable] = uncast) -> SplitModel:
     """Takes a model apart for `programs_of`. The model stays as it is; its copy is in evaluation mode.
 
     A parameter that the model only uses after a cast to half precision is cast once, here, which changes no result.
@@ -176,10 +176,10 @@ def split(model: Any, *, cast: Callable[[Callable], Callable] = uncast) -> Split
     pairs = list(zip(leaves, both, strict=True))
     arrays = tuple(leaf if dtype is None else leaf.astype(dtype) for leaf, dtype in pairs)
     dtypes = tuple(None if dtype is None else leaf.dtype for leaf, dtype in pairs)
-    return Split(graph, arrays, Form(tree, dtypes), model.length, model.tokens.num_embeddings)
+    return SplitModel(graph, arrays, Form(tree, dtypes), model.length, model.tokens.num_embeddings)
 
 
-def programs_of(model: Split, sampling: Sampling, *, cast: Callable[[Callable], Callable] = uncast) -> Programs:
+def programs_of(model: SplitModel, sampling: Sampling, *, cast: Callable[[Callable], Callable] = uncast) -> Programs:
     """Builds the programs of a model; the same ones for a model of the same structure, so that they compile once."""
     return _programs(model.graph, model.form, sampling, cast)
 
@@ -198,7 +198,7 @@ def _programs(graph: Any, form: Form, sampling: Sampling, cast: Callable[[Callab
             features, cache = first_features(model, tokens, size)
             last = jnp.take_along_axis(features, (lengths - 1)[:, None, None], axis=1)[:, 0]
             out = drawn(model, last, lengths, keys)
-            return out, Progress(cache, out.tokens, lengths, keys)
+            return out, DecodeState(cache, out.tokens, lengths, keys)
 
         return of_size
 
@@ -209,7 +209,7 @@ def _programs(graph: Any, form: Form, sampling: Sampling, cast: Callable[[Callab
         features, cache = next_features(model, progress.tokens, progress.positions, progress.cache)
         positions = progress.positions + 1
         out = drawn(model, features, positions, progress.keys)
-        return out, Progress(cache, out.tokens, positions, progress.keys)
+        return out, DecodeState(cache, out.tokens, positions, progress.keys)
 
     return Programs(read, step)
 

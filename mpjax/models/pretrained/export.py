@@ -111,11 +111,11 @@ def _foreign(arrays: Mapping[str, np.ndarray], layout: WeightMap) -> dict[str, n
     whole = dict(layout.filler)
     for name, array in arrays.items():
         entry = layout.entries[name]
-        theirs = entry.transform.write(array)
+        file_array = entry.transform.write(array)
         if entry.part:
-            fused[entry.key, entry.part.axis, entry.part.count][entry.part.index] = theirs
+            fused[entry.key, entry.part.axis, entry.part.count][entry.part.index] = file_array
         else:
-            whole[entry.key] = theirs
+            whole[entry.key] = file_array
     for (key, axis, count), pieces in fused.items():
         whole[key] = np.concatenate([pieces[index] for index in range(count)], axis)
     # safetensors writes memory without regard to strides, so a transposed view has to be made contiguous.

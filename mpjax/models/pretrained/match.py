@@ -110,10 +110,10 @@ def foreign_shape(shape: tuple[int, ...], entry: FileEntry) -> tuple[int, ...]:
     If several variables share the tensor, it is the shape of the whole tensor.
     """
     # The transform runs on a broadcast scalar, which takes no memory.
-    theirs = list(entry.transform.write(np.broadcast_to(np.zeros((), bool), shape)).shape)
+    file_shape = list(entry.transform.write(np.broadcast_to(np.zeros((), bool), shape)).shape)
     if entry.part:
-        theirs[entry.part.axis] *= entry.part.count
-    return tuple(theirs)
+        file_shape[entry.part.axis] *= entry.part.count
+    return tuple(file_shape)
 
 
 def _choose(model: "nnx.Module", tensors: Mapping[str, Tensor], name: str | None) -> WeightMap:
@@ -157,9 +157,9 @@ def _plain_keys(tensors: Mapping[str, Tensor], layout: WeightMap) -> tuple[dict[
             key = key.replace(old, new)
         return key
 
-    theirs = _unwrapped(map(renamed, tensors), layout)
-    ours = _unwrapped((entry.key for entry in layout.entries.values()), layout)
-    plain, wanted = max(itertools.product(theirs, ours), key=lambda pair: len({*pair[0]} & {*pair[1]}))
+    file_keys = _unwrapped(map(renamed, tensors), layout)
+    model_keys = _unwrapped((entry.key for entry in layout.entries.values()), layout)
+    plain, wanted = max(itertools.product(file_keys, model_keys), key=lambda pair: len({*pair[0]} & {*pair[1]}))
     if len(set(plain)) < len(plain):
         twice = sorted(tensor.key for key, tensor in zip(plain, tensors.values(), strict=True) if plain.count(key) > 1)
         raise UsageError(f"keys that name the same variable in the {layout.name} layout: {', '.join(twice)}")
@@ -171,10 +171,12 @@ def _unwrapped(keys: Iterable[str], layout: WeightMap) -> list[list[str]]:
 
     The first list has all such prefixes removed, the next all but one, and the last none.
     """
-    found = [list(keys)]
-    while wrapper := next((w for w in WRAPPERS if found[0] and all(key.startswith(w) for key in found[0])), None):
-        found.insert(0, [key.removeprefix(wrapper) for key in found[0]])
-    return [[key.removeprefix(layout.base) for key in some] for some in found]
+    alternatives = [list(keys)]
+    while wrapper := next(
+        (w for w in WRAPPERS if alternatives[0] and all(key.startswith(w) for key in alternatives[0])), None
+    ):
+        alternatives.insert(0, [key.removeprefix(wrapper) for key in alternatives[0]])
+    return [[key.removeprefix(layout.base) for key in some] for some in alternatives]
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -132,8 +132,8 @@ def _outputs_first(layer: Any, entry: FileEntry) -> bool:
     """True if the matrix of a layer in the file is [out, in], as of a `torch.nn.Linear`."""
     inputs, outputs = sides(layer)
     numbers = np.broadcast_to(np.arange(outputs), (inputs, outputs)).reshape(layer.kernel.get_value().shape)
-    theirs = entry.transform.write(numbers)
-    return theirs.shape == (outputs, inputs) and np.array_equal(theirs[:, 0], np.arange(outputs))
+    file_array = entry.transform.write(numbers)
+    return file_array.shape == (outputs, inputs) and np.array_equal(file_array[:, 0], np.arange(outputs))
 
 
 def _require_kept(tensors: dict[str, np.ndarray], target: np.dtype) -> None:

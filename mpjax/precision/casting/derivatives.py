@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.errors import UsageError
-from mpjax.precision.casting.jaxprs import as_function, at_places
+from mpjax.precision.casting.jaxprs import as_function, at_indices
 from mpjax.precision.casting.values import (
     UNKNOWN,
     Origin,
@@ -41,7 +41,7 @@ def custom_jvp(run, eqn, inputs, debug_info) -> list:
     @function.defjvp
     def rule(primals, tangents):
         def jvp_at(primals, tangents):
-            of_floats = at_places(original, primals, differentiable)
+            of_floats = at_indices(original, primals, differentiable)
             return jax.jvp(of_floats, [primals[i] for i in differentiable], tangents)
 
         moving = [tangents[i] for i in differentiable]
@@ -66,7 +66,7 @@ def custom_vjp(run, eqn, inputs, debug_info) -> list:
     backward: dict[str, Any] = {}
 
     def forward_at(*arrays):
-        of_floats = at_places(original, arrays, differentiable)
+        of_floats = at_indices(original, arrays, differentiable)
         outputs, pull = jax.vjp(of_floats, *(arrays[i] for i in differentiable))
         residuals, backward["tree"] = jax.tree.flatten(pull)
         return list(outputs), residuals

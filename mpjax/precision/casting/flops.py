@@ -92,13 +92,13 @@ def _convolution(eqn, image: tuple[int, ...], kernel: tuple[int, ...]) -> int:
     batch, _, *_ = (result[axis] for axis in numbers.out_spec[:2])
     out_features, in_features = (kernel[axis] for axis in numbers.rhs_spec[:2])
     pairs = 1
-    for place, (low, _) in enumerate(params["padding"]):
-        out = result[numbers.out_spec[2 + place]]
-        taps = kernel[numbers.rhs_spec[2 + place]]
-        pixels = image[numbers.lhs_spec[2 + place]]
-        spread = params["lhs_dilation"][place]
-        at = np.arange(out)[:, None] * params["window_strides"][place] - low
-        at = at + np.arange(taps)[None, :] * params["rhs_dilation"][place]
+    for dimension, (low, _) in enumerate(params["padding"]):
+        out = result[numbers.out_spec[2 + dimension]]
+        taps = kernel[numbers.rhs_spec[2 + dimension]]
+        pixels = image[numbers.lhs_spec[2 + dimension]]
+        spread = params["lhs_dilation"][dimension]
+        at = np.arange(out)[:, None] * params["window_strides"][dimension] - low
+        at = at + np.arange(taps)[None, :] * params["rhs_dilation"][dimension]
         pairs *= int(np.count_nonzero((at >= 0) & (at % spread == 0) & (at // spread < pixels)))
     # The batch size is the result's: with batch groups (gradients), each group of outputs sees its part of the batch.
     return 2 * batch * out_features * in_features * pairs

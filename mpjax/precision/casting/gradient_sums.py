@@ -8,7 +8,7 @@ import jax
 from jax.extend import core
 
 from mpjax.precision.casting.equations import bind
-from mpjax.precision.casting.jaxprs import as_function, at_places, opened, scan_counts
+from mpjax.precision.casting.jaxprs import as_function, at_indices, opened, scan_counts
 from mpjax.precision.casting.primitives import (
     ADDING,
     DERIVED,
@@ -117,11 +117,11 @@ def rule_adds_in_half(eqn, debug_info) -> bool:
     if not any(_is_half(var) for body in bodies(called(eqn)) for inner in body.eqns for var in inner.invars):
         return False
     function, avals = as_function(eqn, debug_info), [var.aval.update(weak_type=False) for var in eqn.invars]
-    moving = [place for place, aval in enumerate(avals) if is_floating(aval)]
+    moving = [index for index, aval in enumerate(avals) if is_floating(aval)]
 
     def pulled(*arrays):
-        of_floats = at_places(lambda *full: [*filter(is_floating, function(*full))], arrays, moving)
-        outputs, pull = jax.vjp(of_floats, *(arrays[place] for place in moving))
+        of_floats = at_indices(lambda *full: [*filter(is_floating, function(*full))], arrays, moving)
+        outputs, pull = jax.vjp(of_floats, *(arrays[index] for index in moving))
         return outputs, pull(outputs)
 
     try:

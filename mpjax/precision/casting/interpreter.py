@@ -59,8 +59,8 @@ class Interpreter(NamedTuple):
       recipe_of: a function from named scope to the recipe of products with a weight; None for products in `dtype_of`.
       scope: the named scopes around the jaxpr.
       closed_over: the origin of arrays that the program closes over.
-      asked: True if half precision in the program is its author's choice, such as `dtype=` of a sum; False if a policy
-        put it there.
+      chosen_by_author: True if half precision in the program is its author's choice, such as `dtype=` of a sum; False
+        if a policy put it there.
     """
 
     dtype_of: Callable[[str], np.dtype]
@@ -68,7 +68,7 @@ class Interpreter(NamedTuple):
     recipe_of: Callable[[str], Recipe | None] = _in_compute_dtype
     scope: str = ""
     closed_over: Origin = Origin.UNKNOWN
-    asked: bool = True
+    chosen_by_author: bool = True
 
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
         """Runs a jaxpr, open or closed, with casts, and gives the values of its outputs.
@@ -81,7 +81,7 @@ class Interpreter(NamedTuple):
         def apply(eqn, scope: str, inputs: list[Value], debug_info) -> list[Value]:
             inputs = many.operands(eqn, inputs)
             name, handled = eqn.primitive.name, eqn.primitive.name in HANDLERS and not _is_full_precision(eqn)
-            if handled and not self.asked and name in derivatives.HANDLERS:
+            if handled and not self.chosen_by_author and name in derivatives.HANDLERS:
                 handled = rule_adds_in_half(eqn, debug_info)
             if not handled and self._keeps_its_dtypes(eqn, inputs, narrowed):
                 if name in MATRIX_PRODUCTS and self.recipe_of(scope) is not None:
@@ -98,7 +98,11 @@ class Interpreter(NamedTuple):
         number = number_of(array)
         is_number = number is not None
         return Value(
-            array, number, own=is_number, constant=True, origin=Origin.NUMBERS if is_number else self.closed_over
+            array,
+            number,
+            from_numbers=is_number,
+            constant=True,
+            origin=Origin.NUMBERS if is_number else self.closed_over,
         )
 
     def _keeps_its_dtypes(self, eqn, inputs: list[Value], narrowed: set) -> bool:
@@ -116,13 +120,13 @@ class Interpreter(NamedTuple):
         floating = [aval.dtype for aval in avals_of((*eqn.invars, *eqn.outvars)) if is_floating(aval)]
         if any(dtype.itemsize == 1 or dtype == FLOAT64 for dtype in floating):
             return True
-        if not self.asked or not set(floating) & set(HALF) or eqn.primitive.name == "convert_element_type":
+        if not self.chosen_by_author or not set(floating) & set(HALF) or eqn.primitive.name == "convert_element_type":
             return False
         # The program itself asks for half precision: for random numbers, or for a sum or product with `dtype=`
         # (without it, jnp.sum and jnp.prod widen their input first).
         if eqn.primitive.name in _REDUCTIONS and not is_transposed(eqn):
             return eqn.primitive.name in ("reduce_sum", "reduce_prod") or eqn.invars[0] in narrowed
-        return _all_own(inputs)
+        return _all_from_numbers(inputs)
 
     def _apply(
         self, eqn, inputs: list[Value], compute_dtype: np.dtype, recipe: Recipe | None, once: "_CastOnce"
@@ -132,8 +136,8 @@ class Interpreter(NamedTuple):
         if name == "convert_element_type":
             return [_converted(eqn, inputs[0])]
         if name in _EACH:
-            own = FLOAT32 if compute_dtype == FLOAT32 else None
-            outputs = bind(eqn.primitive, [once.cast(value.array, own) for value in inputs], eqn.params)
+            dtype_of_all = FLOAT32 if compute_dtype == FLOAT32 else None
+            outputs = bind(eqn.primitive, [once.cast(value.array, dtype_of_all) for value in inputs], eqn.params)
             return values_of(outputs, [Value(None, origin=value.origin) for value in inputs])
         peak = any(value.peak for value in inputs)
         if rule == "low":
@@ -162,10 +166,10 @@ class Interpreter(NamedTuple):
             outputs = [cast(output, dtype) for output in outputs]
         number = computed(eqn, [value.number for value in inputs])
         peak = name == "reduce_max" or (peak and name in _KEEP_A_PEAK)
-        own, constant, origin = _all_own(inputs), _all_constant(inputs), joined(inputs)
+        from_numbers, constant, origin = _all_from_numbers(inputs), _all_constant(inputs), joined(inputs)
         if origin == Origin.UNKNOWN and name in MATRIX_PRODUCTS:
             origin = Origin.BATCH  # one of the operands depends on the batch
-        return [Value(array, number, peak, own, constant, origin) for array in outputs]
+        return [Value(array, number, peak, from_numbers, constant, origin) for array in outputs]
 
 
 def _stretched(array, shape: tuple[int, ...], once: "_CastOnce"):
@@ -210,7 +214,7 @@ def _quantised(recipe: Recipe | None, name: str, inputs: Sequence[Value], arrays
         note([TAKEN_OUT if recipe is None else f"by {name}"])
         return None
     origins = [value.origin for value in inputs]
-    of_parameters = [place for place, origin in enumerate(origins) if origin == Origin.PARAMETERS]
+    of_parameters = [index for index, origin in enumerate(origins) if origin == Origin.PARAMETERS]
     if not of_parameters and Origin.UNKNOWN not in origins:
         note(["of activations alone, as attention has"])
         return None
@@ -241,13 +245,13 @@ def _is_full_precision(eqn) -> bool:
     return eqn.params.get("name") == FULL_PRECISION or numerical or statistics
 
 
-def _all_own(inputs: Sequence[Value]) -> bool:
+def _all_from_numbers(inputs: Sequence[Value]) -> bool:
     """True if the program made all floating inputs only from keys, integers and its own numbers; also without any."""
-    return all(value.own for value in inputs if is_floating(value.array))
+    return all(value.from_numbers for value in inputs if is_floating(value.array))
 
 
 def _all_constant(inputs: Sequence[Value]) -> bool:
-    return all(value.own or value.constant for value in inputs if is_floating(value.array))
+    return all(value.from_numbers or value.constant for value in inputs if is_floating(value.array))
 
 
 def _is_outer(eqn, inputs: Sequence[Value]) -> bool:
@@ -260,7 +264,7 @@ def _is_outer(eqn, inputs: Sequence[Value]) -> bool:
         return False
     (contracted, _), _ = eqn.params["dimension_numbers"]
     terms = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
-    return not contracted or (terms == 1 and any(value.own for value in inputs))
+    return not contracted or (terms == 1 and any(value.from_numbers for value in inputs))
 
 
 def _narrows(eqn) -> bool:
@@ -284,10 +288,10 @@ def _as_traced(eqn, inputs: list[Value], debug_info) -> list[Value]:
     """Casts the operands of an equation to the dtypes that it was traced in, and runs it unchanged."""
     arrays = cast_like((value.array for value in inputs), avals_of(eqn.invars))
     number = computed(eqn, [value.number for value in inputs])
-    own, origin = _all_own(inputs), joined(inputs)
+    from_numbers, origin = _all_from_numbers(inputs), joined(inputs)
     constant = _all_constant(inputs) and eqn.primitive.name not in MATRIX_PRODUCTS
     return [
-        Value(array, number, own=own, constant=constant, origin=origin)
+        Value(array, number, from_numbers=from_numbers, constant=constant, origin=origin)
         for array in as_function(eqn, debug_info)(*arrays)
     ]
 
@@ -301,8 +305,10 @@ def _converted(eqn, value: Value) -> Value:
     if is_floating(traced) and traced.dtype == new:
         return value
     array = jax.lax.convert_element_type(value.array, new)
-    own, constant = _all_own([value]), _all_constant([value])
-    return Value(array, computed(eqn, [value.number]), own=own, constant=constant, origin=value.origin)
+    from_numbers, constant = _all_from_numbers([value]), _all_constant([value])
+    return Value(
+        array, computed(eqn, [value.number]), from_numbers=from_numbers, constant=constant, origin=value.origin
+    )
 
 
 def _product(eqn, dtype: np.dtype | None) -> dict:

@@ -80,22 +80,22 @@ def as_function(eqn, debug_info) -> Callable:
     inputs = [var for var in eqn.invars if not isinstance(var, core.Literal)]
     unique = list(dict.fromkeys(inputs))
     body = core.Jaxpr((), unique, list(eqn.outvars), [eqn], eqn.effects, debug_info=debug_info)
-    run = core.jaxpr_as_fun(closed(body, ()))
+    evaluate = core.jaxpr_as_fun(closed(body, ()))
 
     def function(*values):
         by_var = {var: v for var, v in zip(eqn.invars, values, strict=True) if not isinstance(var, core.Literal)}
-        return run(*(by_var[var] for var in unique))
+        return evaluate(*(by_var[var] for var in unique))
 
     return function
 
 
-def at_places(function: Callable, arrays: Sequence, places: Sequence[int]) -> Callable:
-    """Makes a function of the arguments at the indices `places` alone; the other arguments stay those in `arrays`."""
+def at_indices(function: Callable, arrays: Sequence, indices: Sequence[int]) -> Callable:
+    """Makes a function of the arguments at the indices `indices` alone; the other arguments stay those in `arrays`."""
 
-    def of_some(*given):
+    def of_some(*values):
         filled = list(arrays)
-        for place, value in zip(places, given, strict=True):
-            filled[place] = value
+        for index, value in zip(indices, values, strict=True):
+            filled[index] = value
         return function(*filled)
 
     return of_some

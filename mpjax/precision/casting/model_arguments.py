@@ -46,7 +46,7 @@ class ModelArguments(NamedTuple):
             return {}
         from flax import nnx
 
-        return {place: node for place, node in self.originals.items() if isinstance(node, nnx.Module)}
+        return {path: node for path, node in self.originals.items() if isinstance(node, nnx.Module)}
 
     def paths(self) -> set[str]:
         """Collects the paths of all submodules, each inside its own module among the arguments; "" for these."""

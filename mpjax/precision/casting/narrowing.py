@@ -58,35 +58,35 @@ def _followed(jaxpr: core.Jaxpr, var: Any, once: bool) -> tuple[list[np.dtype | 
     """Lists the uses of `var` inside a jaxpr as `_uses` does, and the positions of the outputs that hold its values."""
     moves, calls = (_MOVES.difference(REPEATS), _PROGRAMS - DERIVED) if once else (_MOVES, _PROGRAMS)
     casts: list[np.dtype | None] = []
-    outputs = [place for place, out in enumerate(jaxpr.outvars) if out is var]
+    outputs = [position for position, out in enumerate(jaxpr.outvars) if out is var]
     for eqn in jaxpr.eqns:
-        places = [place for place, used in enumerate(eqn.invars) if used is var]
-        if not places:
+        positions = [position for position, used in enumerate(eqn.invars) if used is var]
+        if not positions:
             continue
         moved: list[int] = []
         if eqn.primitive.name == "convert_element_type":
             casts.append(np.dtype(eqn.params["new_dtype"]))
-        elif eqn.primitive.name in moves and places == [0]:
+        elif eqn.primitive.name in moves and positions == [0]:
             moved = [0]
         elif eqn.primitive.name in calls:
-            inner, moved = _inside(eqn, places, once)
+            inner, moved = _inside(eqn, positions, once)
             casts += inner
         else:
             casts.append(None)
-        for place in moved:
-            further, out = _followed(jaxpr, eqn.outvars[place], once)
+        for position in moved:
+            further, out = _followed(jaxpr, eqn.outvars[position], once)
             casts, outputs = casts + further, outputs + out
     return casts, outputs
 
 
-def _inside(eqn: Any, places: list[int], once: bool) -> tuple[list[np.dtype | None], list[int]]:
+def _inside(eqn: Any, positions: list[int], once: bool) -> tuple[list[np.dtype | None], list[int]]:
     """Follows a value into a call, a branch, or a scan of its rows or over which it is constant.
 
     Other uses are without a cast, and with `once` so are those of a constant, whose gradients a scan adds up.
 
     Args:
       eqn: the equation.
-      places: the positions of the value among the operands.
+      positions: the positions of the value among the operands.
       once: as in `_uses`.
 
     Returns:
@@ -98,13 +98,13 @@ def _inside(eqn: Any, places: list[int], once: bool) -> tuple[list[np.dtype | No
         bodies, first = params["branches"], 1
     if name == "scan":
         constants, carried = scan_counts(params)
-        if any(place < constants + carried and (once or place >= constants) for place in places):
+        if any(position < constants + carried and (once or position >= constants) for position in positions):
             bodies = []
     bodies = [opened(body)[0] for body in bodies]
-    if not bodies or places[0] < first or any(len(body.invars) + first != len(eqn.invars) for body in bodies):
+    if not bodies or positions[0] < first or any(len(body.invars) + first != len(eqn.invars) for body in bodies):
         return [None], []
-    results = [_followed(body, body.invars[place - first], once) for body in bodies for place in places]
+    results = [_followed(body, body.invars[position - first], once) for body in bodies for position in positions]
     casts = [cast for inner, _ in results for cast in inner]
-    outputs = [place for _, out in results for place in out]
+    outputs = [position for _, out in results for position in out]
     # The output of a branch or of a loop may be another value.
     return (casts + [None for _ in outputs], []) if name in ("cond", "scan") else (casts, outputs)

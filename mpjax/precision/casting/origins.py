@@ -40,14 +40,14 @@ def origins_of(tree: Any, jaxpr: Any) -> tuple[list[Origin], Origin]:
     modules = _places_of_modules(tree)
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     arrays = [(path, leaf) for path, leaf in leaves if is_array(leaf)]
-    held = [any(path[: len(place)] == place for place in modules) for path, _ in arrays]
+    held = [any(path[: len(prefix)] == prefix for prefix in modules) for path, _ in arrays]
     if any(held):
         return [_origin(leaf, of) for (_, leaf), of in zip(arrays, held, strict=True)], Origin.UNKNOWN
     arguments = [path[1:3] for path, _ in arrays]
     parameters = _parameters_among(jaxpr, arguments)
     if not parameters:
         return [Origin.UNKNOWN] * len(arrays), Origin.UNKNOWN
-    origins = [_origin(leaf, place in parameters) for place, (_, leaf) in zip(arguments, arrays, strict=True)]
+    origins = [_origin(leaf, argument in parameters) for argument, (_, leaf) in zip(arguments, arrays, strict=True)]
     return origins, Origin.PARAMETERS if CLOSED_OVER in parameters else Origin.UNKNOWN
 
 
@@ -78,12 +78,12 @@ def _parameters_among(jaxpr: Any, arguments: Sequence[Any]) -> frozenset[Any]:
       arguments: the argument that each input belongs to.
     """
     products: list[tuple[Arguments, Arguments]] = []
-    _followed(jaxpr, [frozenset({place}) for place in arguments], products)
+    _followed(jaxpr, [frozenset({argument}) for argument in arguments], products)
     return frozenset(
-        place
+        argument
         for pair in products
         for operand, other in (pair, pair[::-1])
-        for place in operand
+        for argument in operand
         if len(operand) == 1 and operand < other
     )
 

@@ -72,7 +72,7 @@ def with_sums_in_float32(fn: Callable) -> Callable:
     return with_sums
 
 
-_SUMS = Interpreter(lambda scope: BFLOAT16, SUMS_ALONE, asked=False)
+_SUMS = Interpreter(lambda scope: BFLOAT16, SUMS_ALONE, chosen_by_author=False)
 
 
 class _Result(NamedTuple):
@@ -81,30 +81,30 @@ class _Result(NamedTuple):
     Attributes:
       arrays: the arrays.
       leaves: all leaves, with None in place of the arrays.
-      places: the positions of the arrays among the leaves.
+      positions: the positions of the arrays among the leaves.
       treedef: the tree structure of the leaves.
       known: False if an object in the result may hold arrays, or the function changed its arguments.
     """
 
     arrays: list[jax.Array]
     leaves: list
-    places: list[int]
+    positions: list[int]
     treedef: Any
     known: bool
 
     def filled(self, arrays: list) -> Any:
         leaves = list(self.leaves)
-        for place, array in zip(self.places, arrays, strict=True):
-            leaves[place] = array
+        for position, array in zip(self.positions, arrays, strict=True):
+            leaves[position] = array
         return jax.tree.unflatten(self.treedef, leaves)
 
 
 def _taken_apart(result: Any) -> _Result:
     leaves, treedef = jax.tree.flatten(result, is_leaf=_is_object)
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+    positions = [position for position, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
     others = [None if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
     known = all(isinstance(leaf, str | bytes | bool | int | float | complex | None) for leaf in others)
-    return _Result([leaves[place] for place in places], others, places, treedef, known)
+    return _Result([leaves[position] for position in positions], others, positions, treedef, known)
 
 
 def _is_object(node: Any) -> bool:

@@ -45,22 +45,22 @@ class Value(NamedTuple):
       number: the value of all its elements, if it is known at trace time; else None. A known number takes the dtype of
         the other operands.
       peak: True for the largest of several values. Differences from it, as in a softmax, are computed in float32.
-      own: True if the program made it only from keys, integers and numbers, and so chose its dtype.
-      constant: like `own`, but also from arrays that the program closes over, without a matrix product.
+      from_numbers: True if the program made it only from keys, integers and numbers, and so chose its dtype.
+      constant: like `from_numbers`, but also from arrays that the program closes over, without a matrix product.
       origin: the inputs that it depends on.
     """
 
     array: Any
     number: float | None = None
     peak: bool = False
-    own: bool = False
+    from_numbers: bool = False
     constant: bool = False
     origin: Origin = Origin.UNKNOWN
 
     @property
     def fact(self) -> "Value":
         """A copy without the array and without `peak`, for the variable of a call or loop that gets the array."""
-        return Value(None, self.number, own=self.own, constant=self.constant, origin=self.origin)
+        return Value(None, self.number, from_numbers=self.from_numbers, constant=self.constant, origin=self.origin)
 
 
 UNKNOWN = Value(None)

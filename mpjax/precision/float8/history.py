@@ -21,7 +21,7 @@ from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.float8.matrices import BY_ACTIVATIONS, BY_WEIGHT, FORWARD, GRADIENT, Way, derivatives, multiplied
 from mpjax.precision.float8.products import as_matrices, placed, product, reverse_mode
 from mpjax.precision.float8.recipes import Recipe
-from mpjax.precision.float8.scaling import Quantised, largest_of, quantise_to
+from mpjax.precision.float8.scaling import ScaledFloat8, largest_of, quantise_to
 from mpjax.precision.layers import changed
 
 
@@ -127,7 +127,7 @@ def end_step(history: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
     return jnp.concatenate([jnp.zeros_like(history[..., :1]), history[..., :-1]], axis=-1)
 
 
-def _quantised(x: jax.Array, dtype: np.dtype, past: Float[Array, " H"]) -> Quantised:
+def _quantised(x: jax.Array, dtype: np.dtype, past: Float[Array, " H"]) -> ScaledFloat8:
     """Quantises to `dtype` by the largest value of earlier steps in `past`; larger values of `x` saturate.
 
     If all of `past` are 0, as before the first step, quantises by the largest absolute value of `x`.
@@ -162,9 +162,9 @@ def _forward(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array, histor
     return _by_history(recipe, dtype, x, w, history), (x, w, history)
 
 
-def _backward(recipe: Recipe, dtype: np.dtype, kept: tuple[jax.Array, jax.Array, jax.Array], given):
+def _backward(recipe: Recipe, dtype: np.dtype, kept: tuple[jax.Array, jax.Array, jax.Array], cotangents):
     del dtype
-    (x, w, history), (g, later) = kept, given
+    (x, w, history), (g, later) = kept, cotangents
     dx = _once(recipe, BY_ACTIVATIONS, x.dtype, g, w, history)
     dw = _once(recipe, BY_WEIGHT, w.dtype, x, g, history)
     return dx, dw, _of_gradient(history, jnp.maximum(largest_of(g), later[GRADIENT, 0]))
@@ -202,6 +202,6 @@ def _of_gradient(history: jax.Array, largest: jax.Array) -> jax.Array:
 
     No derivative flows through `largest`, the largest absolute value of the incoming gradient.
     """
-    place = np.zeros(history.shape, FLOAT32)
-    place[GRADIENT, 0] = 1
-    return jax.lax.stop_gradient(largest) * place
+    mask = np.zeros(history.shape, FLOAT32)
+    mask[GRADIENT, 0] = 1
+    return jax.lax.stop_gradient(largest) * mask

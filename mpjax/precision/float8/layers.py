@@ -179,7 +179,7 @@ def set_products(module: Any, recipe: Recipe | None) -> bool:
     Returns:
       True if the layer now multiplies in float8.
     """
-    if recipe is not None and is_linear(module) and why_wide(module, recipe) is None:
+    if recipe is not None and is_linear(module) and reason_not_in_float8(module, recipe) is None:
         module.dot_general = Float8Dot(recipe)
         keep_history(module, recipe if recipe.history else None)
         return True
@@ -197,7 +197,7 @@ def default_product(module: Any) -> Any:
     return inspect.signature(flax_class.__init__).parameters["dot_general"].default
 
 
-def why_wide(module: Any, recipe: Recipe | None) -> str | None:
+def reason_not_in_float8(module: Any, recipe: Recipe | None) -> str | None:
     """Explains why a linear layer cannot use a float8 recipe: inputs or outputs are no multiple of `recipe.multiple`.
 
     None if both are multiples. Also None without a recipe, and for a module that `is_linear` rejects, such as an

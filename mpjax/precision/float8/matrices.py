@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from mpjax.precision.float8.recipes import Recipe
-from mpjax.precision.float8.scaling import BLOCK, Quantised, quantise, quantise_blocks, quantise_by
+from mpjax.precision.float8.scaling import BLOCK, ScaledFloat8, quantise, quantise_blocks, quantise_by
 
 
 ACTIVATIONS, WEIGHT, GRADIENT = range(3)
@@ -81,12 +81,12 @@ def in_float8(
         each whole operand; others ignore it.
     """
     if recipe.scaling == "block":
-        rows = (x if axis else x.T for x, axis in zip((a, b), way.axes, strict=True))
-        aq, bq = (quantise_blocks(x, way.dtype(recipe, i)) for i, x in enumerate(rows))
+        blocked = (x if axis else x.T for x, axis in zip((a, b), way.axes, strict=True))
+        aq, bq = (quantise_blocks(x, way.dtype(recipe, i)) for i, x in enumerate(blocked))
         return multiplied_in_blocks(aq, bq, dtype)
     shared = way.axes if recipe.scaling == "row" else (None, None)
 
-    def quantised(i: int, x: jax.Array, axis: int | None) -> Quantised:
+    def quantised(i: int, x: jax.Array, axis: int | None) -> ScaledFloat8:
         known = largest[way.roles[i]]
         if axis is None and known is not None:
             # What computed the largest value may have rounded it otherwise, in the last bit: up to 464 rounds to 448.
@@ -97,7 +97,7 @@ def in_float8(
     return multiplied(way, dtype, aq, bq)
 
 
-def multiplied(way: Way, dtype: np.dtype, a: Quantised, b: Quantised) -> jax.Array:
+def multiplied(way: Way, dtype: np.dtype, a: ScaledFloat8, b: ScaledFloat8) -> jax.Array:
     """Multiplies two quantised matrices, and their inverse scales into the result.
 
     The inverse scales are two scalars, or one number for each row and each column of the result. The smaller inverse
@@ -107,10 +107,12 @@ def multiplied(way: Way, dtype: np.dtype, a: Quantised, b: Quantised) -> jax.Arr
     precision = lax.Precision.HIGHEST if way.exact else None
     numbers = (((way.axes[0],), (way.axes[1],)), ((), ()))
     y = lax.dot_general(a.values, b.values, numbers, precision=precision, preferred_element_type=dtype)
-    rows, columns = a.inverse, b.inverse
-    if rows.ndim:
-        rows, columns = rows.reshape(-1, 1), columns.reshape(1, -1)
-    return y * jnp.minimum(rows, columns).astype(dtype) * jnp.maximum(rows, columns).astype(dtype)
+    row_scales, column_scales = a.inverse, b.inverse
+    if row_scales.ndim:
+        row_scales, column_scales = row_scales.reshape(-1, 1), column_scales.reshape(1, -1)
+    return (
+        y * jnp.minimum(row_scales, column_scales).astype(dtype) * jnp.maximum(row_scales, column_scales).astype(dtype)
+    )
 
 
 def derivatives(way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -138,7 +140,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Array, Float
 
 
-def multiplied_in_blocks(a: Quantised, b: Quantised, dtype: np.dtype) -> jax.Array:
+def multiplied_in_blocks(a: ScaledFloat8, b: ScaledFloat8, dtype: np.dtype) -> jax.Array:
     """Multiplies [M, K] by the transpose of [N, K], with a scale for each 32 numbers along K.
 
     On CUDA the product is in float8. Elsewhere the operands are scaled back and multiplied in `dtype`.
@@ -152,19 +154,19 @@ def multiplied_in_blocks(a: Quantised, b: Quantised, dtype: np.dtype) -> jax.Arr
       [M, N].
     """
 
-    def by_blocks(a: Quantised, b: Quantised) -> jax.Array:
+    def by_blocks(a: ScaledFloat8, b: ScaledFloat8) -> jax.Array:
         return multiplied_on_cuda(a, b, dtype)
 
-    def float8_blocks_multiplied_out(a: Quantised, b: Quantised) -> jax.Array:
+    def float8_blocks_multiplied_out(a: ScaledFloat8, b: ScaledFloat8) -> jax.Array:
         x, w = (matrix.values.astype(dtype) * jnp.repeat(matrix.inverse.astype(dtype), BLOCK, 1) for matrix in (a, b))
         return lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
 
     return lax.platform_dependent(a, b, cuda=by_blocks, default=jax.jit(float8_blocks_multiplied_out))
 
 
-def multiplied_on_cuda(a: Quantised, b: Quantised, dtype: np.dtype) -> jax.Array:
+def multiplied_on_cuda(a: ScaledFloat8, b: ScaledFloat8, dtype: np.dtype) -> jax.Array:
     """Multiplies like `multiplied_in_blocks`, on a CUDA device only."""
-    a, b = (Quantised(matrix.values[None], matrix.inverse.astype(jnp.float8_e8m0fnu)[None]) for matrix in (a, b))
+    a, b = (ScaledFloat8(matrix.values[None], matrix.inverse.astype(jnp.float8_e8m0fnu)[None]) for matrix in (a, b))
     return _each(dtype)(a, b)[0]
 
 
@@ -175,30 +177,32 @@ def _each(dtype: np.dtype):
     """
 
     @jax.custom_batching.custom_vmap
-    def each(a: Quantised, b: Quantised) -> Float[Array, "B M N"]:
+    def batched_matmul(a: ScaledFloat8, b: ScaledFloat8) -> Float[Array, "B M N"]:
         return jax.nn.scaled_matmul(a.values, b.values, a.inverse, b.inverse, preferred_element_type=dtype)
 
-    @each.def_vmap
-    def over_a_batch(size: int, batched: Sequence[Quantised], a: Quantised, b: Quantised):
+    @batched_matmul.def_vmap
+    def over_a_batch(size: int, batched: Sequence[ScaledFloat8], a: ScaledFloat8, b: ScaledFloat8):
         in_a, in_b = (any(flags) for flags in batched)
         if in_a and in_b:
             a, b = (_with_batch(x, flags, size) for x, flags in ((a, batched[0]), (b, batched[1])))
-            y = each(*(Quantised(*(z.reshape(-1, *z.shape[2:]) for z in x)) for x in (a, b)))
+            y = batched_matmul(*(ScaledFloat8(*(z.reshape(-1, *z.shape[2:]) for z in x)) for x in (a, b)))
             return y.reshape(size, -1, *y.shape[1:]), True
         # The batch becomes further rows, so that the other operand is read once.
         if in_a:
-            y = each(_as_rows(_with_batch(a, batched[0], size)), b)
+            y = batched_matmul(_as_rows(_with_batch(a, batched[0], size)), b)
             return jnp.moveaxis(y.reshape(y.shape[0], size, -1, y.shape[2]), 1, 0), True
-        y = each(a, _as_rows(_with_batch(b, batched[1], size)))
+        y = batched_matmul(a, _as_rows(_with_batch(b, batched[1], size)))
         return jnp.moveaxis(y.reshape(*y.shape[:2], size, -1), 2, 0), True
 
-    return each
+    return batched_matmul
 
 
-def _with_batch(x: Quantised, batched: Quantised, size: int) -> Quantised:
-    return Quantised(*(z if has else jnp.broadcast_to(z, (size, *z.shape)) for z, has in zip(x, batched, strict=True)))
+def _with_batch(x: ScaledFloat8, batched: ScaledFloat8, size: int) -> ScaledFloat8:
+    return ScaledFloat8(
+        *(z if has else jnp.broadcast_to(z, (size, *z.shape)) for z, has in zip(x, batched, strict=True))
+    )
 
 
-def _as_rows(x: Quantised) -> Quantised:
+def _as_rows(x: ScaledFloat8) -> ScaledFloat8:
     """Reshapes [size, B, M, K] to [B, size * M, K]."""
-    return Quantised(*(jnp.moveaxis(z, 0, 1).reshape(z.shape[1], -1, z.shape[3]) for z in x))
+    return ScaledFloat8(*(jnp.moveaxis(z, 0, 1).reshape(z.shape[1], -1, z.shape[3]) for z in x))

@@ -103,8 +103,8 @@ def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> opt
     def update(updates, state, params=None, **extra):
         parameters = paths_of(updates)
         restored = functools.partial(_restored, parameters)
-        wide = jax.tree_util.tree_map_with_path(restored, state.inner_state, is_leaf=_is_grouped)
-        updates, new = inner.update(in_float32(updates), wide, parameters_seen(inner, params), **extra)
+        float32_state = jax.tree_util.tree_map_with_path(restored, state.inner_state, is_leaf=_is_grouped)
+        updates, new = inner.update(in_float32(updates), float32_state, parameters_seen(inner, params), **extra)
         return updates, Float8MomentsState(stored(new, state.draws + 1, parameters), state.draws + 1)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -156,9 +156,9 @@ def grouped(x: Float[Array, "*L N"], seed: UInt[Array, ""]) -> Grouped:
     power = jnp.clip(_RANGE / jnp.maximum(spread, 1e-3), 1.0, 16.0)
     below, above = _neighbours(_LARGEST * size**power)
     back = [(neighbour / _LARGEST) ** (1 / power) for neighbour in (below, above)]
-    share = (size - back[0]) / jnp.maximum(back[1] - back[0], jnp.finfo(jnp.float32).tiny)
+    fraction = (size - back[0]) / jnp.maximum(back[1] - back[0], jnp.finfo(jnp.float32).tiny)
     drawn = (scrambled(groups.shape, seed) >> jnp.uint32(8)).astype(FLOAT32) * jnp.float32(2.0**-24)
-    chosen = jnp.where(drawn < share, above, below) * jnp.sign(groups)
+    chosen = jnp.where(drawn < fraction, above, below) * jnp.sign(groups)
     values = jnp.where(finite, chosen, jnp.nan).astype(E4M3)
     return Grouped(_joined(values, x.shape), scale[..., 0], power[..., 0])
 

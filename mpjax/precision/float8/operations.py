@@ -44,7 +44,7 @@ def why_not_quantised(
     if _has_own_precision(params.get("precision")):
         return "with a precision of their own"
     sides = [math.prod(operands[0].shape[axis] for axis in of[0])]
-    sides += [_others(operands[place], of[place]) for place in ((0, 1) if weight is None else (weight,))]
+    sides += [_others(operands[index], of[index]) for index in ((0, 1) if weight is None else (weight,))]
     if all(side >= SMALLEST_SIDE and side % recipe.multiple == 0 for side in sides):
         return None
     unknown = " (of a batch too, as it is not known which operand is the weight)" if weight is None else ""

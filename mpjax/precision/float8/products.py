@@ -65,8 +65,8 @@ class Float8Dot:
         use `precision`.
         """
         if any(dimension_numbers[1]) or not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (lhs, rhs)):
-            given = (lhs, rhs, dimension_numbers, precision, preferred_element_type)
-            return lax.dot_general(*given, out_sharding=out_sharding)
+            operands = (lhs, rhs, dimension_numbers, precision, preferred_element_type)
+            return lax.dot_general(*operands, out_sharding=out_sharding)
         x, w, shape = as_matrices(lhs, rhs, dimension_numbers)
         dtype = np.dtype(preferred_element_type or jnp.result_type(lhs, rhs))
         return placed(product(x, w, self.recipe, dtype, self.largest).reshape(shape), out_sharding)
@@ -97,15 +97,15 @@ def product(
     return reverse_mode(_product, recipe, dtype, x, w, largest)
 
 
-def reverse_mode(multiply: Callable, *given: Any) -> Any:
-    """Calls `multiply(*given)`, a function with reverse-mode derivatives only, and explains forward-mode errors.
+def reverse_mode(multiply: Callable, *arguments: Any) -> Any:
+    """Calls `multiply(*arguments)`, a function with reverse-mode derivatives only, and explains forward-mode errors.
 
     Raises:
       UsageError: the call is differentiated in forward mode. Within `jax.jit`, JAX raises its own error instead, when
         it compiles.
     """
     try:
-        return multiply(*given)
+        return multiply(*arguments)
     except TypeError as error:
         if "forward-mode" not in str(error):
             raise

@@ -29,7 +29,7 @@ _LARGEST_SCALE = 2.0**126
 """The inverse of a larger scale would be subnormal, and devices may flush it to zero."""
 
 
-class Quantised(NamedTuple):
+class ScaledFloat8(NamedTuple):
     """An array in float8.
 
     Attributes:
@@ -107,7 +107,7 @@ _PART = 2**14
 """The most elements that a GPU reduces to one in one kernel, about."""
 
 
-def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) -> Quantised:
+def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) -> ScaledFloat8:
     """Quantises an array with a scale from its present largest finite absolute value.
 
     No finite value overflows. inf and NaN stay NaN, or inf where the dtype has it, and change no other value. Values
@@ -124,7 +124,7 @@ def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) ->
     return _divided(x, _inverse_for(jnp.expand_dims(largest_of(x, (axis,)), axis), dtype), dtype)
 
 
-def quantise_by(x: Float[Array, "*S"], largest: Float[Array, "*P"], dtype: np.dtype) -> Quantised:
+def quantise_by(x: Float[Array, "*S"], largest: Float[Array, "*P"], dtype: np.dtype) -> ScaledFloat8:
     """Quantises `x` like `quantise`, with a scale from a given `largest` instead of the largest value of `x`.
 
     Use it for a part of a larger array: `largest` is the largest finite absolute value of the whole, or an array of
@@ -134,8 +134,8 @@ def quantise_by(x: Float[Array, "*S"], largest: Float[Array, "*P"], dtype: np.dt
     return _divided(x, _one_inverse(x, largest, dtype), dtype)
 
 
-def _divided(x: jax.Array, inverse: jax.Array, dtype: np.dtype) -> Quantised:
-    return Quantised((x / inverse.astype(x.dtype)).astype(dtype), inverse.astype(FLOAT32))
+def _divided(x: jax.Array, inverse: jax.Array, dtype: np.dtype) -> ScaledFloat8:
+    return ScaledFloat8((x / inverse.astype(x.dtype)).astype(dtype), inverse.astype(FLOAT32))
 
 
 def _one_inverse(x: jax.Array, largest: Float[Array, "*P"], dtype: np.dtype) -> Float[Array, ""]:
@@ -150,7 +150,7 @@ def _one_inverse(x: jax.Array, largest: Float[Array, "*P"], dtype: np.dtype) -> 
     return jax.lax.optimization_barrier(jnp.max(inverse))
 
 
-def quantise_to(x: Float[Array, "*S"], largest: Float[Array, ""], dtype: np.dtype) -> Quantised:
+def quantise_to(x: Float[Array, "*S"], largest: Float[Array, ""], dtype: np.dtype) -> ScaledFloat8:
     """Quantises an array with a scale from an expected largest absolute value; larger finite values saturate.
 
     inf and NaN stay NaN, or inf where the dtype has it. The same holds for values that overflow to inf when scaled,
@@ -163,10 +163,10 @@ def quantise_to(x: Float[Array, "*S"], largest: Float[Array, ""], dtype: np.dtyp
         return jnp.where(jnp.isfinite(x), jnp.clip(x, -limit, limit), x)
 
     saturate.__name__ = f"{SATURATE}{dtype}"  # a diagnosis finds the call by this name
-    return Quantised(jax.jit(saturate)(x / inverse.astype(x.dtype)).astype(dtype), inverse.astype(FLOAT32))
+    return ScaledFloat8(jax.jit(saturate)(x / inverse.astype(x.dtype)).astype(dtype), inverse.astype(FLOAT32))
 
 
-def quantise_blocks(x: Float[Array, "M K"], dtype: np.dtype) -> Quantised:
+def quantise_blocks(x: Float[Array, "M K"], dtype: np.dtype) -> ScaledFloat8:
     """Quantises a matrix with a scale for each 32 numbers of a row; zeros fill the last block.
 
     Args:
@@ -182,4 +182,4 @@ def quantise_blocks(x: Float[Array, "M K"], dtype: np.dtype) -> Quantised:
     padded = jnp.pad(x, ((0, 0), (0, -x.shape[1] % BLOCK)))
     blocks = padded.reshape(x.shape[0], -1, BLOCK)
     quantised = quantise(blocks, dtype, 2)
-    return Quantised(quantised.values.reshape(padded.shape), quantised.inverse[..., 0])
+    return ScaledFloat8(quantised.values.reshape(padded.shape), quantised.inverse[..., 0])

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mpjax.config.schema import Data
-from mpjax.data.images.masks import class_numbers, compression_noise, mask_values, unknown_classes
+from mpjax.data.images.masks import compression_noise, decoded_mask, mask_values, unknown_classes
 from mpjax.errors import DataWarning, UsageError
 
 
@@ -19,7 +19,7 @@ def stored(file_format, low=0, high=255):
     buffer = io.BytesIO()
     Image.fromarray(np.where(disk, high, low).astype(np.uint8)).save(buffer, file_format)
     examples = [{"mask": buffer.getvalue()}] * 2
-    return examples, [{"mask": class_numbers(example["mask"])} for example in examples]
+    return examples, [{"mask": decoded_mask(example["mask"])} for example in examples]
 
 
 SAYS = "^mask: masks: a JPEG, .* in 2 of 2 masks of 'cells' are 0, 1, .* near 0, 255; write the masks as PNG"

@@ -9,7 +9,7 @@ from PIL import Image
 
 from mpjax.config.schema import Data
 from mpjax.data.images.decoding import FileBytes
-from mpjax.data.images.masks import class_numbers, unknown_classes
+from mpjax.data.images.masks import decoded_mask, unknown_classes
 from mpjax.errors import UsageError
 
 
@@ -21,7 +21,7 @@ def png(picture):
 
 def test_gray_values_are_classes():
     pixels = np.array([[0, 1, 2], [3, 254, 255]], np.uint8)
-    decoded = class_numbers(png(Image.fromarray(pixels)))
+    decoded = decoded_mask(png(Image.fromarray(pixels)))
     assert (decoded.dtype, decoded.shape) == (np.uint8, (2, 3, 1))
     assert decoded[..., 0].tolist() == pixels.tolist()
 
@@ -30,11 +30,11 @@ def test_the_colours_of_a_palette_do_not_matter():
     picture = Image.fromarray(np.array([[0, 1], [20, 255]], np.uint8), "L").copy()
     picture.putpalette([(7 * index) % 256 for index in range(768)])
     assert picture.mode == "P"
-    assert class_numbers(png(picture))[..., 0].tolist() == [[0, 1], [20, 255]]
+    assert decoded_mask(png(picture))[..., 0].tolist() == [[0, 1], [20, 255]]
 
 
 def test_one_bit_is_two_classes():
-    decoded = class_numbers(png(Image.new("1", (2, 1), 1)))
+    decoded = decoded_mask(png(Image.new("1", (2, 1), 1)))
     assert (decoded.dtype, decoded.ravel().tolist()) == (np.uint8, [1, 1])
 
 
@@ -60,23 +60,23 @@ SCALED = {
 
 @pytest.mark.parametrize(("content", "wanted"), SCALED.values(), ids=SCALED)
 def test_numbers_that_pillow_scales_are_those_of_the_file(content, wanted):
-    assert class_numbers(content).ravel().tolist() == wanted
+    assert decoded_mask(content).ravel().tolist() == wanted
 
 
 def test_arrays_are_left_alone():
     mask = np.zeros((2, 2), np.int64)
-    assert class_numbers(mask) is mask
+    assert decoded_mask(mask) is mask
 
 
 def test_colours_are_refused():
     with pytest.raises(UsageError, match=r"mask: a colour image \(Pillow's mode RGB\); wanted one channel"):
-        class_numbers(png(Image.new("RGB", (2, 2))))
+        decoded_mask(png(Image.new("RGB", (2, 2))))
 
 
 def test_a_file_that_is_no_image_is_named(tmp_path):
     (tmp_path / "m.png").write_text("no")
     with pytest.raises(UsageError, match="m.png: cannot be decoded"):
-        class_numbers(FileBytes.read(str(tmp_path / "m.png")))
+        decoded_mask(FileBytes.read(str(tmp_path / "m.png")))
 
 
 @pytest.mark.parametrize(

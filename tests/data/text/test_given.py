@@ -20,7 +20,8 @@ CONFIG = Data(tokenizer="bytes", length=4)
 def read(inputs, source=CLASSES, column="text", config=CONFIG):
     given = given_texts(inputs, source, config, column=column)
     return {
-        name: given.rows(stored) for name, stored in zip(given.names, given.load(range(len(given.names))), strict=True)
+        name: given.to_arrays(stored)
+        for name, stored in zip(given.names, given.load(range(len(given.names))), strict=True)
     }
 
 

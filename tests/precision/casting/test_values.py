@@ -68,12 +68,14 @@ def test_each_array_is_cast_to_the_dtype_of_its_own_neighbour():
 
 
 def test_what_is_known_of_arrays_goes_with_them_and_nothing_is_known_unless_given():
-    facts = [Value(None, number=0.0, own=True), UNKNOWN]
-    assert values_of(["x", "y"], facts) == [Value("x", number=0.0, own=True), Value("y")]
+    facts = [Value(None, number=0.0, from_numbers=True), UNKNOWN]
+    assert values_of(["x", "y"], facts) == [Value("x", number=0.0, from_numbers=True), Value("y")]
     assert values_of(["x", "y"]) == [Value("x"), Value("y")]
     with pytest.raises(ValueError, match="longer"):
         values_of(["x"], facts)
 
 
 def test_a_fact_for_the_inside_of_a_loop_holds_neither_the_array_nor_its_being_a_peak():
-    assert Value("x", number=2.0, peak=True, own=True).fact == Value(None, number=2.0, peak=False, own=True)
+    assert Value("x", number=2.0, peak=True, from_numbers=True).fact == Value(
+        None, number=2.0, peak=False, from_numbers=True
+    )

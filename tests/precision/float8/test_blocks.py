@@ -8,7 +8,7 @@ import pytest
 from mpjax.precision.float8.matrices import multiplied_in_blocks, multiplied_on_cuda
 from mpjax.precision.float8.products import product
 from mpjax.precision.float8.recipes import E4M3, MXFP8
-from mpjax.precision.float8.scaling import Quantised, quantise_blocks
+from mpjax.precision.float8.scaling import ScaledFloat8, quantise_blocks
 
 
 FLOAT32 = np.dtype("float32")
@@ -50,7 +50,7 @@ def test_batches_of_batches_are_multiplied_as_one_by_one(monkeypatch, outer, inn
 def test_the_scales_alone_may_have_a_batch(monkeypatch):
     monkeypatch.setattr(jax.nn, "scaled_matmul", scaled_matmul)
     a, b = (quantise_blocks(random(rows, None, None), E4M3) for rows in (5, 2))
-    found = jax.vmap(lambda k: multiplied_on_cuda(Quantised(a.values, a.inverse * k), b, FLOAT32))(
+    found = jax.vmap(lambda k: multiplied_on_cuda(ScaledFloat8(a.values, a.inverse * k), b, FLOAT32))(
         jnp.array([1.0, 4.0])
     )
     np.testing.assert_array_equal(found[1], 4 * found[0])

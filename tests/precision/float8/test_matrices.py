@@ -9,7 +9,7 @@ import pytest
 
 from mpjax.precision.float8.matrices import BY_ACTIVATIONS, BY_WEIGHT, FORWARD, derivatives, in_float8, multiplied
 from mpjax.precision.float8.recipes import FLOAT8, MXFP8, RECIPES
-from mpjax.precision.float8.scaling import Quantised
+from mpjax.precision.float8.scaling import ScaledFloat8
 
 
 SHAPES = {FORWARD: ((32, 64), (64, 96)), BY_ACTIVATIONS: ((32, 96), (64, 96)), BY_WEIGHT: ((32, 64), (32, 96))}
@@ -45,7 +45,7 @@ def test_gradients_alone_are_in_the_wide_format_and_need_exact_sums():
 
 def test_scales_whose_product_underflows_leave_a_result_that_does_not():
     values = jnp.full((16, 16), 256, jnp.float8_e4m3fn)
-    tiny, small = (Quantised(values, jnp.float32(2.0**exponent)) for exponent in (-100, -40))
+    tiny, small = (ScaledFloat8(values, jnp.float32(2.0**exponent)) for exponent in (-100, -40))
     found = multiplied(FORWARD, FLOAT32, tiny, small)
     assert float(found[0, 0]) == 16 * 2.0 ** (16 - 140)
 

@@ -19,18 +19,18 @@ def huggingface(model: BERT) -> WeightMap:
     }
     entries = {"positions": FileEntry(f"{embeddings}.position_embeddings.weight")}
     for number, block in enumerate(model.blocks):
-        ours, theirs = f"blocks/{number}", f"bert.encoder.layer.{number}"
-        names[f"{ours}/norm1"] = f"{theirs}.attention.output.LayerNorm"
-        names[f"{ours}/norm2"] = f"{theirs}.output.LayerNorm"
-        names[f"{ours}/mlp/up"] = f"{theirs}.intermediate.dense"
-        names[f"{ours}/mlp/down"] = f"{theirs}.output.dense"
+        path, prefix = f"blocks/{number}", f"bert.encoder.layer.{number}"
+        names[f"{path}/norm1"] = f"{prefix}.attention.output.LayerNorm"
+        names[f"{path}/norm2"] = f"{prefix}.output.LayerNorm"
+        names[f"{path}/mlp/up"] = f"{prefix}.intermediate.dense"
+        names[f"{path}/mlp/down"] = f"{prefix}.output.dense"
         entries |= attention_entries(
             block.attention,
-            f"{ours}/attention",
-            query=f"{theirs}.attention.self.query",
-            key=f"{theirs}.attention.self.key",
-            value=f"{theirs}.attention.self.value",
-            out=f"{theirs}.attention.output.dense",
+            f"{path}/attention",
+            query=f"{prefix}.attention.self.query",
+            key=f"{prefix}.attention.self.key",
+            value=f"{prefix}.attention.self.value",
+            out=f"{prefix}.attention.output.dense",
         )
     return WeightMap(
         "huggingface",

@@ -43,16 +43,16 @@ def transposed(name: str, *axes: int) -> Transform:
     return Transform(name, functools.partial(np.transpose, axes=axes), functools.partial(np.transpose, axes=back))
 
 
-def reshaped(theirs: tuple[int, ...], ours: tuple[int, ...]) -> Transform:
-    """Makes the transform that reshapes between the file's shape `theirs` and our shape `ours`, in row-major order.
+def reshaped(file_shape: tuple[int, ...], model_shape: tuple[int, ...]) -> Transform:
+    """Makes the transform that reshapes between the shapes `file_shape` and `model_shape`, in row-major order.
 
     Its functions raise ValueError for an array of another shape. The kernel of a projection to 12 heads of 64 features
     is read by `LINEAR.then(reshaped((768, 768), (768, 12, 64)))`.
     """
     return Transform(
-        f"{_shape(theirs)} to {_shape(ours)}",
-        functools.partial(_reshape, wanted=theirs, into=ours),
-        functools.partial(_reshape, wanted=ours, into=theirs),
+        f"{_shape(file_shape)} to {_shape(model_shape)}",
+        functools.partial(_reshape, wanted=file_shape, into=model_shape),
+        functools.partial(_reshape, wanted=model_shape, into=file_shape),
     )
 
 
@@ -174,16 +174,16 @@ def attention_entries(
       out: the name of the output projection in the file.
     """
     entries = {}
-    for ours, theirs in (("query", query), ("key", key), ("value", value), ("out", out)):
-        layer: Any = getattr(attention, ours)
+    for projection, name in (("query", query), ("key", key), ("value", value), ("out", out)):
+        layer: Any = getattr(attention, projection)
         shape = layer.kernel.get_value().shape
         # [width, heads, features], and [heads, features, width] of the last
-        matrix = (shape[0] * shape[1], shape[2]) if ours == "out" else (shape[0], shape[1] * shape[2])
-        entries[f"{path}/{ours}/kernel"] = FileEntry(f"{theirs}.weight", LINEAR.then(reshaped(matrix, shape)))
+        matrix = (shape[0] * shape[1], shape[2]) if projection == "out" else (shape[0], shape[1] * shape[2])
+        entries[f"{path}/{projection}/kernel"] = FileEntry(f"{name}.weight", LINEAR.then(reshaped(matrix, shape)))
         if layer.bias is not None:
             bias = layer.bias.get_value().shape
-            turn = SAME if ours == "out" else reshaped((matrix[1],), bias)
-            entries[f"{path}/{ours}/bias"] = FileEntry(f"{theirs}.bias", turn)
+            turn = SAME if projection == "out" else reshaped((matrix[1],), bias)
+            entries[f"{path}/{projection}/bias"] = FileEntry(f"{name}.bias", turn)
     return entries
 
 

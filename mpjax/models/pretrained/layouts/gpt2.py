@@ -16,13 +16,13 @@ def huggingface(model: GPT2) -> WeightMap:
     names = {"tokens": "transformer.wte", "norm": "transformer.ln_f"}
     entries = {"positions": FileEntry("transformer.wpe.weight")}
     for number, block in enumerate(model.blocks):
-        ours, theirs = f"blocks/{number}", f"transformer.h.{number}"
-        names[f"{ours}/norm1"] = f"{theirs}.ln_1"
-        names[f"{ours}/norm2"] = f"{theirs}.ln_2"
+        path, prefix = f"blocks/{number}", f"transformer.h.{number}"
+        names[f"{path}/norm1"] = f"{prefix}.ln_1"
+        names[f"{path}/norm2"] = f"{prefix}.ln_2"
         for layer, name in (("up", "c_fc"), ("down", "c_proj")):
-            entries[f"{ours}/mlp/{layer}/kernel"] = FileEntry(f"{theirs}.mlp.{name}.weight")
-            entries[f"{ours}/mlp/{layer}/bias"] = FileEntry(f"{theirs}.mlp.{name}.bias")
-        entries |= _attention(block.attention, f"{ours}/attention", f"{theirs}.attn")
+            entries[f"{path}/mlp/{layer}/kernel"] = FileEntry(f"{prefix}.mlp.{name}.weight")
+            entries[f"{path}/mlp/{layer}/bias"] = FileEntry(f"{prefix}.mlp.{name}.bias")
+        entries |= _attention(block.attention, f"{path}/attention", f"{prefix}.attn")
     return WeightMap(
         "huggingface",
         layer_entries(model, names) | entries,
@@ -32,21 +32,21 @@ def huggingface(model: GPT2) -> WeightMap:
     )
 
 
-def _attention(attention: Attention, ours: str, theirs: str) -> dict[str, FileEntry]:
+def _attention(attention: Attention, path: str, prefix: str) -> dict[str, FileEntry]:
     """Maps the variables of an attention to entries of a file whose query, key and value are one matrix, [D, 3 D].
 
-    `ours` is the path of the attention in our model, `theirs` the prefix of its keys in the file.
+    `path` is the path of the attention in our model, `prefix` the prefix of its keys in the file.
     """
     width, heads, features = attention.query.kernel.get_value().shape
     out = reshaped((width, width), (heads, features, width))
     entries = {
-        f"{ours}/out/kernel": FileEntry(f"{theirs}.c_proj.weight", out),
-        f"{ours}/out/bias": FileEntry(f"{theirs}.c_proj.bias"),
+        f"{path}/out/kernel": FileEntry(f"{prefix}.c_proj.weight", out),
+        f"{path}/out/bias": FileEntry(f"{prefix}.c_proj.bias"),
     }
     for index, name in enumerate(("query", "key", "value")):
         kernel, bias = reshaped((width, width), (width, heads, features)), reshaped((width,), (heads, features))
-        entries[f"{ours}/{name}/kernel"] = FileEntry(f"{theirs}.c_attn.weight", kernel, FusedPart(index, 3, axis=1))
-        entries[f"{ours}/{name}/bias"] = FileEntry(f"{theirs}.c_attn.bias", bias, FusedPart(index, 3, axis=0))
+        entries[f"{path}/{name}/kernel"] = FileEntry(f"{prefix}.c_attn.weight", kernel, FusedPart(index, 3, axis=1))
+        entries[f"{path}/{name}/bias"] = FileEntry(f"{prefix}.c_attn.bias", bias, FusedPart(index, 3, axis=0))
     return entries
 
 

@@ -57,13 +57,13 @@ def _layout(name: str, model: ViT, parts: Mapping[str, str]) -> WeightMap:
         "positions": FileEntry("vit.embeddings.position_embeddings", reshaped((1, *positions), positions)),
     }
     for number, block in enumerate(model.blocks):
-        ours, theirs = f"blocks/{number}", f"{parts['block']}.{number}"
-        names[f"{ours}/norm1"] = f"{theirs}.layernorm_before"
-        names[f"{ours}/norm2"] = f"{theirs}.layernorm_after"
-        names[f"{ours}/mlp/up"] = f"{theirs}.{parts['up']}"
-        names[f"{ours}/mlp/down"] = f"{theirs}.{parts['down']}"
-        products = {product: f"{theirs}.{parts[product]}" for product in ("query", "key", "value", "out")}
-        entries |= attention_entries(block.attention, f"{ours}/attention", **products)
+        path, prefix = f"blocks/{number}", f"{parts['block']}.{number}"
+        names[f"{path}/norm1"] = f"{prefix}.layernorm_before"
+        names[f"{path}/norm2"] = f"{prefix}.layernorm_after"
+        names[f"{path}/mlp/up"] = f"{prefix}.{parts['up']}"
+        names[f"{path}/mlp/down"] = f"{prefix}.{parts['down']}"
+        products = {product: f"{prefix}.{parts[product]}" for product in ("query", "key", "value", "out")}
+        entries |= attention_entries(block.attention, f"{path}/attention", **products)
     return WeightMap(name, layer_entries(model, names) | entries, base="vit.", ignored=("pooler.*",))
 
 

@@ -88,13 +88,13 @@ class Target:
     tensorfloat32: bool = False
 
 
-def runs_of(program: HloProgram, target: Target) -> list[CompiledProduct]:
+def compiled_products_of(program: HloProgram, target: Target) -> list[CompiledProduct]:
     """Lists the floating products, convolutions and attentions in all computations of a program, once for each.
 
     Integer products, and calls of unknown libraries, are left out.
     """
     callers = _callers(program)
-    runs = []
+    products = []
     for computation in program.computations.values():
         if not computation.mentions(*(f" {opcode}(" for opcode in (*_KINDS, "custom-call"))):
             continue
@@ -105,9 +105,9 @@ def runs_of(program: HloProgram, target: Target) -> list[CompiledProduct]:
                 by, kind = _library(instruction.target)
             else:
                 continue
-            if kind and (run := _run(instruction, computation, kind, by, callers, target)):
-                runs.append(run)
-    return runs
+            if kind and (product := _compiled_product(instruction, computation, kind, by, callers, target)):
+                products.append(product)
+    return products
 
 
 def loops_of(program: HloProgram) -> list[CompiledProduct]:
@@ -158,7 +158,9 @@ def _callers(program: HloProgram) -> dict[str, Instruction]:
     }
 
 
-def _computed_by(each: Instruction, computation: Computation, callers: dict[str, Instruction], target: Target) -> str:
+def _computed_by(
+    instruction: Instruction, computation: Computation, callers: dict[str, Instruction], target: Target
+) -> str:
     """Names the code that computes a product: a library of `_FUSIONS`, XLA's loop on a GPU, or XLA itself."""
     if (fusion := callers.get(computation.name)) is not None:
         if match := _FUSION_KIND.search(fusion.attributes):
@@ -173,8 +175,8 @@ def _library(target: str) -> tuple[str, str]:
     return next((library for start, library in _LIBRARIES.items() if target.startswith(start)), ("", ""))
 
 
-def _run(
-    each: Instruction,
+def _compiled_product(
+    instruction: Instruction,
     computation: Computation,
     kind: str,
     by: str,
@@ -182,25 +184,27 @@ def _run(
     target: Target,
 ) -> CompiledProduct | None:
     """Describes a product of a computation; None if an operand is not floating."""
-    inputs = [computation.instructions[name] for name in each.operands if name in computation.instructions]
+    inputs = [computation.instructions[name] for name in instruction.operands if name in computation.instructions]
     first, second = inputs[0].type, inputs[1].type
-    operands, result = [dtype_of(first), dtype_of(second)], dtype_of(each.type)
+    operands, result = [dtype_of(first), dtype_of(second)], dtype_of(instruction.type)
     if not all(operands):
         return None
-    if kind != "attention" and (rounded := _rounded_to(each, target)):
+    if kind != "attention" and (rounded := _rounded_to(instruction, target)):
         operands = [rounded if dtype == "float32" else dtype for dtype in operands]
     fusion = callers.get(computation.name)
-    name = name_of(each) or (name_of(fusion) if fusion else "")
+    name = name_of(instruction) or (name_of(fusion) if fusion else "")
     if name.endswith("/conv_general_dilated"):  # XLA writes convolutions with a window of one pixel as products
         kind = "convolution"
-    dims = shapes_of(each.type)[0][1]
-    size = _multiplications(each, shapes_of(first)[0][1], shapes_of(second)[0][1], dims) if kind == "product" else 0
+    dims = shapes_of(instruction.type)[0][1]
+    size = (
+        _multiplications(instruction, shapes_of(first)[0][1], shapes_of(second)[0][1], dims) if kind == "product" else 0
+    )
     return CompiledProduct(
         kind,
         module_named(name),
         bool(name),
         in_order(operands),
-        _accumulation(each, operands, by),
+        _accumulation(instruction, operands, by),
         result,
         by,
         size,
@@ -213,13 +217,13 @@ def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(dtypes))
 
 
-def _accumulation(each: Instruction, operands: list[str], by: str) -> str:
+def _accumulation(instruction: Instruction, operands: list[str], by: str) -> str:
     """The dtype in which a product with these operands adds up; empty if unknown.
 
     It is the dtype of the algorithm that the program names, if any; else float64 or float32 for operands of these, and
     float32 for narrower operands in a library. For narrower operands in XLA's own code it is unknown.
     """
-    if algorithm := _ALGORITHM.search(each.attributes):
+    if algorithm := _ALGORITHM.search(instruction.attributes):
         return DTYPES[re.findall(r"bf16|f16|f32|f64", algorithm[1])[-1]]
     if "float64" in operands:
         return "float64"
@@ -227,24 +231,24 @@ def _accumulation(each: Instruction, operands: list[str], by: str) -> str:
     return "" if narrow and by.startswith("XLA") else "float32"
 
 
-def _rounded_to(each: Instruction, target: Target) -> str:
+def _rounded_to(instruction: Instruction, target: Target) -> str:
     """The dtype that a product rounds float32 operands to, by its algorithm or precision; empty if it does not."""
-    if algorithm := _ALGORITHM.search(each.attributes):
+    if algorithm := _ALGORITHM.search(instruction.attributes):
         return ALGORITHMS.get(algorithm[1], "")
-    words = _PRECISION.search(each.attributes)
+    words = _PRECISION.search(instruction.attributes)
     precisions = words[1].split(",") if words else []
-    if not precisions and (library := _LIBRARY_PRECISION.search(each.attributes)):
+    if not precisions and (library := _LIBRARY_PRECISION.search(instruction.attributes)):
         precisions = [library[1].lower(), library[2].lower()]
     exact = bool(precisions) and all(word == "highest" for word in precisions)
     return TENSORFLOAT32 if target.tensorfloat32 and not exact else ""
 
 
-def _multiplications(each: Instruction, left: tuple, right: tuple, result: tuple) -> int:
+def _multiplications(instruction: Instruction, left: tuple, right: tuple, result: tuple) -> int:
     """Counts the scalar multiplications of a matrix product from the dimensions of its operands and its result."""
-    contracted = _CONTRACTED.search(each.attributes)
+    contracted = _CONTRACTED.search(instruction.attributes)
     if contracted:
         return math.prod(result) * math.prod(left[axis] for axis in _numbers(contracted[1]))
-    batched = _BATCHED.search(each.attributes)
+    batched = _BATCHED.search(instruction.attributes)
     batch = math.prod(left[axis] for axis in _numbers(batched[1])) if batched else 1
     return math.isqrt(math.prod(left) * math.prod(right) * math.prod(result) // max(batch, 1))
 
@@ -253,9 +257,9 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", text)]
 
 
-def _sum_of(each: Instruction, computation: Computation) -> str:
+def _sum_of(instruction: Instruction, computation: Computation) -> str:
     """The dtype of the reduction that adds up the results of a multiplication; empty if there is none."""
-    for user, _ in computation.users.get(each.name, ()):
+    for user, _ in computation.users.get(instruction.name, ()):
         if user.opcode in ("reduce", "reduce-window"):
             return dtype_of(user.type)
         if user.opcode in ("convert", "bitcast", "reshape", "transpose") and (dtype := _sum_of(user, computation)):

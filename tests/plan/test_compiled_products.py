@@ -2,8 +2,8 @@
 
 import pytest
 
+from mpjax.plan.compiled_products import Target, compiled_products_of, dtype_of, loops_of
 from mpjax.plan.hlo import Module, parse
-from mpjax.plan.runs import Target, dtype_of, loops_of, runs_of
 
 
 GPU = Target("NVIDIA H200", "gpu", tensorfloat32=True)
@@ -28,7 +28,7 @@ TRITON = TRITON.replace("BACKEND", 'backend_config={"fusion_backend_config":{"ki
 
 
 def test_a_product_in_a_fusion_is_its_librarys_with_the_dtypes_and_size_of_the_product():
-    (run,) = runs_of(parse(TRITON), GPU)
+    (run,) = compiled_products_of(parse(TRITON), GPU)
     assert (run.kind, run.module, run.by) == ("product", Module("blocks/0/up", True), "Triton")
     assert (run.operands, run.accumulation, run.result) == (("float16", "float16"), "float32", "float16")
     assert run.size == 64 * 32 * 16
@@ -58,12 +58,12 @@ DOT = "ROOT %d = f32[64,16]{1,0} dot(%x, %w), lhs_contracting_dims={1}, rhs_cont
     ],
 )
 def test_float32_operands_of_a_gpu_are_rounded_unless_the_program_says_otherwise(words, operands):
-    (run,) = runs_of(program(DOT + words), GPU)
+    (run,) = compiled_products_of(program(DOT + words), GPU)
     assert run.operands == (operands, operands)
 
 
 def test_a_cpu_keeps_float32_operands():
-    (run,) = runs_of(program(DOT), CPU)
+    (run,) = compiled_products_of(program(DOT), CPU)
     assert (run.operands, run.by, run.named) == (("float32", "float32"), "XLA:CPU", False)
 
 
@@ -79,15 +79,18 @@ def test_a_cpu_keeps_float32_operands():
 )
 def test_a_library_call_is_known_by_its_target(target, by, kind):
     call = f'ROOT %c = (bf16[64,16]{{1,0}}, s8[99]{{0}}) custom-call(%x, %w), custom_call_target="{target}"'
-    (run,) = runs_of(program(call, "bf16[64,32]"), GPU)
+    (run,) = compiled_products_of(program(call, "bf16[64,32]"), GPU)
     assert (run.by, run.kind, run.operands) == (by, kind, ("bfloat16", "bfloat16"))
     assert (run.accumulation, run.result) == ("float32", "bfloat16")
     assert run.size == (64 * 32 * 16 if kind == "product" else 0)
 
 
 def test_integer_products_and_other_calls_are_left_out():
-    assert runs_of(program(DOT.replace("f32", "s32"), "s32[64,32]"), GPU) == []
-    assert runs_of(program('ROOT %c = f32[64,16]{1,0} custom-call(%x, %w), custom_call_target="qr"'), GPU) == []
+    assert compiled_products_of(program(DOT.replace("f32", "s32"), "s32[64,32]"), GPU) == []
+    assert (
+        compiled_products_of(program('ROOT %c = f32[64,16]{1,0} custom-call(%x, %w), custom_call_target="qr"'), GPU)
+        == []
+    )
 
 
 def test_a_product_written_as_multiplications_has_the_dtypes_of_these():
@@ -114,7 +117,7 @@ ENTRY %main (x: f16[64], w: f16[64]) -> f32[] {
   ROOT %fusion = f32[] fusion(%x, %w), kind=kInput, calls=%fused
 }
 """
-    assert runs_of(parse(text), GPU) == []
+    assert compiled_products_of(parse(text), GPU) == []
     (run,) = loops_of(parse(text))
     assert (run.module.path, run.by, run.operands) == ("head", "XLA loop", ("float16", "float16"))
     assert (run.accumulation, run.result) == ("float32", "float32")

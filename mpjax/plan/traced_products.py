@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mpjax.plan.compiled_products import in_order
 from mpjax.plan.hlo import Module, module_named
-from mpjax.plan.runs import in_order
 from mpjax.plan.verdicts import NARROWER, WIDER, compared, dtype_of_bits, together
 from mpjax.precision.casting.flops import product_flops, stands_in
 from mpjax.precision.casting.interpreter import FULL_PRECISION
@@ -28,7 +28,7 @@ _MOVES = CASTS | ARRANGES | REPEATS.keys() | TAKES | CHOOSES | {"abs", "neg"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class TracedProduct:
     """A product, convolution or attention of a traced program.
 
     Attributes:
@@ -72,7 +72,7 @@ class Asked:
 
 
 @dataclasses.dataclass(frozen=True)
-class AskedProgram:
+class TracedProgram:
     """The products and sums that a traced program asks for.
 
     Attributes:
@@ -83,15 +83,15 @@ class AskedProgram:
       rounded: for each output, the narrowest dtype that it was rounded to since it was computed; empty for no rounding.
     """
 
-    products: tuple[Asked, ...]
+    products: tuple[TracedProduct, ...]
     sums: tuple[str, ...]
     gradients: tuple[bool, ...]
     rounded: tuple[str, ...] = ()
     cast: tuple[str, ...] = ()
 
 
-UNTRACED = AskedProgram((), (), ())
-"""The empty `AskedProgram`, for a program whose jaxpr is not known."""
+UNTRACED = TracedProgram((), (), ())
+"""The empty `TracedProgram`, for a program whose jaxpr is not known."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -114,7 +114,7 @@ class _Value:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
+class _Context:
     """The calls, loops and scopes around an equation.
 
     Attributes:
@@ -132,18 +132,18 @@ class _Place:
     sizes: tuple[tuple[str, int], ...] = ()
 
 
-def asked_of(jaxpr: Any) -> AskedProgram:
+def traced_program(jaxpr: Any) -> TracedProgram:
     """Reads a jaxpr, open or closed: its products and sums over devices, and which outputs are gradients or rounded."""
     body = opened(jaxpr)[0]
     needed: set[int] = set()
     _mark_needed(body, [True] * len(body.outvars), needed)
-    products: list[Asked] = []
+    products: list[TracedProduct] = []
     sums: list[tuple[str, str]] = []
-    apply = functools.partial(_apply, place=_Place(), needed=needed, found=products, sums=sums)
+    apply = functools.partial(_apply, context=_Context(), needed=needed, products=products, sums=sums)
     outputs = evaluated(jaxpr, [_Value() for _ in body.invars], _constant, apply)
     gradients, rounded = (output.gradient for output in outputs), (output.rounded for output in outputs)
     dtypes, cast = ([pair[index] for pair in sums] for index in (0, 1))
-    return AskedProgram(tuple(products), tuple(dtypes), tuple(gradients), tuple(rounded), tuple(cast))
+    return TracedProgram(tuple(products), tuple(dtypes), tuple(gradients), tuple(rounded), tuple(cast))
 
 
 def _constant(variable: Any, value: Any) -> _Value:
@@ -156,44 +156,44 @@ def _apply(
     operands: list[_Value],
     debug_info: Any,
     *,
-    place: _Place,
+    context: _Context,
     needed: set[int],
-    found: list[Asked],
+    products: list[TracedProduct],
     sums: list[tuple[str, str]],
 ) -> Sequence[_Value]:
     """Computes the known properties of the results of an equation, as `evaluated` calls it.
 
-    If an output depends on the equation (`needed`), its product is added to `found`, and the dtype and `cast` of each
-    array that it adds over devices to `sums`. Equations inside calls, loops and branches are visited too.
+    If an output depends on the equation (`needed`), its product is added to `products`, and the dtype and `cast` of
+    each array that it adds over devices to `sums`. Equations inside calls, loops and branches are visited too.
     """
     name = eqn.primitive.name
     if holds_bodies(eqn):
-        inside = _inside(eqn, place)
-        run = functools.partial(_apply, place=inside, needed=needed, found=found, sums=sums)
-        return _entered(eqn, operands, run)
+        inside = _inside(eqn, context)
+        apply_inside = functools.partial(_apply, context=inside, needed=needed, products=products, sums=sums)
+        return _entered(eqn, operands, apply_inside)
     if id(eqn) in needed:
         if name == "pallas_call" and (inside := _products_inside(eqn)):
-            found.append(_kernel(eqn, inside, place))
+            products.append(_kernel(eqn, inside, context))
         if (name in MATRIX_PRODUCTS or name in _ATTENTION) and all(map(is_floating, _avals(eqn))):
-            found.append(_asked(eqn, operands, place))
-        elif name in _SUMS and _devices(eqn, place) > 1:
+            products.append(_traced_product(eqn, operands, context))
+        elif name in _SUMS and _devices(eqn, context) > 1:
             added = zip(eqn.invars, operands, strict=True)
             sums += [(str(var.aval.dtype), value.cast) for var, value in added if is_floating(var.aval)]
     if name == "optimization_barrier":
         return list(operands)
-    return [_result(eqn, operands, place)] * len(eqn.outvars)
+    return [_result(eqn, operands, context)] * len(eqn.outvars)
 
 
-def _asked(eqn: Any, operands: list[_Value], place: _Place) -> Asked:
+def _traced_product(eqn: Any, operands: list[_Value], context: _Context) -> TracedProduct:
     name = eqn.primitive.name
     attention = name in _ATTENTION
-    stack = _joined(place.stack, str(eqn.source_info.name_stack))
+    stack = _joined(context.stack, str(eqn.source_info.name_stack))
     module = module_named(_joined(stack, name))
     dtypes = [str(aval.dtype) for aval in _avals(eqn)]
     quantised = ["" if attention else value.narrow for value in operands[:2]]
     result = eqn.outvars[0].aval
     convolution = name == "conv_general_dilated"
-    return Asked(
+    return TracedProduct(
         kind="attention" if attention else "convolution" if convolution else "product",
         module=module,
         differentiated="jvp(" in stack,
@@ -203,10 +203,10 @@ def _asked(eqn: Any, operands: list[_Value], place: _Place) -> Asked:
         elements=math.prod(result.shape),
         quantised=any(narrow and narrow != dtype for narrow, dtype in zip(quantised, dtypes, strict=True)),
         rounded=tuple(filter(None, (value.rounded for value in operands[:2]))),
-        blocks=place.blocks,
-        kept=place.kept,
+        blocks=context.blocks,
+        kept=context.kept,
         recomputed=is_recomputed(eqn) or "rematted_computation" in stack,
-        in_loop=place.in_loop,
+        in_loop=context.in_loop,
         constant=all(value.constant for value in operands[:2]),
         values=_summed(eqn, operands) if name == "dot_general" else (),
         same=(name, *operands[:2], str(result.dtype), str(eqn.params.get("dimension_numbers"))),
@@ -219,13 +219,15 @@ def _summed(eqn: Any, operands: list[_Value]) -> tuple:
     return tuple(zip(operands, map(tuple, summed), map(tuple, batch), strict=True))
 
 
-def _kernel(eqn: Any, inside: list[Any], place: _Place) -> Asked:
+def _kernel(eqn: Any, inside: list[Any], context: _Context) -> TracedProduct:
     """Describes a Pallas kernel as one product, with the operand dtypes of the first of the products `inside` it."""
-    stack = _joined(place.stack, str(eqn.source_info.name_stack))
+    stack = _joined(context.stack, str(eqn.source_info.name_stack))
     operands = in_order(str(aval.dtype) for aval in _avals(inside[0]))
     module = module_named(_joined(stack, "pallas_call"))
     result = str(eqn.outvars[0].aval.dtype)
-    return Asked("kernel", module, "jvp(" in stack, operands, result, 0, 0, in_loop=place.in_loop, same=object())
+    return TracedProduct(
+        "kernel", module, "jvp(" in stack, operands, result, 0, 0, in_loop=context.in_loop, same=object()
+    )
 
 
 def _products_inside(eqn: Any) -> list[Any]:
@@ -236,14 +238,14 @@ def _avals(eqn: Any) -> list[Any]:
     return [var.aval for var in eqn.invars[:2]]
 
 
-def _result(eqn: Any, operands: list[_Value], place: _Place) -> _Value:
+def _result(eqn: Any, operands: list[_Value], context: _Context) -> _Value:
     constant = all(value.constant for value in operands)
     rounded = _rounded_by(eqn, [value.rounded for value in operands])
     cast = _cast_by(eqn, [value.cast for value in operands])
     if not eqn.outvars or not is_floating(eqn.outvars[0].aval):
         return _Value(constant=constant, rounded=rounded)
     dtype = np.dtype(eqn.outvars[0].aval.dtype)
-    gradient = is_transposed(eqn) or "transpose(" in place.stack
+    gradient = is_transposed(eqn) or "transpose(" in context.stack
     narrow = str(dtype) if dtype.itemsize == 1 else ""
     if operands and eqn.primitive.name in _KEEPS:
         sizes = [math.prod(var.aval.shape) for var in eqn.invars]
@@ -252,21 +254,21 @@ def _result(eqn: Any, operands: list[_Value], place: _Place) -> _Value:
     return _Value(narrow, constant, gradient, rounded, cast)
 
 
-def _devices(eqn: Any, place: _Place) -> int:
+def _devices(eqn: Any, context: _Context) -> int:
     """The number of devices that a sum adds over: the product of its axes' sizes, with 2 for an unknown size."""
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-    sizes = dict(place.sizes)
+    sizes = dict(context.sizes)
     return math.prod(sizes.get(axis, 2) for axis in ((axes,) if isinstance(axes, str) else axes))
 
 
-def _inside(eqn: Any, place: _Place) -> _Place:
+def _inside(eqn: Any, context: _Context) -> _Context:
     mesh = eqn.params.get("mesh") if eqn.primitive.name == "shard_map" else None
-    return _Place(
-        stack=_joined(place.stack, str(eqn.source_info.name_stack)),
-        in_loop=place.in_loop or eqn.primitive.name in ("scan", "while"),
-        kept=place.kept or eqn.params.get("name") == FULL_PRECISION,
-        blocks=place.blocks or stands_in(Body("", (), (), (eqn,))),
-        sizes=place.sizes if mesh is None else tuple(mesh.shape.items()),
+    return _Context(
+        stack=_joined(context.stack, str(eqn.source_info.name_stack)),
+        in_loop=context.in_loop or eqn.primitive.name in ("scan", "while"),
+        kept=context.kept or eqn.params.get("name") == FULL_PRECISION,
+        blocks=context.blocks or stands_in(Body("", (), (), (eqn,))),
+        sizes=context.sizes if mesh is None else tuple(mesh.shape.items()),
     )
 
 
@@ -292,7 +294,7 @@ def _entered(eqn: Any, operands: list[_Value], apply: Any) -> list[_Value]:
             values = [_Value(rounded=value.rounded) for value in arguments]
             consts, carried = scan_counts(eqn.params)
             # A rounded carry is an operand of the next iteration.
-            once = evaluated(held, list(values), _constant, functools.partial(apply, found=[], sums=[]))
+            once = evaluated(held, list(values), _constant, functools.partial(apply, products=[], sums=[]))
             for number, carry in enumerate(once[:carried], start=consts):
                 values[number] = _Value(rounded=together([values[number].rounded, carry.rounded]))
         outputs.append(evaluated(held, values, _constant, apply))
@@ -332,7 +334,7 @@ def _mark_needed(body: Any, wanted: Iterable[bool], needed: set[int]) -> list[bo
     return [id(var) in used for var in body.invars]
 
 
-def _rounded_by(eqn: Any, given: Sequence[str]) -> str:
+def _rounded_by(eqn: Any, operand_dtypes: Sequence[str]) -> str:
     """Finds the narrowest dtype that the results of an equation were rounded to since they were computed.
 
     Casts, rearrangements and scaling keep the rounding of the operand that they cast, rearrange or scale. The result of
@@ -340,7 +342,7 @@ def _rounded_by(eqn: Any, given: Sequence[str]) -> str:
 
     Args:
       eqn: the equation; neither control flow nor a call.
-      given: the narrowest dtype that each operand was rounded to; empty for no rounding.
+      operand_dtypes: the narrowest dtype that each operand was rounded to; empty for no rounding.
 
     Returns:
       The name of the dtype; empty if no rounding is known.
@@ -353,12 +355,12 @@ def _rounded_by(eqn: Any, given: Sequence[str]) -> str:
         bits = eqn.params.get("exponent_bits"), eqn.params.get("mantissa_bits")
         target = dtype_of_bits(*bits) if name == "reduce_precision" else dtype
         rounds = is_floating(source) and compared([str(source.dtype)], [target]) == NARROWER
-        return together([given[0], target if rounds else ""])
+        return together([operand_dtypes[0], target if rounds else ""])
     if name in _MOVES:
-        return together(given)
+        return together(operand_dtypes)
     if (main := _scaled(eqn)) is not None:
-        return given[main]
-    known = together(given)
+        return operand_dtypes[main]
+    known = together(operand_dtypes)
     return dtype if known and compared([known], [dtype]) != WIDER else ""
 
 
@@ -376,10 +378,10 @@ def _scaled(eqn: Any) -> int | None:
     return 1 if first < second and eqn.primitive.name == "mul" else None
 
 
-def _cast_by(eqn: Any, given: Sequence[str]) -> str:
+def _cast_by(eqn: Any, operand_dtypes: Sequence[str]) -> str:
     """Finds the narrowest dtype that the results of an equation were cast to since they were computed; empty for none.
 
     It is `_rounded_by` for casts, rearrangements and scaling. The results of other arithmetic are not cast, however
-    narrow they are. `given` has the narrowest dtype that each operand was cast to, or an empty text.
+    narrow they are. `operand_dtypes` has the narrowest dtype that each operand was cast to, or an empty text.
     """
-    return _rounded_by(eqn, given) if eqn.primitive.name in _MOVES or _scaled(eqn) is not None else ""
+    return _rounded_by(eqn, operand_dtypes) if eqn.primitive.name in _MOVES or _scaled(eqn) is not None else ""

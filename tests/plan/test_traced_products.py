@@ -8,8 +8,8 @@ from jax.experimental import pallas
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from mpjax.plan.asked import asked_of
 from mpjax.plan.hlo import Module
+from mpjax.plan.traced_products import traced_program
 from mpjax.precision import full_precision
 from mpjax.precision.float8.products import product
 from mpjax.precision.float8.recipes import FLOAT8, MXFP8
@@ -20,7 +20,7 @@ W = jax.ShapeDtypeStruct((4, 2), jnp.bfloat16)
 
 
 def asked(fn, *args):
-    return asked_of(jax.make_jaxpr(fn)(*args))
+    return traced_program(jax.make_jaxpr(fn)(*args))
 
 
 def test_a_gradients_products_are_asked_for_by_module_and_pass():

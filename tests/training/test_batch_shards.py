@@ -297,7 +297,7 @@ def test_a_float32_average_of_half_precision_parameters_is_evaluated_in_float32(
 
 def test_one_device_compiles_what_a_step_without_a_layout_does(monkeypatch):
     """But for the sums of squares, which only a device that is known to be alone adds up together."""
-    monkeypatch.setattr("mpjax.training.shares.added_together", contextlib.nullcontext)
+    monkeypatch.setattr("mpjax.training.batch_shards.added_together", contextlib.nullcontext)
     alone = Layout(make_mesh(jax.devices()[:1]))
     _, state = begin(None)
     programs = [str(jax.make_jaxpr(begin(layout)[0])(state, batch_of())) for layout in (None, alone)]

@@ -1,8 +1,8 @@
-"""Differentiates a loss on one device, or on each device's share of a batch, and sums over the shares.
+"""Differentiates a loss on one device, or on each device's shard of a batch, and sums over the shards.
 
-A share is the examples of a batch that one device computes, or one group of devices that divide a model over `tensor`.
+A shard is the examples of a batch that one device computes, or one group of devices that divide a model over `tensor`.
 Collectives are explicit. The compiler would add gradients in the dtype of each operation: float16 under
-`mixed_float16`. Values before the sum have a leading axis of shares; each device holds its own.
+`mixed_float16`. Values before the sum have a leading axis of shards; each device holds its own.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from mpjax.precision.float8.history import is_history
 from mpjax.precision.gradient_norm import added_together
 from mpjax.precision.reduction import sum_in_buckets
 from mpjax.precision.scaled_loss import scaled_value_and_grad
-from mpjax.training.fsdp import gather_in_blocks, gathered, widened
+from mpjax.training.fsdp import gather_in_blocks, gathered, in_reduce_dtype
 from mpjax.training.layout import Layout, over
 from mpjax.training.memory_layout import row_major, row_major_before_casts
 from mpjax.training.objective import Mean, value_of
@@ -43,18 +43,18 @@ class Contribution:
     means: Mapping[str, Mean]
 
 
-class Shares:
-    """Runs functions on the whole batch at once, without collectives; `ManyShares` divides the batch over devices.
+class BatchShards:
+    """Runs functions on the whole batch at once, without collectives; `ManyBatchShards` divides the batch over devices.
 
     Methods that have nothing to do here return their argument.
     """
 
     def spread(self, stats: Arrays) -> Arrays:
-        """Returns the statistics unchanged; `ManyShares` adds a leading axis with one copy for each share."""
+        """Returns the statistics unchanged; `ManyBatchShards` adds a leading axis with one copy for each shard."""
         return stats
 
     def add(self, array: jax.Array) -> jax.Array:
-        """Returns `array` itself; `ManyShares` sums it over the devices."""
+        """Returns `array` itself; `ManyBatchShards` sums it over the devices."""
         return array
 
     def loss(self, loss: Any) -> jax.Array:
@@ -72,50 +72,52 @@ class Shares:
         """
         return _of_trained(loss_of, frozen)
 
-    def on_each(self, run: Callable, frozen: Collection[str] = ()) -> Callable:
-        """Returns `run(scaling, params, stats, key, batch) -> (stats, contribution)` itself, for the whole batch.
+    def on_each(self, function: Callable, frozen: Collection[str] = ()) -> Callable:
+        """Returns `function(scaling, params, stats, key, batch) -> (stats, contribution)` itself, for the whole batch.
 
-        `frozen` is ignored: the contribution that `run` returns has no gradients of these parameters.
+        `frozen` is ignored: the contribution that `function` returns has no gradients of these parameters.
         """
         del frozen
-        return run
+        return function
 
     def norms(self) -> contextlib.AbstractContextManager[None]:
         """Context in which gradient norms are traced; it changes nothing here."""
         return contextlib.nullcontext()
 
-    def together(self, stats: Arrays, part: Contribution) -> tuple[Arrays, Contribution]:
+    def together(self, stats: Arrays, contribution: Contribution) -> tuple[Arrays, Contribution]:
         """Returns the statistics and the contribution with its gradients laid out in memory by `row_major`.
 
-        `ManyShares` averages and sums them over the devices.
+        `ManyBatchShards` averages and sums them over the devices.
         """
-        return stats, dataclasses.replace(part, grads={name: row_major(g) for name, g in part.grads.items()})
+        return stats, dataclasses.replace(
+            contribution, grads={name: row_major(g) for name, g in contribution.grads.items()}
+        )
 
-    def at_once(self, run: Callable, params: Arrays) -> Callable:
-        """Wraps `run(stats, key, batch) -> (stats, contribution)` to apply `together`, for steps of one micro-batch.
+    def at_once(self, function: Callable, params: Arrays) -> Callable:
+        """Wraps `function(stats, key, batch) -> (stats, contribution)` to apply `together`, for one micro-batch.
 
-        Returns `run` itself if no parameter has four axes.
+        Returns `function` itself if no parameter has four axes.
         """
         # A program without a convolution has no gradient to lay out.
         if not any(param.ndim == 4 for param in params.values()):
-            return run
-        return row_major_before_casts(run, lambda result: result[1].grads)
+            return function
+        return row_major_before_casts(function, lambda result: result[1].grads)
 
-    def sums(self, run: Callable) -> Callable:
-        """Returns `run(params, stats, batch) -> sums` itself, for a whole batch of any size."""
-        return run
+    def sums(self, function: Callable) -> Callable:
+        """Returns `function(params, stats, batch) -> sums` itself, for a whole batch of any size."""
+        return function
 
-    def rows(self, run: Callable) -> Callable:
-        """Returns `run(params, stats, batch) -> values`, arrays [B, ...], itself, for a whole batch."""
-        return run
+    def per_example(self, function: Callable) -> Callable:
+        """Returns `function(params, stats, batch) -> values`, arrays [B, ...], itself, for a whole batch."""
+        return function
 
-    def settle(self, state: Any) -> Any:
+    def constrain(self, state: Any) -> Any:
         """Returns a training state unchanged: on one device nothing is divided."""
         return state
 
 
-class OneDevice(Shares):
-    """Runs functions on the whole batch, on the only device of a layout; differs from `Shares` in `norms` alone."""
+class OneDevice(BatchShards):
+    """Runs functions on the whole batch, on the only device of a layout; differs from its base in `norms` alone."""
 
     def norms(self) -> contextlib.AbstractContextManager[None]:
         """Context in which gradient norms are traced, so that one kernel finishes the sums of squares of all arrays."""
@@ -123,31 +125,31 @@ class OneDevice(Shares):
 
 
 @dataclasses.dataclass(frozen=True)
-class ManyShares(Shares):
+class ManyBatchShards(BatchShards):
     """Divides the batch over the axes `data` and `fsdp` of a mesh, and adds up results by explicit collectives.
 
-    A share is the examples of one device, or of one group of devices that divide a model over `tensor`.
+    A shard is the examples of one device, or of one group of devices that divide a model over `tensor`.
     """
 
     layout: Layout
 
     def spread(self, stats: Arrays) -> Arrays:
-        """Adds a leading axis with a copy of the statistics for each share; each device holds the copy of its share."""
+        """Adds a leading axis with a copy of the statistics for each shard; each device holds the copy of its shard."""
         sharding = NamedSharding(self.layout.mesh, PartitionSpec(BATCH_AXES))
         repeated = {name: jnp.broadcast_to(x, (self.layout.shares, *x.shape)) for name, x in stats.items()}
         return jax.lax.with_sharding_constraint(repeated, sharding)
 
     def add(self, array: jax.Array) -> jax.Array:
-        """Sums a value over the shares by `jax.lax.psum`; call it only inside a function that runs on each device."""
+        """Sums a value over the shards by `jax.lax.psum`; call it only inside a function that runs on each device."""
         return jax.lax.psum(array, BATCH_AXES)
 
     def loss(self, loss: Any) -> jax.Array:
-        """Computes this device's term of the loss of the whole batch; the terms of all shares add up to that loss.
+        """Computes this device's term of the loss of the whole batch; the terms of all shards add up to that loss.
 
-        A scalar is divided by the number of shares. The total of a `Mean` is divided by the sum of its weights over all
-        shares (by 1 if the sum is 0).
+        A scalar is divided by the number of shards. The total of a `Mean` is divided by the sum of its weights over all
+        shards (by 1 if the sum is 0).
         """
-        # Not divided by the share's own weight, so that float16 gradients have the same magnitude as on one device.
+        # Not divided by the shard's own weight, so that float16 gradients have the same magnitude as on one device.
         if not isinstance(loss, Mean):
             return loss / self.layout.shares
         weight = self.add(loss.weight)
@@ -156,7 +158,7 @@ class ManyShares(Shares):
     def adapt(self, model: nnx.Module) -> None:
         """Makes blocks gather their parameters when they are called, in place, as `gather_in_blocks` does.
 
-        If the layout's `batch_norm` is "global", batch norms also average mean and variance over all shares.
+        If the layout's `batch_norm` is "global", batch norms also average mean and variance over all shards.
         """
         gather_in_blocks(model, self.layout)
         if self.layout.batch_norm == "global":
@@ -174,41 +176,41 @@ class ManyShares(Shares):
         """
 
         def value_and_grad(scaling, params, *args):
-            def of_parts(parts, *args):
-                return loss_of(gathered(self.layout, parts), *args)
+            def of_shards(shards, *args):
+                return loss_of(gathered(self.layout, shards), *args)
 
-            return _of_trained(of_parts, frozen)(scaling, widened(self.layout, params), *args)
+            return _of_trained(of_shards, frozen)(scaling, in_reduce_dtype(self.layout, params), *args)
 
         return value_and_grad
 
-    def on_each(self, run: Callable, frozen: Collection[str] = ()) -> Callable:
-        """Wraps `run(scaling, params, stats, key, batch) -> (stats, contribution)` to run on each device's examples.
+    def on_each(self, function: Callable, frozen: Collection[str] = ()) -> Callable:
+        """Wraps `function(scaling, params, stats, key, batch) -> (stats, contribution)` to run on each shard.
 
-        The wrapper takes the whole batch, and statistics with a leading axis of shares (`spread`). Its results have
-        this axis too; `together` reduces it. Each share gets its own random key. Parameters at the paths in `frozen`
+        The wrapper takes the whole batch, and statistics with a leading axis of shards (`spread`). Its results have
+        this axis too; `together` reduces it. Each shard gets its own random key. Parameters at the paths in `frozen`
         have no gradients.
         """
 
-        def on_share(scaling, params, stats, key, batch):
+        def on_shard(scaling, params, stats, key, batch):
             key = jax.random.fold_in(key, jax.lax.axis_index(BATCH_AXES))
-            stats, contribution = run(scaling, params, _first(stats), key, batch)
+            stats, contribution = function(scaling, params, _first(stats), key, batch)
             return jax.tree.map(lambda x: x[None], (stats, contribution))
 
         def on_each(scaling, params, stats, key, batch):
-            whole, share = PartitionSpec(), PartitionSpec(BATCH_AXES)
-            in_specs = whole, self._param_specs(params), share, whole, share
+            whole, sharded = PartitionSpec(), PartitionSpec(BATCH_AXES)
+            in_specs = whole, self._param_specs(params), sharded, whole, sharded
             trained = [name for name in params if name not in frozen]
-            return self._mapped(on_share, in_specs, (share, self._part_specs(trained, lead=True)))(
+            return self._mapped(on_shard, in_specs, (sharded, self._contribution_specs(trained, lead=True)))(
                 scaling, params, stats, key, batch
             )
 
         return on_each
 
-    def together(self, stats: Arrays, part: Contribution) -> tuple[Arrays, Contribution]:
-        """Averages statistics over the shares, and sums gradients (in the layout's `reduce_dtype`), loss and metrics.
+    def together(self, stats: Arrays, contribution: Contribution) -> tuple[Arrays, Contribution]:
+        """Averages statistics over the shards, and sums gradients (in the layout's `reduce_dtype`), loss and metrics.
 
         Of statistics that are not floating, such as counters, and of histories of float8 scales, it takes the maximum
-        over the shares. Arguments have a leading axis of shares (see `on_each`), results do not. Gradients of divided
+        over the shards. Arguments have a leading axis of shards (see `on_each`), results do not. Gradients of divided
         parameters stay divided.
         """
         layout = self.layout
@@ -226,17 +228,17 @@ class ManyShares(Shares):
             stats = {name: agree(name, x) for name, x in stats.items()}
             return stats, Contribution(grads, jax.lax.psum(contribution.means, BATCH_AXES))
 
-        in_specs = PartitionSpec(BATCH_AXES), self._part_specs(part.grads, lead=True)
-        out_specs = PartitionSpec(), self._part_specs(part.grads, lead=False)
-        return self._mapped(add_up, in_specs, out_specs, axes=layout.mesh.axis_names)(stats, part)
+        in_specs = PartitionSpec(BATCH_AXES), self._contribution_specs(contribution.grads, lead=True)
+        out_specs = PartitionSpec(), self._contribution_specs(contribution.grads, lead=False)
+        return self._mapped(add_up, in_specs, out_specs, axes=layout.mesh.axis_names)(stats, contribution)
 
-    def at_once(self, run: Callable, params: Arrays) -> Callable:
-        """Wraps `run(stats, key, batch) -> (stats, contribution)` to apply `together`, for steps of one micro-batch."""
+    def at_once(self, function: Callable, params: Arrays) -> Callable:
+        """Wraps `function(stats, key, batch) -> (stats, contribution)` to apply `together`, for one micro-batch."""
         del params
-        return lambda *inputs: self.together(*run(*inputs))
+        return lambda *inputs: self.together(*function(*inputs))
 
-    def sums(self, run: Callable) -> Callable:
-        """Wraps `run(params, stats, batch) -> sums` to run on each device's examples, and adds up the sums.
+    def sums(self, function: Callable) -> Callable:
+        """Wraps `function(params, stats, batch) -> sums` to run on each device's examples, and adds up the sums.
 
         If the batch does not divide evenly, each device computes the whole batch, and nothing is added.
         """
@@ -244,33 +246,33 @@ class ManyShares(Shares):
         def add_up(sums: Any, divides: bool) -> Any:
             return jax.lax.psum(sums, BATCH_AXES) if divides else sums
 
-        return self._on_rows(run, add_up, lambda rows: PartitionSpec())
+        return self._on_examples(function, add_up, lambda spec: PartitionSpec())
 
-    def rows(self, run: Callable) -> Callable:
-        """Wraps `run(params, stats, batch) -> values`, arrays [B, ...], to run on each device's examples.
+    def per_example(self, function: Callable) -> Callable:
+        """Wraps `function(params, stats, batch) -> values`, arrays [B, ...], to run on each device's examples.
 
         The values stay divided among the devices, in the order of the batch. If the batch does not divide evenly, each
         device computes the whole batch.
         """
-        return self._on_rows(run, lambda values, divides: values, lambda rows: rows)
+        return self._on_examples(function, lambda values, divides: values, lambda spec: spec)
 
-    def _on_rows(self, run: Callable, finish: Callable, out_specs: Callable) -> Callable:
-        def on_rows(params, stats, batch):
+    def _on_examples(self, function: Callable, finish: Callable, out_specs: Callable) -> Callable:
+        def on_examples(params, stats, batch):
             divides = all(self.layout.divides(x.shape[0]) for x in jax.tree.leaves(batch))
 
-            def on_share(params, stats, batch):
-                return finish(run(gathered(self.layout, params), stats, batch), divides)
+            def on_shard(params, stats, batch):
+                return finish(function(gathered(self.layout, params), stats, batch), divides)
 
-            rows = PartitionSpec(BATCH_AXES) if divides else PartitionSpec()
-            in_specs = self._param_specs(params), PartitionSpec(), rows
-            return self._mapped(on_share, in_specs, out_specs(rows))(params, stats, batch)
+            spec = PartitionSpec(BATCH_AXES) if divides else PartitionSpec()
+            in_specs = self._param_specs(params), PartitionSpec(), spec
+            return self._mapped(on_shard, in_specs, out_specs(spec))(params, stats, batch)
 
-        return on_rows
+        return on_examples
 
     def _param_specs(self, names) -> dict[str, PartitionSpec]:
         return {name: self.layout.spec(name) for name in names}
 
-    def _part_specs(self, names, *, lead: bool) -> Any:
+    def _contribution_specs(self, names, *, lead: bool) -> Any:
         """The partition specs of a `Contribution` with the gradients `names`; with `lead`, not yet summed."""
 
         def of_gradient(name: str) -> PartitionSpec:
@@ -306,16 +308,16 @@ class ManyShares(Shares):
             function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=False
         )
 
-    def settle(self, state: Any) -> Any:
+    def constrain(self, state: Any) -> Any:
         """Constrains the arrays of a training state to the shardings of `Layout.state`; call it inside `jax.jit`."""
         return jax.lax.with_sharding_constraint(state, self.layout.state(state))
 
 
-def shares_of(layout: Layout | None) -> Shares:
-    """Chooses how a batch is computed: `Shares` without a layout, `OneDevice` on a mesh of one, else `ManyShares`."""
+def batch_shards_of(layout: Layout | None) -> BatchShards:
+    """How a batch is computed: `BatchShards` without a layout, `OneDevice` on a mesh of one, else `ManyBatchShards`."""
     if layout is None:
-        return Shares()
-    return OneDevice() if layout.mesh.size == 1 else ManyShares(layout)
+        return BatchShards()
+    return OneDevice() if layout.mesh.size == 1 else ManyBatchShards(layout)
 
 
 def _of_trained(loss_of: Callable, frozen: Collection[str]) -> Callable:
