@@ -246,11 +246,11 @@ def _program(module: nnx.Module, call: tuple, policy: mpjax.Policy, compute_dtyp
 
     `call` holds the positional and the keyword arguments of the module, with shapes in place of arrays.
     """
-    module = nnx.merge(*nnx.batch_sharding(module))
+    module = nnx.merge(*nnx.split(module))
     outside = policy.compute_dtype
     mpjax.apply_policy(module, mpjax.Policy(widest(policy.param_dtype, compute_dtype), compute_dtype, outside))
     module.train()
-    graph, *state = nnx.batch_sharding(module, nnx.Param, ...)
+    graph, *state = nnx.split(module, nnx.Param, ...)
 
     def as_input(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, outside) if _is_abstract(leaf) and is_floating(leaf) else leaf

@@ -19,7 +19,7 @@ FLAGS = "--model.name mlp --model.width 8 --data.name synthetic:8x8x1:10 --data.
 
 
 def config_of(flags=""):
-    return load_config(f"{FLAGS} --optimizer.warmup 1 {flags}".batch_sharding())
+    return load_config(f"{FLAGS} --optimizer.warmup 1 {flags}".split())
 
 
 def test_every_duration_is_counted_in_steps_of_this_data_set():

@@ -23,7 +23,7 @@ QUIET = "--report.no_plot --report.no_tensorboard"
 
 
 def config_of(flags):
-    return load_config(f"{MLP} --optimizer.warmup 1 --steps 4 {flags}".batch_sharding())
+    return load_config(f"{MLP} --optimizer.warmup 1 --steps 4 {flags}".split())
 
 
 def steps_of(flags, steps=3):

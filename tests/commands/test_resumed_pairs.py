@@ -45,7 +45,7 @@ PAIRS = [
 
 @functools.cache
 def parts_of(form):
-    config = load_config(f"{MLP} {FORMS[form]}".batch_sharding())
+    config = load_config(f"{MLP} {FORMS[form]}".split())
     built = build_run(config)
     batch = jax.device_put(next(built.batches.from_position(0)), built.batch_sharding)
     return built, batch
@@ -113,8 +113,8 @@ def test_a_moving_average_of_given_parameters_runs_a_step():
 )
 def test_a_run_resumed_with_another_form_is_resumed_again_without_flags(other, tmp_path):
     quiet = "--report.no_plot --report.no_tensorboard"
-    run(load_config(f"{MLP} {quiet} --output_dir {tmp_path}/a".batch_sharding()))
+    run(load_config(f"{MLP} {quiet} --output_dir {tmp_path}/a".split()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrecisionWarning)
-        run(load_config(f"--resume --output_dir {tmp_path}/a {other} --steps 6".batch_sharding()))
-    assert run(load_config(f"--resume --output_dir {tmp_path}/a --steps 8".batch_sharding()))["steps"] == 8
+        run(load_config(f"--resume --output_dir {tmp_path}/a {other} --steps 6".split()))
+    assert run(load_config(f"--resume --output_dir {tmp_path}/a --steps 8".split()))["steps"] == 8

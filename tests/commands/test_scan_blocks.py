@@ -37,7 +37,7 @@ FORMS = ("--model.no_scan_blocks", "--model.scan_blocks")
 
 
 def config_of(flags, base=VIT):
-    return load_config(f"{base} {flags}".batch_sharding())
+    return load_config(f"{base} {flags}".split())
 
 
 def trained(flags, steps=2):
