@@ -117,6 +117,9 @@ PlotFormat = Literal["png", "pdf", "svg"]
 DATA_KINDS = ("folder", "hf", "synthetic")
 """The words before the colon of a `--data.name` that is not code, as in `hf:NAME`."""
 
+NPZ = ".npz"
+"""The end of a `--data.name` that is a file of NumPy's arrays, in upper or lower case."""
+
 GENERATED = ("digits", "digits_canvas", "docstrings")
 """Data sets that mpjax generates at their first use."""
 

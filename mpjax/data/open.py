@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpjax.config.choices import TASKS, TaskName
+from mpjax.config.choices import NPZ, TASKS, TaskName
 from mpjax.config.schema import Data
 from mpjax.config.user_code import names_code
 from mpjax.data.examples import Example, MappedExamples, Portion, Source, renamed
@@ -146,9 +146,9 @@ def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classifi
 
     Args:
       config: `name` is `digits`, `digits_canvas` or `docstrings` (written below `data_dir` on first use),
-        `synthetic:HxWxC:CLASSES` (generated), `folder:PATH` (images), `hf:PATH` or `hf:NAME` (Hugging Face datasets),
-        `FILE.py:NAME` or `package.module:NAME` (a function of the user's, which is called), or a tensorflow-datasets
-        set prepared below `data_dir`: `name`, `name/config`, either with `/version`.
+        `synthetic:HxWxC:CLASSES` (generated), `folder:PATH` (images), `FILE.npz` (arrays), `hf:PATH` or `hf:NAME`
+        (Hugging Face datasets), `FILE.py:NAME` or `package.module:NAME` (a function of the user's, which is called), or
+        a tensorflow-datasets set prepared below `data_dir`: `name`, `name/config`, either with `/version`.
       data_dir: the folder of prepared data sets.
       task: the task, which determines the fields of an example.
 
@@ -211,6 +211,10 @@ def _table(config: Data, data_dir: pathlib.Path, task: TaskName) -> Table:
         from mpjax.data.sources.huggingface import open_huggingface
 
         return open_huggingface(where, config)
+    if name.lower().endswith(NPZ):
+        from mpjax.data.sources.npz import open_npz
+
+        return open_npz(name, task, config)
     from mpjax.data.sources.tfds import open_prepared
 
     return open_prepared(dataclasses.replace(config, name=_written(name, data_dir)), data_dir)

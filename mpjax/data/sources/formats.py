@@ -3,6 +3,8 @@
 import pathlib
 from collections.abc import Mapping
 
+from mpjax.config.choices import NPZ
+
 
 KINDS: Mapping[str, str] = {
     ".csv": "csv",
@@ -45,6 +47,8 @@ def way_to_read(file: pathlib.Path) -> str:
 
     It reads up to 4,096 bytes. A binary file of an unknown format gets the advice `BY_FUNCTION`.
     """
+    if file.suffix.lower() == NPZ:
+        return f"write --data.name {file}"
     with file.open("rb") as opened:
         first = opened.read(4096)
     if first.startswith(b"PAR1"):
