@@ -67,6 +67,9 @@ class Data:
     header: Annotated[Texts, Limit("different names", lambda names: len(set(names)) == len(names), words)] = ()
     """Names of the columns of a csv or tsv file whose first line is an example, in order: `--data.header label text`;
     empty: the first line has the names."""
+    text_template: str = ""
+    """Text made of several columns, each named in braces: `--data.text_template "{premise} [SEP] {hypothesis}"`; write
+    `{{` and `}}` for braces; empty: the text is one column."""
     num_classes: CountOrZero = 0
     """Number of classes, if the data set does not state it; 0: as the data set states, or as many as mask_values."""
     mask_values: Integers = ()

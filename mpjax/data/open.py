@@ -37,6 +37,10 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
     """
     if task == "own":
         return all_columns(table, config)
+    if config.text_template and "text" in TASKS[task].fields:
+        from mpjax.data.text.template import with_joined_text  # late, as in _table
+
+        table = with_joined_text(table, config.text_template)
     function = load_preprocess(config.preprocess) if config.preprocess else None
     columns = choose_columns(table, TASKS[task].fields, config)
     # A preprocess function receives the stored values and may number the classes itself.
@@ -187,6 +191,11 @@ def _opened(config: Data, data_dir: pathlib.Path, task: TaskName) -> Source:
     table = open_own(config) if names_code(config.name) else _table(config, data_dir, task)
     if not isinstance(table, Source):
         return as_task(table, task, config)
+    if config.text_template:
+        raise UsageError(
+            f"--data.text_template: --data.name {config.name} returns a Source, whose texts are tokens already; leave "
+            "it out"
+        )
     if config.range:
         raise UsageError(
             f"--data.range: --data.name {config.name} returns a Source, which is read as it is; leave it out"
