@@ -114,7 +114,10 @@ def parse_or_auto(text: str) -> int:
 PlotFormat = Literal["png", "pdf", "svg"]
 """A format of the plots of a run."""
 
-DATA_KINDS = ("folder", "hf", "synthetic")
+FILE_KINDS = ("folder", "hf", "webdataset")
+"""The words before the colon of a `--data.name` that names files, as in `hf:PATH`."""
+
+DATA_KINDS = (*FILE_KINDS, "synthetic")
 """The words before the colon of a `--data.name` that is not code, as in `hf:NAME`."""
 
 NPZ = ".npz"

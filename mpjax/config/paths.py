@@ -5,7 +5,7 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-from mpjax.config.choices import NPZ
+from mpjax.config.choices import FILE_KINDS, NPZ
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError, printable
 
@@ -89,4 +89,4 @@ def _data_of(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _is_elsewhere(name: str) -> bool:
-    return name.startswith(("folder:", "hf:")) or name.lower().endswith(NPZ)
+    return name.partition(":")[0] in FILE_KINDS or name.lower().endswith(NPZ)

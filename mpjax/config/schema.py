@@ -48,9 +48,9 @@ class Data:
     name: Named = "digits"
     """Data set: `digits`, `digits_canvas` (segmentation), `docstrings` (text), any data set of tensorflow-datasets
     prepared under data_dir, `folder:PATH` of images, `FILE.npz` of NumPy's arrays, `hf:NAME` or `hf:PATH` for Hugging
-    Face datasets (also csv, json, parquet, arrow and image folders), `synthetic:32x32x3:100` for generated images of
-    that shape and number of classes, or your own: `FILE.py:NAME` or `package.module:NAME` of a function that returns
-    both splits."""
+    Face datasets (also csv, json, parquet, arrow and image folders), `webdataset:PATH` of tar files,
+    `synthetic:32x32x3:100` for generated images of that shape and number of classes, or your own: `FILE.py:NAME` or
+    `package.module:NAME` of a function that returns both splits."""
     mix: FloatByName = dataclasses.field(default_factory=dict)
     """More data sets to train on, named as in name, each with its share of the training examples: `--data.mix
     folder:more 0.3`. The set of name has the rest, is evaluated on, and says how long an epoch is. All other settings

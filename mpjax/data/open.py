@@ -151,8 +151,9 @@ def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classifi
     Args:
       config: `name` is `digits`, `digits_canvas` or `docstrings` (written below `data_dir` on first use),
         `synthetic:HxWxC:CLASSES` (generated), `folder:PATH` (images), `FILE.npz` (arrays), `hf:PATH` or `hf:NAME`
-        (Hugging Face datasets), `FILE.py:NAME` or `package.module:NAME` (a function of the user's, which is called), or
-        a tensorflow-datasets set prepared below `data_dir`: `name`, `name/config`, either with `/version`.
+        (Hugging Face datasets), `webdataset:PATH` (tar files), `FILE.py:NAME` or `package.module:NAME` (a function of
+        the user's, which is called), or a tensorflow-datasets set prepared below `data_dir`: `name`, `name/config`,
+        either with `/version`.
       data_dir: the folder of prepared data sets.
       task: the task, which determines the fields of an example.
 
@@ -220,6 +221,10 @@ def _table(config: Data, data_dir: pathlib.Path, task: TaskName) -> Table:
         from mpjax.data.sources.huggingface import open_huggingface
 
         return open_huggingface(where, config)
+    if kind == "webdataset":
+        from mpjax.data.sources.webdataset import open_webdataset
+
+        return open_webdataset(where, config)
     if name.lower().endswith(NPZ):
         from mpjax.data.sources.npz import open_npz
 

@@ -18,7 +18,8 @@ def classes_of(splits: Sequence[np.ndarray], column: str, where: str, ignored: S
 
     Integers are class numbers already: there are as many classes as the largest number of all splits, plus 1. The
     numbers `ignored` do not count, and a negative one is an error only when it is read. Booleans are the classes 0 and
-    1. Texts are the names of classes, numbered in sorted order over all splits.
+    1. Texts are the names of classes, numbered in sorted order over `splits`; the function
+    raises UsageError for any other text.
 
     Args:
       splits: the values of each split, [N]; bytes are UTF-8.
@@ -46,9 +47,17 @@ def classes_of(splits: Sequence[np.ndarray], column: str, where: str, ignored: S
             raise UsageError(
                 f"{called}: some texts are empty; wanted the name of a class in every example; drop or fill these"
             )
-        return Label(len(names), names=tuple(map(str, names))), lambda values: np.searchsorted(
-            names, _decoded(values, called)
-        )
+
+        def numbers(values: np.ndarray) -> np.ndarray:
+            texts = _decoded(values, called)
+            if (unknown := ~np.isin(texts, names)).any():
+                raise UsageError(
+                    f"{called}: '{texts[unknown][0]}' is no class of the training split; its classes are "
+                    f"{', '.join(names[:20])}; wanted the same classes in both splits"
+                )
+            return np.searchsorted(names, texts)
+
+        return Label(len(names), names=tuple(map(str, names))), numbers
     stored = " and ".join(sorted({str(values.dtype) for values in splits}))
     raise UsageError(f"{called}: dtype {stored}; wanted class numbers, integers or text; {whole_numbers(column)}")
 
