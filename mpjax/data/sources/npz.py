@@ -197,6 +197,8 @@ def open_npz(name: str, task: TaskName, config: Data) -> Table:
 def _splits(headers: Mapping[str, Header], set_name: str) -> dict[str, dict[str, str]]:
     """Groups arrays into splits: for each split, the name of the array of each column.
 
+    Names count as those of splits only if most arrays have one: `x`, `y` and `val_loss` are one split.
+
     Raises:
       UsageError: arrays of a split differ in length, so that it is not known how many examples there are.
     """
@@ -205,7 +207,8 @@ def _splits(headers: Mapping[str, Header], set_name: str) -> dict[str, dict[str,
         if matched := _OF_SPLIT.fullmatch(name):
             first, after, before, last = matched.groups()
             splits.setdefault((first or last).lower(), {})[after or before] = name
-    splits = splits or {_WHOLE: {name: name for name in headers}}
+    if sum(map(len, splits.values())) <= len(headers) / 2:
+        splits = {_WHOLE: {name: name for name in headers}}
     return {split: _of_one_length(arrays, headers, f"data set '{set_name}'") for split, arrays in splits.items()}
 
 

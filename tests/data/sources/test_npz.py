@@ -56,6 +56,11 @@ def test_splits_are_read_from_the_names_of_the_arrays(tmp_path, names):
     assert np.array_equal(source.test[0]["image"][..., 0], IMAGES[4])
 
 
+def test_one_name_like_that_of_a_split_among_others_makes_no_split(tmp_path):
+    path = written(tmp_path, x=IMAGES, y=LABELS, val_loss=np.zeros(3))
+    assert labels(opened(path, **PARTS).test) == [1, 2]
+
+
 def test_a_label_in_a_row_of_its_own_is_a_class_number(tmp_path):
     source = opened(written(tmp_path, x=IMAGES, y=LABELS[:, None].astype(np.uint8)), **PARTS)
     assert source.fields["label"] == Label(3)
