@@ -18,6 +18,7 @@ from mpjax.config.folders import with_policy
 from mpjax.config.schema import with_settings
 from mpjax.data.text.given import decoded, stored_texts
 from mpjax.data.text.plain_tokenizers import Tokenizer
+from mpjax.data.text.template import Template
 from mpjax.data.text.tokenizers import load_tokenizer
 from mpjax.data.text.written import Written
 from mpjax.errors import UsageError, printable
@@ -157,7 +158,7 @@ def _prompts(settings: Prediction, generator: TextGenerator) -> list[Prompt]:
     if settings.prompt:
         named = [(f"prompt {number}", lambda text=text: text) for number, text in enumerate(settings.prompt, 1)]
     else:
-        lines = stored_texts(settings.inputs, column=settings.column, header=generator.header)
+        lines = stored_texts(settings.inputs, Template.alone(settings.column), header=generator.header)
         named = [(line.name, lambda line=line: decoded(line)) for line in lines]
     prompts = []
     for number, (name, read) in enumerate(named):

@@ -124,8 +124,16 @@ def _given(settings: Prediction, config: Config, source: data.Source) -> Inputs:
     if takes_images(source):
         return given_images(settings.inputs, source, config.data)
     from mpjax.data.text.given import given_texts  # local, because images need no tokenizer
+    from mpjax.data.text.template import Template
 
-    return given_texts(settings.inputs, source, config.data, column=settings.column)
+    template, usual = config.data.text_template, Prediction(run="").column
+    if template and settings.column != usual:
+        raise UsageError(
+            f"--column {settings.column}: the run makes a text of columns, by --data.text_template '{template}'; leave "
+            "it out"
+        )
+    columns = Template.parse(template) if template else Template.alone(settings.column)
+    return given_texts(settings.inputs, source, config.data, columns=columns)
 
 
 def _by_input(computed: Iterator) -> Iterator[tuple[int, list[dict[str, Any]]]]:

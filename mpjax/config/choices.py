@@ -114,8 +114,14 @@ def parse_or_auto(text: str) -> int:
 PlotFormat = Literal["png", "pdf", "svg"]
 """A format of the plots of a run."""
 
-DATA_KINDS = ("folder", "hf", "synthetic")
+FILE_KINDS = ("folder", "hf", "webdataset")
+"""The words before the colon of a `--data.name` that names files, as in `hf:PATH`."""
+
+DATA_KINDS = (*FILE_KINDS, "synthetic")
 """The words before the colon of a `--data.name` that is not code, as in `hf:NAME`."""
+
+NPZ = ".npz"
+"""The end of a `--data.name` that is a file of NumPy's arrays, in upper or lower case."""
 
 GENERATED = ("digits", "digits_canvas", "docstrings")
 """Data sets that mpjax generates at their first use."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mpjax.config.choices import AUTO, BEST, SETTINGS_OF_RULES
+from mpjax.config.choices import AUTO, BEST, SETTINGS_OF_RULES, TASKS
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config, Data, Distributed, Optimizer, Training
 from mpjax.config.setting_types import out_of_range, wrong_types
@@ -63,6 +63,8 @@ def require_valid(settings: Any, prefix: str = "", rules: Iterable[str] = ()) ->
 
 def _of_config(config: Config) -> Iterator[str]:
     yield from _of_data(config.data.for_task(config.task))
+    if config.data.text_template and "text" not in TASKS[config.task].fields:
+        yield f"--data.text_template joins texts, which --task {config.task} does not read: leave it out"
     yield from _others(config)
     yield from _of_distributed(config.distributed)
 
@@ -81,6 +83,11 @@ def _of_data(data: Data) -> Iterator[str]:
         yield (
             f"--data.header is for csv and tsv files, as in --data.name hf:FILE.tsv, not for --data.name {data.name}; "
             + (f"write --data.name hf:{data.name}" if is_file else "leave it out")
+        )
+    if data.text_template and "text" in data.columns:
+        yield (
+            f"--data.text_template and --data.columns text {data.columns['text']}: wanted one; a template may be one "
+            f"column, {{{data.columns['text']}}}"
         )
     if data.alternate_flips and not data.flip:
         yield "--data.alternate_flips without --data.flip: no image is flipped; wanted both or none"

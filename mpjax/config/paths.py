@@ -5,6 +5,7 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
+from mpjax.config.choices import FILE_KINDS, NPZ
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError, printable
 
@@ -73,9 +74,9 @@ def tell_data(stored: Config, where: pathlib.Path, user_config: Config | None = 
 
 def _data_of(config: Config) -> Iterator[tuple[str, str]]:
     """Yields name and value of each setting that names files, folders or sets of the Hugging Face Hub."""
-    if (name := str(config.data.name)).startswith(_ELSEWHERE):
+    if _is_elsewhere(name := str(config.data.name)):
         yield "data.name", name
-    if mixed := [name for name in config.data.mix if name.startswith(_ELSEWHERE)]:
+    if mixed := [name for name in config.data.mix if _is_elsewhere(name)]:
         yield "data.mix", " ".join(mixed)
     if config.data.data_dir:
         yield "data.data_dir", config.data.data_dir
@@ -87,4 +88,5 @@ def _data_of(config: Config) -> Iterator[tuple[str, str]]:
         yield "model.pretrained", config.model.pretrained
 
 
-_ELSEWHERE = ("folder:", "hf:")
+def _is_elsewhere(name: str) -> bool:
+    return name.partition(":")[0] in FILE_KINDS or name.lower().endswith(NPZ)

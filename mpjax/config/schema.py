@@ -47,9 +47,10 @@ class Data:
 
     name: Named = "digits"
     """Data set: `digits`, `digits_canvas` (segmentation), `docstrings` (text), any data set of tensorflow-datasets
-    prepared under data_dir, `folder:PATH` of images, `hf:NAME` or `hf:PATH` for Hugging Face datasets (also csv, json,
-    parquet, arrow and image folders), `synthetic:32x32x3:100` for generated images of that shape and number of
-    classes, or your own: `FILE.py:NAME` or `package.module:NAME` of a function that returns both splits."""
+    prepared under data_dir, `folder:PATH` of images, `FILE.npz` of NumPy's arrays, `hf:NAME` or `hf:PATH` for Hugging
+    Face datasets (also csv, json, parquet, arrow and image folders), `webdataset:PATH` of tar files,
+    `synthetic:32x32x3:100` for generated images of that shape and number of classes, or your own: `FILE.py:NAME` or
+    `package.module:NAME` of a function that returns both splits."""
     mix: FloatByName = dataclasses.field(default_factory=dict)
     """More data sets to train on, named as in name, each with its share of the training examples: `--data.mix
     folder:more 0.3`. The set of name has the rest, is evaluated on, and says how long an epoch is. All other settings
@@ -66,6 +67,9 @@ class Data:
     header: Annotated[Texts, Limit("different names", lambda names: len(set(names)) == len(names), words)] = ()
     """Names of the columns of a csv or tsv file whose first line is an example, in order: `--data.header label text`;
     empty: the first line has the names."""
+    text_template: str = ""
+    """Text made of several columns, each named in braces: `--data.text_template "{premise} [SEP] {hypothesis}"`; write
+    `{{` and `}}` for braces; empty: the text is one column."""
     num_classes: CountOrZero = 0
     """Number of classes, if the data set does not state it; 0: as the data set states, or as many as mask_values."""
     mask_values: Integers = ()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpjax.config.choices import TASKS, TaskName
+from mpjax.config.choices import NPZ, TASKS, TaskName
 from mpjax.config.schema import Data
 from mpjax.config.user_code import names_code
 from mpjax.data.examples import Example, MappedExamples, Portion, Source, renamed
@@ -37,6 +37,10 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
     """
     if task == "own":
         return all_columns(table, config)
+    if config.text_template and "text" in TASKS[task].fields:
+        from mpjax.data.text.template import with_joined_text  # late, as in _table
+
+        table = with_joined_text(table, config.text_template)
     function = load_preprocess(config.preprocess) if config.preprocess else None
     columns = choose_columns(table, TASKS[task].fields, config)
     # A preprocess function receives the stored values and may number the classes itself.
@@ -146,9 +150,10 @@ def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classifi
 
     Args:
       config: `name` is `digits`, `digits_canvas` or `docstrings` (written below `data_dir` on first use),
-        `synthetic:HxWxC:CLASSES` (generated), `folder:PATH` (images), `hf:PATH` or `hf:NAME` (Hugging Face datasets),
-        `FILE.py:NAME` or `package.module:NAME` (a function of the user's, which is called), or a tensorflow-datasets
-        set prepared below `data_dir`: `name`, `name/config`, either with `/version`.
+        `synthetic:HxWxC:CLASSES` (generated), `folder:PATH` (images), `FILE.npz` (arrays), `hf:PATH` or `hf:NAME`
+        (Hugging Face datasets), `webdataset:PATH` (tar files), `FILE.py:NAME` or `package.module:NAME` (a function of
+        the user's, which is called), or a tensorflow-datasets set prepared below `data_dir`: `name`, `name/config`,
+        either with `/version`.
       data_dir: the folder of prepared data sets.
       task: the task, which determines the fields of an example.
 
@@ -187,6 +192,11 @@ def _opened(config: Data, data_dir: pathlib.Path, task: TaskName) -> Source:
     table = open_own(config) if names_code(config.name) else _table(config, data_dir, task)
     if not isinstance(table, Source):
         return as_task(table, task, config)
+    if config.text_template:
+        raise UsageError(
+            f"--data.text_template: --data.name {config.name} returns a Source, whose texts are tokens already; leave "
+            "it out"
+        )
     if config.range:
         raise UsageError(
             f"--data.range: --data.name {config.name} returns a Source, which is read as it is; leave it out"
@@ -211,6 +221,14 @@ def _table(config: Data, data_dir: pathlib.Path, task: TaskName) -> Table:
         from mpjax.data.sources.huggingface import open_huggingface
 
         return open_huggingface(where, config)
+    if kind == "webdataset":
+        from mpjax.data.sources.webdataset import open_webdataset
+
+        return open_webdataset(where, config)
+    if name.lower().endswith(NPZ):
+        from mpjax.data.sources.npz import open_npz
+
+        return open_npz(name, task, config)
     from mpjax.data.sources.tfds import open_prepared
 
     return open_prepared(dataclasses.replace(config, name=_written(name, data_dir)), data_dir)

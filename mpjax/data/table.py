@@ -101,11 +101,11 @@ def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
         return candidates[0]
     raise UsageError(
         f"data set '{table.name}' has {'several columns' if candidates else 'no column'} that could be the {field}, "
-        f"{_WANTED[field][1]}; its columns are {shown}{_advice_on(field, table, candidates)}"
+        f"{_WANTED[field][1]}; its columns are {shown}{_advice_on(field, table, candidates, named)}"
     )
 
 
-def _advice_on(field: str, table: Table, candidates: Sequence[str]) -> str:
+def _advice_on(field: str, table: Table, candidates: Sequence[str], named: Mapping[str, str]) -> str:
     """Formats advice for a field that no column (`candidates` is empty) or several columns fit.
 
     It names the columns that `--data.columns` may choose, and, if there are no candidates, the tasks that the set
@@ -116,6 +116,9 @@ def _advice_on(field: str, table: Table, candidates: Sequence[str]) -> str:
         return f"; a floating-point number is not a class number: {whole_numbers(floats[0])}"
     possible = candidates or [name for name, column in table.columns.items() if _can_be(field, column, table)]
     advice = f"; write --data.columns {field} COLUMN, with {' or '.join(possible)} for COLUMN" if possible else ""
+    label = named.get("label") or next(iter(_candidates("label", table)), "")
+    if field == "text" and len(texts := [name for name in possible if name != label]) > 1:
+        advice += f", or join several, as in --data.text_template '{' '.join(f'{{{name}}}' for name in texts)}'"
     others = "" if candidates else _other_tasks(field, table)
     if not advice and not others:
         return (

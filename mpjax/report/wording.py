@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 
 from mpjax.config import Config
+from mpjax.config.choices import FILE_KINDS, NPZ
 from mpjax.config.user_code import Code, names_code
 from mpjax.report.history import History, changed_settings, turns_of
 
@@ -114,6 +115,6 @@ def short_name(spec: Code) -> str:
     """
     spec = str(spec)
     kind, _, where = spec.partition(":")
-    if kind in ("folder", "hf"):
-        return pathlib.PurePath(where).name or spec
+    if kind in FILE_KINDS or spec.lower().endswith(NPZ):
+        return pathlib.PurePath(where or spec).name or spec
     return spec.rpartition(":")[2].rpartition(".")[2] if names_code(spec) else spec

@@ -31,6 +31,8 @@ FIRST = WAYS["evaluate, predict, diagnose, export"]
     [
         ('data.name = "folder:/home/you/private"', "--data.name folder:/home/you/private"),
         ('data.name = "hf:csv:/home/you/taxes.csv"', "--data.name hf:csv:/home/you/taxes.csv"),
+        ('data.name = "/home/you/private.NPZ"', "--data.name /home/you/private.NPZ"),
+        ('data.name = "webdataset:/home/you"', "--data.name webdataset:/home/you"),
         ('data.mix = {"folder:/x" = 0.25, "digits" = 0.25}', "--data.mix folder:/x"),
         ('data.data_dir = "/home/you"', "--data.data_dir /home/you"),
         ('data.tokenizer = "/home/you/tokenizer.json"', "--data.tokenizer /home/you/tokenizer.json"),

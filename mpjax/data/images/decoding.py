@@ -26,9 +26,16 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
 
 class FileBytes(bytes):
-    """The content of a file, with its `path` for error messages. Only `read` sets the path."""
+    """The content of a file, with its `path` for error messages. Only `read` and `of` set the path."""
 
     path: str
+
+    @classmethod
+    def of(cls, stored: bytes, path: str) -> "FileBytes":
+        """Copies bytes that were read from a part of a file; `path` names that part."""
+        content = cls(stored)
+        content.path = path
+        return content
 
     @classmethod
     def read(cls, path: str) -> "FileBytes":
@@ -40,9 +47,7 @@ class FileBytes(bytes):
         """
         require_regular(path)
         with open(path, "rb") as file:
-            content = cls(file.read())
-        content.path = path
-        return content
+            return cls.of(file.read(), path)
 
 
 def require_regular(path: str) -> None:

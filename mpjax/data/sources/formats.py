@@ -3,6 +3,8 @@
 import pathlib
 from collections.abc import Mapping
 
+from mpjax.config.choices import NPZ
+
 
 KINDS: Mapping[str, str] = {
     ".csv": "csv",
@@ -40,11 +42,22 @@ def is_readable(path: pathlib.Path) -> bool:
     return any(file.suffix in KINDS for file in path.rglob("*"))  # `datasets` finds only lower case in a folder
 
 
+def has_tars(path: pathlib.Path) -> bool:
+    """True for a tar file, and for a folder with tar files in it or in its folders."""
+    if not path.is_dir():
+        return path.suffix.lower() == ".tar"
+    return any(next(path.glob(pattern), None) for pattern in ("*.tar", "*/*.tar"))
+
+
 def way_to_read(file: pathlib.Path) -> str:
     """Formats advice on how to read a file whose extension is unknown, with the formats that its first bytes allow.
 
     It reads up to 4,096 bytes. A binary file of an unknown format gets the advice `BY_FUNCTION`.
     """
+    if has_tars(file):
+        return f"write --data.name webdataset:{file}"
+    if file.suffix.lower() == NPZ:
+        return f"write --data.name {file}"
     with file.open("rb") as opened:
         first = opened.read(4096)
     if first.startswith(b"PAR1"):

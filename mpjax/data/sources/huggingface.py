@@ -21,6 +21,9 @@ from mpjax.errors import UsageError
 Read = Callable[[Any], Any]
 """A function from an Arrow column to one value per row."""
 
+Content = Callable[[Any], bytes]
+"""A function from a stored value to an encoded image."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ArrowExamples:
@@ -112,7 +115,9 @@ def _column(name: str, feature: Any, train: Any, test: Any) -> tuple[Column, Rea
     if isinstance(feature, datasets.ClassLabel):
         return Label(len(feature.names), names=tuple(feature.names)), _numbers(called)
     if isinstance(feature, datasets.Image):
-        return _stored(name, train, test), _images(called)
+        return _stored(name, train, test), _images(called, _content)
+    if (content := _encoded(feature)) and len(train) and _is_image(name, train, content):
+        return _stored(name, train, test), _images(called, content)
     if isinstance(feature, datasets.Value):
         if feature.dtype in ("string", "large_string", "string_view"):
             return Text(), _texts(called)
@@ -166,10 +171,34 @@ def _texts(called: str) -> Read:
     return read
 
 
-def _images(called: str) -> Read:
+def _encoded(feature: Any) -> Content | None:
+    """Finds the function from a value to an encoded image, of a column that may hold images without saying so.
+
+    Only `datasets` itself writes into a parquet file that a column has images. Other programs write the bytes, or a
+    struct of bytes and path, as `datasets` stores them. None for any other column.
+    """
+    binary = ("binary", "large_binary")
+    if getattr(feature, "dtype", "") in binary:
+        return lambda stored: stored
+    if isinstance(feature, Mapping) and feature.keys() == {"bytes", "path"} and feature["bytes"].dtype in binary:
+        return _content
+    return None
+
+
+def _is_image(name: str, rows: Any, content: Content) -> bool:
+    """True if the first value of a column is an encoded image."""
+    first = arrow.flat(rows[:1][name]).to_pylist()[0]
+    try:
+        stored_image(1, lambda _: content(first), name)
+    except (UsageError, TypeError, OSError):  # other bytes, a missing value, a path to nothing
+        return False
+    return True
+
+
+def _images(called: str, content: Content) -> Read:
     def read(column: Any) -> list[bytes]:
         arrow.require_all(column, called)
-        return [_content(stored) for stored in column.to_pylist()]
+        return [content(stored) for stored in column.to_pylist()]
 
     return read
 
@@ -184,8 +213,10 @@ def _stored(name: str, train: Any, test: Any) -> Image:
     both: Any = datasets.concatenate_datasets([split.select_columns([name]) for split in (train, test)])
 
     def stored(index: int) -> bytes | str:
-        image = arrow.flat(both[[index]][name]).to_pylist()[0] or {"bytes": b"", "path": ""}
-        return image["path"] if image["bytes"] is None else image["bytes"]
+        value = arrow.flat(both[[index]][name]).to_pylist()[0] or b""
+        if isinstance(value, bytes):
+            return value
+        return value["path"] if value["bytes"] is None else value["bytes"]
 
     return stored_image(len(both), stored, f"column '{name}'")
 

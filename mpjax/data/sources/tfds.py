@@ -18,7 +18,7 @@ from mpjax.config.schema import Data
 from mpjax.data.examples import Example
 from mpjax.data.fields import Image, Label, Mask
 from mpjax.data.images.depth import EIGHT, SIXTEEN
-from mpjax.data.sources.formats import BY_FUNCTION, is_readable
+from mpjax.data.sources.formats import BY_FUNCTION, has_tars, is_readable
 from mpjax.data.table import Column, Other, Table, Text, require_ordered_parts
 from mpjax.errors import UsageError, first_line, is_exhausted
 
@@ -250,9 +250,10 @@ def _folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
         return data_dir / matching[-1]
     if (path := expanded(name)).exists():
         # A folder without folders holds files of Hugging Face's formats, not classes of images.
+        tars = has_tars(path)
         has_folders = path.is_dir() and any(inside.is_dir() for inside in path.iterdir())
-        is_known = has_folders or is_readable(path)
-        there = f"{'folder:' if has_folders else 'hf:'}{name}"
+        is_known = tars or has_folders or is_readable(path)
+        there = f"{'webdataset' if tars else 'folder' if has_folders else 'hf'}:{name}"
         raise UsageError(
             f"data set '{name}' is not a name of tensorflow-datasets, but there is a "
             f"{'folder' if path.is_dir() else 'file'} {path}; "
@@ -267,7 +268,7 @@ def _folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
     raise UsageError(
         f"data set '{name}' is not prepared: looked for {data_dir / name}/VERSION/dataset_info.json; {advice}"
         f"prepared there: {', '.join(prepared) or 'none'}; always available: {', '.join(GENERATED)}, "
-        f"synthetic:32x32x3:10; others: folder:PATH, hf:PATH, hf:OWNER/NAME.\n"
+        f"synthetic:32x32x3:10; others: folder:PATH, FILE.npz, hf:PATH, hf:OWNER/NAME, webdataset:PATH.\n"
         "To prepare it, on a machine with network:\n"
         "  pip install tensorflow tensorflow-datasets && "
         f"tfds build {shlex.quote(name)} --file_format={_FORMAT} --data_dir DIR\n"

@@ -17,6 +17,7 @@ from mpjax.data.sources.column_names import as_compared, number_among
 from mpjax.data.stacking import Arrays
 from mpjax.data.text.blocks import framed
 from mpjax.data.text.plain_tokenizers import Tokenizer
+from mpjax.data.text.template import FLAG, Template
 from mpjax.data.text.tokenizers import load_tokenizer
 from mpjax.errors import DataWarning, UsageError
 
@@ -36,7 +37,7 @@ class StoredText(NamedTuple):
     text: str | bytes | UsageError
 
 
-def given_texts(inputs: Sequence[str], source: Source, config: Data, *, column: str) -> Inputs:
+def given_texts(inputs: Sequence[str], source: Source, config: Data, *, columns: Template) -> Inputs:
     """Reads all texts into memory now; each is tokenized, as the texts of the set are, only when a batch needs it.
 
     Args:
@@ -46,13 +47,14 @@ def given_texts(inputs: Sequence[str], source: Source, config: Data, *, column: 
         one row of a batch, cut to `config.length` tokens. Otherwise it is a language model: a text is cut into as many
         rows of that length as it needs, and `count` says how many tokens of a row are predicted.
       config: the tokenizer, the length, and the column names of tables without a line of names.
-      column: the column of tables that holds the texts.
+      columns: the columns of tables that make a text. Of several, or with text between them, the inputs have to be
+        tables.
 
     Raises:
-      UsageError: a file does not exist or holds no lines, or `column_of_table` or `load_tokenizer` raises. When a text
+      UsageError: a file does not exist or holds no lines, or `texts_of_table` or `load_tokenizer` raises. When a text
         is tokenized: it is not UTF-8, or its row has another length.
     """
-    lines = stored_texts(inputs, column=column, header=config.header)
+    lines = stored_texts(inputs, columns, header=config.header)
     tokenizer = load_tokenizer(config.tokenizer)
     rows_of = _classified if "length" in source.fields else _modelled
     fields = {name: field for name, field in source.fields.items() if name != "label"}
@@ -67,9 +69,9 @@ def given_texts(inputs: Sequence[str], source: Source, config: Data, *, column: 
     )
 
 
-def stored_texts(inputs: Sequence[str], *, column: str, header: Sequence[str] = ()) -> list[StoredText]:
+def stored_texts(inputs: Sequence[str], columns: Template, *, header: Sequence[str] = ()) -> list[StoredText]:
     """Reads the texts of files or stdin, with the arguments and errors of `given_texts`."""
-    return [line for path in inputs for line in _lines_of(path, column, header)]
+    return [line for path in inputs for line in _lines_of(path, columns, header)]
 
 
 def _classified(text: str, tokenizer: Tokenizer, length: int) -> Arrays:
@@ -108,8 +110,14 @@ def decoded(line: StoredText) -> str:
         raise UsageError(f"{line.name}: not UTF-8: {error}; convert the file to UTF-8") from error
 
 
-def _lines_of(location: str, column: str, header: Sequence[str]) -> list[StoredText]:
+def _lines_of(location: str, columns: Template, header: Sequence[str]) -> list[StoredText]:
     name = "stdin" if location == STDIN else location
+    delimiter = "" if location == STDIN else DELIMITERS.get(expanded(location).suffix.lower(), "")
+    if not delimiter and columns != Template.alone(columns.columns[0]):
+        raise UsageError(
+            f"{name}: the run makes a text of the columns {', '.join(dict.fromkeys(columns.columns))}, by {FLAG}; "
+            "wanted a table with these columns, FILE.csv or FILE.tsv"
+        )
     if location == STDIN:
         content = sys.stdin.buffer.read()
     else:
@@ -117,11 +125,9 @@ def _lines_of(location: str, column: str, header: Sequence[str]) -> list[StoredT
         if not path.is_file():
             raise UsageError(f"{location}: no such file; wanted a file with a text on each line, or - for stdin")
         content = path.read_bytes()
-        if delimiter := DELIMITERS.get(path.suffix.lower()):
-            return [
-                StoredText(*row)
-                for row in column_of_table(location, content, column, delimiter=delimiter, header=header)
-            ]
+        if delimiter:
+            rows = texts_of_table(location, content, columns, delimiter=delimiter, header=header)
+            return [StoredText(*row) for row in rows]
     lines = content.removesuffix(b"\n").split(b"\n") if content else []
     if not lines:
         raise UsageError(f"{name}: empty; wanted a text on each line")
@@ -146,10 +152,10 @@ class StoredRow(NamedTuple):
     values: list[str]
 
 
-def column_of_table(
-    name: str, content: bytes, column: str, *, delimiter: str, header: Sequence[str] = ()
+def texts_of_table(
+    name: str, content: bytes, columns: Template, *, delimiter: str, header: Sequence[str] = ()
 ) -> Iterator[tuple[str, str | UsageError]]:
-    """Yields a pair for each row of a table: its place, as `FILE:LINE`, and its text in the column `column`.
+    """Yields a pair for each row of a table: its place, as `FILE:LINE`, and its text, made of `columns`.
 
     For a row with another number of values than the table has columns, the pair holds a UsageError in place of the
     text, which is not raised here. Blank lines are skipped.
@@ -157,13 +163,13 @@ def column_of_table(
     Args:
       name: the name of the file, for the places and messages.
       content: the bytes of the file.
-      column: the name of the column.
+      columns: the template of the text.
       delimiter: the separator of values.
       header: the column names, `--data.header` of the run, for a table whose first line is an example. If the first
         line holds column names nevertheless (`_has_names`), they are used. Empty: the first line holds the names.
 
     Raises:
-      UsageError: the table is not UTF-8, lacks the column or rows, starts with an example in place of names, or is a
+      UsageError: the table is not UTF-8, lacks a column or rows, starts with an example in place of names, or is a
         csv file with an unclosed quote. It is raised when the first pair is requested.
     """
     try:
@@ -181,19 +187,21 @@ def column_of_table(
             f"{name}: the first line gives the names of the columns, but it is {','.join(names)}, which looks like an "
             f"example: {reason}; write a line of names above it"
         )
-    if column not in names:
+    if missing := [column for column in columns.columns if column not in names]:
+        is_alone = columns == Template.alone(missing[0])
         raise UsageError(
-            f"{name}: no column '{column}'; it has {', '.join(names) or 'nothing'}{source}; write --column NAME"
+            f"{name}: no column '{missing[0]}'; it has {', '.join(names) or 'nothing'}{source}; "
+            + ("write --column NAME" if is_alone else f"wanted the columns of the run's {FLAG}")
         )
     if not rows:
         raise UsageError(f"{name}: no rows below the names of the columns; wanted a text in each")
-    column_index = names.index(column)
+    indices = {column: names.index(column) for column in columns.columns}
     for row in rows:
         where = f"{name}:{row.line}"
         if len(row.values) != len(names):
             yield where, UsageError(f"{where}: {len(row.values)} values in {len(names)} columns; wanted one for each")
         else:
-            yield where, row.values[column_index]
+            yield where, columns.filled({column: row.values[at] for column, at in indices.items()}, where)
 
 
 def _has_names(first: Sequence[str], header: Sequence[str]) -> bool:

@@ -1,7 +1,10 @@
 import concurrent.futures
+import io
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image as Picture
 
@@ -269,6 +272,44 @@ def test_a_folder_of_images(tmp_path):
     assert source.fields == {"image": Image((4, 4, 3)), "label": Label(2)}
     batch = next(train_batches(source, Data(batch_size=2, workers=0), 0).from_position(0))
     assert (batch["image"][:, 0, 0, 0] == 50 * batch["label"]).all()
+
+
+def encoded(value):
+    buffer = io.BytesIO()
+    Picture.new("L", (4, 4), value).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("layout", ["datasets", "struct", "bytes", "struct without a path"])
+def test_images_in_a_parquet_file_whoever_wrote_it(tmp_path, layout):
+    """Only `datasets` says in the file that a column has images."""
+    values = [encoded(value) for value in (10, 20)]
+    rows = {
+        "bytes": values,
+        "struct": [{"bytes": value, "path": "not/there.png"} for value in values],
+        "struct without a path": [{"bytes": value, "path": None} for value in values],
+    }
+    if layout == "datasets":
+        kinds = features(image=datasets.Image(), label=datasets.Value("int64"))
+        stored = datasets.Dataset.from_dict({"image": rows["struct"], "label": [0, 1]}, features=kinds)
+        stored.to_parquet(tmp_path / "a.parquet")
+    else:
+        kind = pa.binary() if layout == "bytes" else pa.struct({"bytes": pa.binary(), "path": pa.string()})
+        table = pa.table({"image": pa.array(rows[layout], kind), "label": [0, 1]})
+        pq.write_table(table, tmp_path / "a.parquet")
+    source = opened(f"hf:{tmp_path / 'a.parquet'}", test_split="train")
+    assert source.fields == {"image": Image((4, 4, 1)), "label": Label(2)}
+    batch = next(train_batches(source, Data(batch_size=2, workers=0), 0).from_position(0))
+    assert (batch["image"][:, 0, 0, 0] == 10 + 10 * batch["label"]).all()
+
+
+def test_bytes_that_are_no_images_and_a_damaged_image_are_told(tmp_path):
+    pq.write_table(pa.table({"image": [b"RIFF", b"RIFF"], "label": [0, 1]}), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match=r"image: Value\('binary'\); wanted images \[height, width, channels\]"):
+        opened(f"hf:{tmp_path / 'a.parquet'}", test_split="train")
+    pq.write_table(pa.table({"image": [encoded(3), b"RIFF"], "label": [0, 1]}), tmp_path / "b.parquet")
+    with pytest.raises(UsageError, match="column 'image': cannot be decoded"):
+        opened(f"hf:{tmp_path / 'b.parquet'}", test_split="train")
 
 
 def test_parts_of_splits(tmp_path):

@@ -9,6 +9,7 @@ from mpjax.config.schema import Data
 from mpjax.data.examples import Source
 from mpjax.data.fields import Label, Length, Tokens
 from mpjax.data.text.given import given_texts
+from mpjax.data.text.template import Template
 from mpjax.errors import UsageError
 
 
@@ -18,7 +19,7 @@ CONFIG = Data(tokenizer="bytes", length=4)
 
 
 def read(inputs, source=CLASSES, column="text", config=CONFIG):
-    given = given_texts(inputs, source, config, column=column)
+    given = given_texts(inputs, source, config, columns=Template.alone(column))
     return {
         name: given.to_arrays(stored)
         for name, stored in zip(given.names, given.load(range(len(given.names))), strict=True)

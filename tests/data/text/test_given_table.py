@@ -4,7 +4,8 @@ import csv
 
 import pytest
 
-from mpjax.data.text.given import column_of_table
+from mpjax.data.text.given import texts_of_table
+from mpjax.data.text.template import Template
 from mpjax.errors import DataWarning, UsageError
 
 
@@ -12,7 +13,7 @@ HEADER = ("label", "text")
 
 
 def column(content, *, name="text", delimiter="\t", header=()):
-    return list(column_of_table("a", content.encode(), name, delimiter=delimiter, header=header))
+    return list(texts_of_table("a", content.encode(), Template.alone(name), delimiter=delimiter, header=header))
 
 
 def test_a_first_line_of_names_is_no_text():
