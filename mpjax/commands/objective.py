@@ -71,6 +71,16 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
         complete = objectives.with_perplexity
     elif task == "segmentation":
         function, complete = objectives.segmentation(policy, pixel_loss=pixel_loss), objectives.require_pixels
+    elif task == "regression":
+        from mpjax.training import regression  # local, like all imports that few runs need
+
+        target: Any = fields["target"]
+        loss = regression.loss_named(config.training.loss, config.training.huber_delta)
+        function = regression.regression(policy, target.std, loss)
+    elif task == "multilabel":
+        from mpjax.training.multilabel import multilabel
+
+        function = multilabel(policy)
     elif task == "text_classification":
         function = objectives.text_classification(compare)
     else:

@@ -87,4 +87,4 @@ def _data_of(config: Config) -> Iterator[tuple[str, str]]:
         yield "model.pretrained", config.model.pretrained
 
 
-_ELSEWHERE = ("folder:", "hf:")
+_ELSEWHERE = ("folder:", "hf:", "tabular:")

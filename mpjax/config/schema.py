@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from mpjax.config.choices import HF, TaskName
+from mpjax.config.choices import HF, TABULAR, TaskName
 from mpjax.config.durations import Duration, epochs, settle_durations
 from mpjax.config.setting_types import (
     NOT_NEGATIVE,
@@ -48,8 +48,8 @@ class Data:
     name: Named = "digits"
     """Data set: `digits`, `digits_canvas` (segmentation), `docstrings` (text), any data set of tensorflow-datasets
     prepared under data_dir, `folder:PATH` of images, `hf:NAME` or `hf:PATH` for Hugging Face datasets (also csv, json,
-    parquet, arrow and image folders), `synthetic:32x32x3:100` for generated images of that shape and number of
-    classes, or your own: `FILE.py:NAME` or `package.module:NAME` of a function that returns both splits."""
+    parquet, arrow and image folders), `tabular:PATH` for the numbers and categories of csv, tsv or parquet files,
+    `synthetic:32x32x3:100` for generated images of that shape and number of classes, or your own: `FILE.py:NAME` or `package.module:NAME` of a function that returns both splits."""
     mix: FloatByName = dataclasses.field(default_factory=dict)
     """More data sets to train on, named as in name, each with its share of the training examples: `--data.mix
     folder:more 0.3`. The set of name has the rest, is evaluated on, and says how long an epoch is. All other settings
@@ -66,6 +66,21 @@ class Data:
     header: Annotated[Texts, Limit("different names", lambda names: len(set(names)) == len(names), words)] = ()
     """Names of the columns of a csv or tsv file whose first line is an example, in order: `--data.header label text`;
     empty: the first line has the names."""
+    targets: Annotated[Texts, Limit("different names", lambda names: len(set(names)) == len(names), words)] = ()
+    """Columns to predict: the numbers of a regression, one column of 0 and 1 for each label of multilabel, or the class
+    of a row; empty: the column with a usual name, such as `target`."""
+    drop: Texts = ()
+    """Tables: columns that are not read, such as an id. All columns but these and the targets are inputs."""
+    categories: Texts = ()
+    """Tables: columns of numbers that are categories, such as a month or a postal code. Columns of text are so anyway."""
+    missing: Texts = ()
+    """Tables: words that mean a missing number, besides an empty cell, NA, N/A, NaN, null, None and ?."""
+    decimal: Literal["", ".", ","] = ""
+    """Tables: decimal sign of the numbers in csv and tsv files, whose thousands are then separated by the other sign;
+    empty: a point, and no thousands are separated."""
+    rows: Literal["shuffled", "stored"] = "shuffled"
+    """Tables: order of the rows of a file of which a split takes a part, so that `train[:80%]` is a random part; stored:
+    as in the file, for rows in the order of time."""
     num_classes: CountOrZero = 0
     """Number of classes, if the data set does not state it; 0: as the data set states, or as many as mask_values."""
     mask_values: Integers = ()
@@ -106,8 +121,8 @@ class Data:
     std: Annotated[Floats, Limit("positive numbers", lambda stds: all(0 < std < math.inf for std in stds))] = (1.0,)
     """Standard deviation per channel; images are divided by it after the mean is subtracted."""
     crop_padding: Annotated[int, Limit("a number of pixels, 0 for none", lambda value: -1 <= value < 2**31)] = -1
-    """Augmentation: pixels of padding before a random crop back to size; 0: none; -1: 1, and none for the task `own`,
-    because its other columns stay where they are."""
+    """Augmentation: pixels of padding before a random crop back to size; 0: none; -1: 1, and none for the tasks `own` and
+    `regression`, whose other columns stay where they are."""
     crop_edges: Literal["black", "reflect"] = "black"
     """Augmentation: padding of crop_padding, black or the image reflected at its edges."""
     flip: bool = False
@@ -142,8 +157,9 @@ class Data:
         return 1 if self.crop_padding == -1 else self.crop_padding
 
     def for_task(self, task: str) -> "Data":
-        """Returns a copy; a `crop_padding` of -1, the default, becomes 0 for the task `own` and 1 for any other."""
-        return dataclasses.replace(self, crop_padding=0 if task == "own" and self.crop_padding == -1 else self.padding)
+        """Returns a copy; a `crop_padding` of -1, the default, becomes 0 for `own` and `regression`, 1 for others."""
+        unmoved = task in ("own", "regression") and self.crop_padding == -1
+        return dataclasses.replace(self, crop_padding=0 if unmoved else self.padding)
 
     @property
     def stated_classes(self) -> int:
@@ -297,6 +313,10 @@ class Training:
     metrics: SeveralNamed = ()
     """Your metrics of the test set, functions from the model's outputs and a batch to values per example or a metric of
     clu or metrax: `FILE.py:NAME` or `package.module:NAME` each."""
+    loss: Literal["mse", "mae", "huber"] = "mse"
+    """Regression: squared error, absolute error, or Huber's loss, of targets in units of their standard deviation."""
+    huber_delta: Annotated[float, Limit("a positive number", lambda delta: 0 < delta < math.inf)] = 1.0
+    """Regression: error, in standard deviations of the target, from which Huber's loss is linear."""
     label_smoothing: BelowOne = 0.1
     """Share of the target probability spread evenly over all classes, in the task's own loss."""
     class_weights: Floats = ()
@@ -471,8 +491,9 @@ class Config:
     ] = ()
     """Train one run for each of these seeds in place of seed, in `seed_N` of output_dir; empty: one run."""
     task: TaskName = "classification"
-    """What the model predicts: the class of an image, of each pixel or of a text, or the next token of a text. own: all
-    columns of the data set are read, and --training.objective says what is learned."""
+    """What the model predicts: the class of an image or row, of each pixel or of a text, the next token of a text, numbers
+    (regression), or any number of labels (multilabel). own: all columns of the data set are read, and
+    --training.objective says what is learned."""
     output_dir: str = ""
     """Folder of the run: a new one, or with --resume an existing one; empty: runs/<data>-<model>-<policy>-<time>."""
     resume: bool = False
@@ -497,6 +518,11 @@ class Config:
     loop: Loop = Loop()
     report: Report = Report()
     diagnosis: Diagnosis = Diagnosis()
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the data are read by statistics of the training split, which the run stores: rows, and targets."""
+        return str(self.data.name).startswith(TABULAR) or self.task in ("regression", "multilabel")
 
     def __post_init__(self):
         settle_durations(self, "steps")

@@ -113,6 +113,6 @@ def short_name(spec: Code) -> str:
     """
     spec = str(spec)
     kind, _, where = spec.partition(":")
-    if kind in ("folder", "hf"):
+    if kind in ("folder", "hf", "tabular"):
         return pathlib.PurePath(where).name or spec
     return spec.rpartition(":")[2].rpartition(".")[2] if names_code(spec) else spec
