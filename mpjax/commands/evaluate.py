@@ -86,7 +86,9 @@ def stored_settings(settings: Evaluation | Prediction) -> Config:
 
 
 def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[PrecisionPlan, data.Source, Task]:
-    """Calls `open_task` with the statistics of the run, if it has any, with an error message for `--split`. `config` is the result of `stored_settings`.
+    """Calls `open_task` with the statistics of the run, if it has any, and with an error message for `--split`.
+
+    `config` is the result of `stored_settings`.
 
     Raises:
       UsageError: as `open_task`. If only the split of the command is at fault, the message suggests the test split of

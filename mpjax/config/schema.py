@@ -49,7 +49,8 @@ class Data:
     """Data set: `digits`, `digits_canvas` (segmentation), `docstrings` (text), any data set of tensorflow-datasets
     prepared under data_dir, `folder:PATH` of images, `hf:NAME` or `hf:PATH` for Hugging Face datasets (also csv, json,
     parquet, arrow and image folders), `tabular:PATH` for the numbers and categories of csv, tsv or parquet files,
-    `synthetic:32x32x3:100` for generated images of that shape and number of classes, or your own: `FILE.py:NAME` or `package.module:NAME` of a function that returns both splits."""
+    `synthetic:32x32x3:100` for generated images of that shape and number of classes, or your own: `FILE.py:NAME` or
+    `package.module:NAME` of a function that returns both splits."""
     mix: FloatByName = dataclasses.field(default_factory=dict)
     """More data sets to train on, named as in name, each with its share of the training examples: `--data.mix
     folder:more 0.3`. The set of name has the rest, is evaluated on, and says how long an epoch is. All other settings
@@ -72,15 +73,15 @@ class Data:
     drop: Texts = ()
     """Tables: columns that are not read, such as an id. All columns but these and the targets are inputs."""
     categories: Texts = ()
-    """Tables: columns of numbers that are categories, such as a month or a postal code. Columns of text are so anyway."""
+    """Tables: columns of numbers that are categories, such as a month or a postal code, as columns of text are anyway."""
     missing: Texts = ()
     """Tables: words that mean a missing number, besides an empty cell, NA, N/A, NaN, null, None and ?."""
     decimal: Literal["", ".", ","] = ""
     """Tables: decimal sign of the numbers in csv and tsv files, whose thousands are then separated by the other sign;
     empty: a point, and no thousands are separated."""
     rows: Literal["shuffled", "stored"] = "shuffled"
-    """Tables: order of the rows of a file of which a split takes a part, so that `train[:80%]` is a random part; stored:
-    as in the file, for rows in the order of time."""
+    """Tables: order of the rows of a file of which a split takes a part. shuffled: a fixed random order, so that
+    `train[:80%]` is a random part; stored: as in the file, for rows in the order of time."""
     num_classes: CountOrZero = 0
     """Number of classes, if the data set does not state it; 0: as the data set states, or as many as mask_values."""
     mask_values: Integers = ()
@@ -121,8 +122,8 @@ class Data:
     std: Annotated[Floats, Limit("positive numbers", lambda stds: all(0 < std < math.inf for std in stds))] = (1.0,)
     """Standard deviation per channel; images are divided by it after the mean is subtracted."""
     crop_padding: Annotated[int, Limit("a number of pixels, 0 for none", lambda value: -1 <= value < 2**31)] = -1
-    """Augmentation: pixels of padding before a random crop back to size; 0: none; -1: 1, and none for the tasks `own` and
-    `regression`, whose other columns stay where they are."""
+    """Augmentation: pixels of padding before a random crop back to size; 0: none; -1: 1, and none for the tasks `own`
+    and `regression`, because their other columns stay where they are."""
     crop_edges: Literal["black", "reflect"] = "black"
     """Augmentation: padding of crop_padding, black or the image reflected at its edges."""
     flip: bool = False
@@ -491,8 +492,8 @@ class Config:
     ] = ()
     """Train one run for each of these seeds in place of seed, in `seed_N` of output_dir; empty: one run."""
     task: TaskName = "classification"
-    """What the model predicts: the class of an image or row, of each pixel or of a text, the next token of a text, numbers
-    (regression), or any number of labels (multilabel). own: all columns of the data set are read, and
+    """What the model predicts: the class of an image or row, of each pixel or of a text, the next token of a text,
+    numbers (regression), or any number of labels (multilabel). own: all columns of the data set are read, and
     --training.objective says what is learned."""
     output_dir: str = ""
     """Folder of the run: a new one, or with --resume an existing one; empty: runs/<data>-<model>-<policy>-<time>."""

@@ -187,9 +187,8 @@ def _parquet(path: pathlib.Path, is_read: Callable[[str], bool]) -> dict[str, Co
         raise UsageError(f"{path}: {first_line(error)}") from error
     types: Any = pa.types
     columns: dict[str, Column] = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
+    for name, stored in zip(table.column_names, table.columns, strict=True):
+        column = stored.cast(stored.type.value_type) if types.is_dictionary(stored.type) else stored
         kind = column.type
         if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
             numbers = [np.nan if value is None else float(value) for value in column.to_pylist()]

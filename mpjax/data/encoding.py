@@ -105,12 +105,17 @@ class Encoding:
         """Reads what `to_json` wrote. Raises UsageError, with the `name` of the file, if it is something else."""
         try:
             stored = json.loads(text)
-            columns = [(Categories if "values" in column else Numbers, column) for column in stored["columns"]]
+            columns = tuple(map(_stored_column, stored["columns"]))
             lists = {key: tuple(stored[key]) for key in ("constant", "targets", "classes", "mean", "std")}
-            read = [kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in x.items()}) for kind, x in columns]
-            return Encoding(columns=tuple(read), task=stored["task"], settings=stored["settings"], **lists)
+            return Encoding(columns=columns, task=stored["task"], settings=stored["settings"], **lists)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{name} is damaged ({error}): it has the statistics of a run's columns") from error
+
+
+def _stored_column(stored: Mapping[str, Any]) -> Numbers | Categories:
+    if "values" in stored:
+        return Categories(stored["name"], tuple(stored["values"]))
+    return Numbers(stored["name"], stored["mean"], stored["std"], stored["marked"])
 
 
 def settings_of(config: Data) -> dict[str, Any]:
@@ -158,6 +163,11 @@ def parser(config: Data) -> Callable[[str], float | None]:
         return float(cell) if _NUMBER.fullmatch(cell) else None
 
     return number
+
+
+def is_of_numbers(column: Column, config: Data) -> bool:
+    """True if all cells of a column are numbers or missing."""
+    return isinstance(column, np.ndarray) or None not in map(parser(config), column)
 
 
 def numbers_of(cells: Cells, name: str, config: Data) -> np.ndarray:
@@ -267,9 +277,7 @@ def _column_of(name: str, train: Cells, config: Data) -> Numbers | Categories | 
     return Numbers(name, mean, std, marked)
 
 
-def _categories_of(
-    name: str, column: list[str], others: Sequence[int], numbers: int, train: Cells
-) -> Categories | str:
+def _categories_of(name: str, column: list[str], others: Sequence[int], numbers: int, train: Cells) -> Categories | str:
     """Makes categories of a column of text, of whose cells `others` are no numbers, and `numbers` are."""
     first = column[others[0]]
     if len(others) < numbers:
@@ -326,7 +334,7 @@ def class_texts(cells: Cells, name: str) -> list[str]:
             f"label '{name}' is empty in {cells.place(texts.index(''))}, {texts.count('')} of {len(texts)} rows; "
             "wanted a class in every row: drop these rows from the file"
         )
-    if not all(map(_NUMBER.fullmatch, texts)) or not any(map(set("."+"eE").intersection, texts)):
+    if not all(map(_NUMBER.fullmatch, texts)) or not any(map(set("." + "eE").intersection, texts)):
         return list(texts)
     fractions = [at for at, text in enumerate(texts) if not float(text).is_integer()]
     if fractions:
@@ -352,8 +360,8 @@ def target_numbers(cells: Cells, name: str, config: Data) -> np.ndarray:
         ) from error
     if (missing := np.flatnonzero(np.isnan(values))).size:
         raise UsageError(
-            f"target '{name}' is missing in {cells.place(int(missing[0]))}, {missing.size} of {len(values)} rows; wanted "
-            "a number in every row: drop these rows from the file"
+            f"target '{name}' is missing in {cells.place(int(missing[0]))}, {missing.size} of {len(values)} rows; "
+            "wanted a number in every row: drop these rows from the file"
         )
     return values
 
@@ -373,7 +381,7 @@ def _told(encoding: Encoding, train: Cells, constant: Sequence[str], counting: S
         parts.append(f"{len(categories)} of categories, an input of 0 and 1 for each: {counts}")
     yield f"{len(encoding.inputs)} inputs of {' and '.join(parts)}; predicted: {', '.join(encoding.targets)}"
     if marked := [column.name for column in numbers if column.marked]:
-        yield f"missing numbers are the mean, and an input says that they are missing: {', '.join(marked)}"
+        yield f"missing numbers become the mean, and an input says that they are missing: {', '.join(marked)}"
     if constant:
         yield f"left out, since they are the same in all training rows: {', '.join(constant)}"
     if counting:

@@ -6,8 +6,10 @@ from typing import Any
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
 from mpjax.data.cells import Cells, joined, read_cells
-from mpjax.data.encoding import Encoding, encoded
+from mpjax.data.encoding import Encoding, encoded, require_inputs
 from mpjax.data.given import Inputs, files_of
+from mpjax.data.stacking import Arrays
+from mpjax.errors import UsageError
 
 
 def given_rows(inputs: Sequence[str], encoding: Encoding, config: Data) -> Inputs:
@@ -21,7 +23,8 @@ def given_rows(inputs: Sequence[str], encoding: Encoding, config: Data) -> Input
       config: how cells are read.
 
     Raises:
-      UsageError: a file does not exist or cannot be read, lacks a column, or a cell is not what the column has.
+      UsageError: a file does not exist or cannot be read, or lacks a column. When a row is read: a cell is not what its
+        column has.
 
     Warns:
       DataWarning: see `encoded`.
@@ -33,9 +36,14 @@ def given_rows(inputs: Sequence[str], encoding: Encoding, config: Data) -> Input
     names = [f"{path}[{row}]" for path, cells in parts for row in range(len(cells))]
     for path, cells in parts:  # before files are joined, so that the message names the file
         require_inputs(encoding, cells, path)
-    rows = encoded(encoding, joined([cells for _, cells in parts]), config, " ".join(inputs))
+    cells, called = joined([cells for _, cells in parts]), " ".join(inputs)
+    try:
+        rows: Any = encoded(encoding, cells, config, called)
+    except UsageError:  # told of the row that it is about, when that is read
+        rows = None
 
-    def load(positions: Sequence[int]) -> list[Any]:
-        return [rows[position] for position in positions]
+    def encoded_row(position: int) -> Arrays:
+        alone = encoded(encoding, cells.chosen([position]), config, called) if rows is None else rows[[position]]
+        return {"row": alone}
 
-    return Inputs(names, load, lambda row: {"row": row[None]})
+    return Inputs(names, list, encoded_row)

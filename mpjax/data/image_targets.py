@@ -131,7 +131,8 @@ def _encoding_of(values: Examples, field: str, columns: Sequence[str], task: str
             )
         if (alike := np.flatnonzero(np.ptp(numbers, axis=0) == 0)).size:
             raise UsageError(
-                f"target '{names[alike[0]]}' is {numbers[0, alike[0]]} in all training examples: there is nothing to learn"
+                f"target '{names[alike[0]]}' is {numbers[0, alike[0]]} in all training examples: there is nothing to "
+                "learn"
             )
         mean, std = (tuple(map(float, x)) for x in (numbers.mean(axis=0), numbers.std(axis=0)))
     return Encoding((), (), task, names, (), mean, std, settings_of(config))

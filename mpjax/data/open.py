@@ -29,13 +29,13 @@ if TYPE_CHECKING:  # only tables, regressions and several labels have one
     from mpjax.data.encoding import Encoding
 
 
-def as_task(table: Table, task: TaskName, config: Data, stored: "Encoding | None" = None) -> Source:
+def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | None" = None) -> Source:
     """Opens a stored data set as the `Source` of a task, with the fields that the task needs.
 
     It chooses a column for each field, applies `config.preprocess` and numbers the classes; with a preprocess function,
     that function numbers them. For a text task, all texts are tokenized now, and the tokens are held in memory. For the
     task `own`, every column is a field (`all_columns`). A sample of the masks is read to find their values. The numbers
-    of a regression are standardised by the statistics that a run has `stored`, or else by those of the training split,
+    of a regression are standardised by the statistics of the `encoding`, or else by those of the training split,
     whose numbers are all read now (`with_targets`).
 
     Raises:
@@ -47,7 +47,7 @@ def as_task(table: Table, task: TaskName, config: Data, stored: "Encoding | None
     if task in ("regression", "multilabel"):
         from mpjax.data.image_targets import with_targets  # late, as in _table
 
-        return with_targets(table, task, config, stored)
+        return with_targets(table, task, config, encoding)
     function = load_preprocess(config.preprocess) if config.preprocess else None
     columns = choose_columns(table, TASKS[task].fields, config)
     # A preprocess function receives the stored values and may number the classes itself.
@@ -150,7 +150,7 @@ def _own_numbers(name: str, column: Column, config: Data) -> str:
 
 
 def open_source(
-    config: Data, data_dir: pathlib.Path, task: TaskName = "classification", stored: "Encoding | None" = None
+    config: Data, data_dir: pathlib.Path, task: TaskName = "classification", encoding: "Encoding | None" = None
 ) -> Source:
     """Opens the data set `config.name`, mixed with the sets of `config.mix`, with the fields of the task.
 
@@ -165,7 +165,7 @@ def open_source(
         set prepared below `data_dir`: `name`, `name/config`, either with `/version`.
       data_dir: the folder of prepared data sets.
       task: the task, which determines the fields of an example.
-      stored: the `encoding` of the source of a stored run, by which rows and targets are read again; None: it is found
+      encoding: the `encoding` of the source of a stored run, by which rows and targets are read again; None: it is found
         from the training split.
 
     Raises:
@@ -173,7 +173,7 @@ def open_source(
         do not agree; the message lists what exists and explains how to prepare a missing set.
     """
     if not config.mix:
-        return _opened(config, data_dir, task, stored)
+        return _opened(config, data_dir, task, encoding)
     with named(str(config.name), config):
         first = _opened(config, data_dir, task)
     # Only the first set is evaluated on, so the others need no test split.
@@ -185,7 +185,7 @@ def open_source(
     return mixed(first, others, config)
 
 
-def _opened(config: Data, data_dir: pathlib.Path, task: TaskName, stored: "Encoding | None" = None) -> Source:
+def _opened(config: Data, data_dir: pathlib.Path, task: TaskName, encoding: "Encoding | None" = None) -> Source:
     if str(config.name).partition(":")[0] == synthetic.NAME:
         if task not in ("classification", "own"):
             raise UsageError(
@@ -203,10 +203,10 @@ def _opened(config: Data, data_dir: pathlib.Path, task: TaskName, stored: "Encod
     if str(config.name).startswith(TABULAR):
         from mpjax.data.sources.tabular import open_tabular  # late, as in _table
 
-        return open_tabular(str(config.name).removeprefix(TABULAR), task, config, stored)
+        return open_tabular(str(config.name).removeprefix(TABULAR), task, config, encoding)
     table = open_own(config) if names_code(config.name) else _table(config, data_dir, task)
     if not isinstance(table, Source):
-        return as_task(table, task, config, stored)
+        return as_task(table, task, config, encoding)
     if config.range:
         raise UsageError(
             f"--data.range: --data.name {config.name} returns a Source, which is read as it is; leave it out"

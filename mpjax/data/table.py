@@ -112,7 +112,9 @@ def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
 def _as_rows(table: Table) -> str:
     """The name of a file of numbers and texts as the rows of a table; empty for other sets."""
     where = table.name.removeprefix("hf:").removeprefix("csv:").removeprefix("tsv:").removeprefix("parquet:")
-    scalar = all(isinstance(column, Text | Label) or getattr(column, "rank", None) == 0 for column in table.columns.values())
+    scalar = all(
+        isinstance(column, Text | Label) or getattr(column, "rank", None) == 0 for column in table.columns.values()
+    )
     return f"{TABULAR}{where}" if scalar and where.lower().endswith((".csv", ".tsv", ".parquet")) else ""
 
 

@@ -36,6 +36,11 @@ def applies(logits: Float[Array, "B K"], labels: Int[Array, "B K"]) -> Bool[Arra
     return jnp.where(jnp.isfinite(logits), logits > 0, labels == 0)
 
 
+def in_order(metrics: dict[str, float]) -> dict[str, float]:
+    """Copies the metrics of a set in order: `loss`, `f1`, `macro_f1`, `exact`, then others."""
+    return {name: metrics[name] for name in ("loss", "f1", "macro_f1", "exact")} | metrics
+
+
 def multilabel(policy: Policy) -> Objective:
     """Creates the objective of several labels, with the logits of the model as its `outputs`.
 

@@ -48,7 +48,6 @@ def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
     if task == "language_modeling":
         return lambda model, batch: model(batch["tokens"])
 
-
     def of_inputs(model, batch) -> jax.Array:
         batch = prepare(batch, None)
         return model(policy.cast_to_compute(batch["row"] if "row" in batch else batch["image"]))

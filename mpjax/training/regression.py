@@ -90,6 +90,11 @@ def regression(policy: Policy, std: tuple[float, ...], loss: Callable[[jax.Array
     return objective
 
 
+def in_order(metrics: dict[str, float]) -> dict[str, float]:
+    """Copies the metrics of a set in order: `loss`, `rmse`, `mae`, `mse`, `r2`, then others."""
+    return {name: metrics[name] for name in ("loss", "rmse", "mae", "mse", "r2")} | metrics
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfTargets:

@@ -2,17 +2,26 @@
 
 import difflib
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from mpjax.config.choices import OF_ROWS, TABULAR, TaskName
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
+from mpjax.data.cells import SUFFIXES, Cells, joined, read_cells
+from mpjax.data.encoding import (
+    Encoding,
+    class_texts,
+    encoded,
+    fitted,
+    is_of_numbers,
+    require_settings,
+    target_numbers,
+    texts_of,
+)
 from mpjax.data.examples import Source
 from mpjax.data.fields import Field, Label
-from mpjax.data.cells import SUFFIXES, Cells, joined, read_cells
-from mpjax.data.encoding import Encoding, class_texts, encoded, fitted, require_settings, target_numbers, texts_of
 from mpjax.data.sources.own import ArrayRows
 from mpjax.data.table import SplitPart, parts_of
 from mpjax.data.targets import Labels, Row, Target
@@ -42,10 +51,12 @@ def open_tabular(where: str, task: TaskName, config: Data, stored: Encoding | No
     sizes = {split: len(cells) for split, cells in files.items()}
     parts = [parts_of(expression, sizes, name) for expression in (config.train_split, config.test_split)]
     _require_columns(files, config)
-    train, test = (joined([_rows(files[part.split], part, config) for part in half if part.start < part.stop]) for half in parts)
+    train, test = (
+        joined([_rows(files[part.split], part, config) for part in half if part.start < part.stop]) for half in parts
+    )
     notes = list(dict.fromkeys(train.notes + test.notes))
     if stored is None:
-        stored, told = fitted(train, _targets(train.columns, task, config), task, config)
+        stored, told = fitted(train, _targets(train, task, config), task, config)
         notes += told
     else:
         require_settings(stored, task, config)
@@ -75,7 +86,9 @@ def _files(where: str, name: str) -> dict[str, pathlib.Path]:
     if not files:
         raise UsageError(f"data set '{name}': the folder has no file that ends in {', '.join(SUFFIXES)}")
     if twice := [file for file in files if [other.stem for other in files].count(file.stem) > 1]:
-        raise UsageError(f"data set '{name}': {' and '.join(file.name for file in twice)} are one split; keep one of them")
+        raise UsageError(
+            f"data set '{name}': {' and '.join(file.name for file in twice)} are one split; keep one of them"
+        )
     return {file.stem: file for file in files}
 
 
@@ -87,8 +100,8 @@ def _require_columns(files: Mapping[str, Cells], config: Data) -> None:
             lacking = sorted(cells.columns.keys() ^ other.columns.keys())
             raise UsageError(
                 f"the files of the splits '{first}' and '{split}' have different columns: only one of them has "
-                f"{', '.join(lacking)}; wanted the same in all, or --data.drop {' '.join(lacking)}; rows without what is "
-                "predicted are for predict.py"
+                f"{', '.join(lacking)}; wanted the same in all, or --data.drop {' '.join(lacking)}; rows without what "
+                "is predicted are for predict.py"
             )
     for setting in ("targets", "categories"):
         for name in getattr(config, setting):
@@ -109,9 +122,9 @@ _USUAL = {
 }
 
 
-def _targets(columns: Iterable[str], task: TaskName, config: Data) -> tuple[str, ...]:
+def _targets(train: Cells, task: TaskName, config: Data) -> tuple[str, ...]:
     """Chooses the columns to predict: those of the settings, or else the only one with a usual name."""
-    names = list(columns)
+    names = list(train.columns)
     if config.targets:
         if task == "classification" and len(config.targets) > 1:
             raise UsageError(
@@ -119,14 +132,15 @@ def _targets(columns: Iterable[str], task: TaskName, config: Data) -> tuple[str,
                 "--task multilabel, for several numbers --task regression"
             )
         return config.targets
-    if usual := [name for name in names if name.lower() in _USUAL[task]]:
-        if len(usual) == 1:
-            return (usual[0],)
+    usual = [name for name in names if name.lower() in _USUAL[task]]
+    if len(usual) == 1:
+        return (usual[0],)
     wanted = {"classification": "the class", "regression": "the number", "multilabel": "the labels"}[task]
+    likely = [name for name in names if task == "classification" or is_of_numbers(train.columns[name], config)]
+    example = f", as in --data.targets {likely[-1]}" if likely else ""
     raise UsageError(
-        f"which column has {wanted} to predict? There are {', '.join(names)}; write --data.targets COLUMN, as in "
-        f"--data.targets {names[-1]}",
-        repair={} if task == "multilabel" else {"data.targets": (names[-1],)},
+        f"which column has {wanted} to predict? There are {', '.join(names)}; write --data.targets COLUMN{example}",
+        repair={"data.targets": (likely[-1],)} if likely and task != "multilabel" else {},
     )
 
 
@@ -188,7 +202,7 @@ def _zeros_and_ones(cells: Cells, name: str) -> np.ndarray:
     if -1 in values:
         at = values.index(-1)
         raise UsageError(
-            f"--task multilabel: label '{name}' is {texts[at]!r} in {cells.place(at)}; wanted 0 or 1 (or false and true) "
-            "in every row, and a column for each label; for a column of classes write --task classification"
+            f"--task multilabel: label '{name}' is {texts[at]!r} in {cells.place(at)}; wanted 0 or 1 (or false and "
+            "true) in every row, and a column for each label; for a column of classes write --task classification"
         )
     return np.asarray(values, np.int32)
