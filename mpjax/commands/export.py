@@ -116,8 +116,10 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "regression": ("image",),
     "multilabel": ("image",),
 }
-"""The fields of a batch that an exported program takes, by task; the task `own` has none. Tables have a `row` in place of
-the image."""
+"""The fields of a batch that an exported program takes, by task; the task `own` has none.
+
+Tables have a `row` in place of the image.
+"""
 
 
 def write_program(

@@ -73,7 +73,7 @@ class Data:
     drop: Texts = ()
     """Tables: columns that are not read, such as an id. All columns but these and the targets are inputs."""
     categories: Texts = ()
-    """Tables: columns of numbers that are categories, such as a month or a postal code, as columns of text are anyway."""
+    """Tables: columns of numbers that are categories, such as a month; columns of text are so anyway."""
     missing: Texts = ()
     """Tables: words that mean a missing number, besides an empty cell, NA, N/A, NaN, null, None and ?."""
     decimal: Literal["", ".", ","] = ""

@@ -165,8 +165,8 @@ def open_source(
         set prepared below `data_dir`: `name`, `name/config`, either with `/version`.
       data_dir: the folder of prepared data sets.
       task: the task, which determines the fields of an example.
-      encoding: the `encoding` of the source of a stored run, by which rows and targets are read again; None: it is found
-        from the training split.
+      encoding: the `encoding` of the source of a stored run, by which rows and targets are read again; None: it is
+        found from the training split.
 
     Raises:
       UsageError: the set, split, image or label does not exist, reading the set needs TensorFlow, or the sets to mix

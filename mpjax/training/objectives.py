@@ -74,8 +74,8 @@ def evaluated(logits: jax.Array, labels: jax.Array) -> Metrics:
 def classification(policy: Policy, compare: Comparison | None = None) -> "Objective":
     """Creates the objective of classification of images or rows: the values of `compare`, and the logits as `outputs`.
 
-    Batches are `{"image": float32 [B, H, W, C], "label": integer [B]}`, or have a `row`, float32 [B, F], in place of the
-    image; the model returns logits [B, num_classes].
+    Batches are `{"image": float32 [B, H, W, C], "label": integer [B]}`, or have a `row`, float32 [B, F], in place of
+    the image; the model returns logits [B, num_classes].
 
     Args:
       policy: the policy whose compute dtype the inputs are cast to; no other code casts them.

@@ -40,8 +40,9 @@ def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
     """Builds the function `(model, batch) -> logits` of a task; the logits are as the model returns them.
 
     They are [B, classes] for classification, [B, H, W, classes] for segmentation, [B, T, vocabulary] for language
-    modelling, [B, targets] for regression, standardised, and [B, labels] for several labels. Images and rows are prepared without augmentation and cast to the compute dtype of the policy; tokens are passed
-    as they are. Arguments as for `outputs_for`.
+    modelling, [B, targets] for regression, standardised, and [B, labels] for several labels. Images and rows are
+    prepared without augmentation and cast to the compute dtype of the policy; tokens are passed as they are. Arguments
+    as for `outputs_for`.
     """
     if task == "text_classification":
         return lambda model, batch: model(batch["tokens"], batch["length"])
@@ -62,8 +63,8 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) 
     `mask`, the class of each pixel, uint8 [B, H, W]. Language modelling outputs `loss` and `tokens`, both [B]: the sum
     of the losses of the first `count` predicted tokens of an example (`count` is a field of the batch; without it, all
     tokens), and the number of these tokens. Regression outputs `numbers`, standardised, float32 [B, targets]; several
-    labels output `applies`, their probabilities, float32 [B, labels]. All tasks output `finite` [B], False for examples with a NaN or infinite
-    logit; in language modelling, with a NaN or infinite loss of a counted token.
+    labels output `applies`, their probabilities, float32 [B, labels]. All tasks output `finite` [B], False for examples
+    with a NaN or infinite logit; in language modelling, with a NaN or infinite loss of a counted token.
 
     Args:
       task: the task.
