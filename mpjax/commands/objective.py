@@ -76,11 +76,11 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
 
         target: Any = fields["target"]
         loss = regression.loss_named(config.training.loss, config.training.huber_delta)
-        function, complete = regression.regression(policy, target.std, loss), regression.in_order
+        function, complete = regression.make_objective(policy, target.std, loss), regression.in_order
     elif task == "multilabel":
         from mpjax.training import multilabel
 
-        function, complete = multilabel.multilabel(policy), multilabel.in_order
+        function, complete = multilabel.make_objective(policy), multilabel.in_order
     elif task == "text_classification":
         function = objectives.text_classification(compare)
     else:

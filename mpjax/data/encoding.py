@@ -165,6 +165,11 @@ def parser(config: Data) -> Callable[[str], float | None]:
     return number
 
 
+def _repair(cell: str) -> dict[str, str]:
+    """The setting with which a cell is a number, if only one of the two can be meant: 3,14 is never thousands."""
+    return {"data.decimal": ","} if re.fullmatch(r"[+-]?\d*,(\d{1,2}|\d{4,})", cell) else {}
+
+
 def is_of_numbers(column: Column, config: Data) -> bool:
     """True if all cells of a column are numbers or missing."""
     return isinstance(column, np.ndarray) or None not in map(parser(config), column)
@@ -182,7 +187,10 @@ def numbers_of(cells: Cells, name: str, config: Data) -> np.ndarray:
         parsed = [parse(cell) for cell in column]
         if None in parsed:
             at = parsed.index(None)
-            raise UsageError(f"column '{name}' has {column[at]!r} in {cells.place(at)}; {_advice(column[at])}")
+            raise UsageError(
+                f"column '{name}' has {column[at]!r} in {cells.place(at)}; {_advice(column[at])}",
+                repair=_repair(column[at]),
+            )
         column = np.asarray(parsed, np.float64)
     if (infinite := np.flatnonzero(np.isinf(column))).size:
         raise UsageError(f"column '{name}' is infinite in {cells.place(int(infinite[0]))}; wanted finite numbers")
@@ -286,7 +294,9 @@ def _categories_of(name: str, column: list[str], others: Sequence[int], numbers:
             f"{_advice(first)}; if all are categories, write --data.categories {name}"
         )
     if all(map(_SEPARATED.fullmatch, (column[at] for at in others))):
-        raise UsageError(f"column '{name}' has {first!r} in {train.place(others[0])}; {_advice(first)}")
+        raise UsageError(
+            f"column '{name}' has {first!r} in {train.place(others[0])}; {_advice(first)}", repair=_repair(first)
+        )
     values = sorted(set(column), key=_in_order)
     if len(values) >= 10 and 2 * len(values) > len(column):
         return "id"

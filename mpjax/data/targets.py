@@ -99,7 +99,7 @@ class Target(FromColumn):
         with np.errstate(invalid="ignore"):
             tens = np.round(values / steps)
             # Where a step is a fraction, dividing by its inverse gives the nearest float64 to the decimal number.
-            return np.where(steps < 1, tens / np.round(1 / steps), tens * steps)
+            return np.where(steps < 1, tens / np.round(1 / steps), tens * steps) + 0.0  # no -0.0
 
 
 @dataclasses.dataclass(frozen=True)

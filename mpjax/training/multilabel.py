@@ -41,7 +41,7 @@ def in_order(metrics: dict[str, float]) -> dict[str, float]:
     return {name: metrics[name] for name in ("loss", "f1", "macro_f1", "exact")} | metrics
 
 
-def multilabel(policy: Policy) -> Objective:
+def make_objective(policy: Policy) -> Objective:
     """Creates the objective of several labels, with the logits of the model as its `outputs`.
 
     Batches hold `image` or `row`, which is cast to the compute dtype, and `labels`, int32 [B, K] of 0 and 1; the model
@@ -49,7 +49,7 @@ def multilabel(policy: Policy) -> Objective:
     the labels that occur or are predicted) and `exact`, the share of examples all of whose labels are right.
     """
 
-    def objective(model, batch: Batch, key: jax.Array | None) -> Values:
+    def values_of(model, batch: Batch, key: jax.Array | None) -> Values:
         labels = batch["labels"]
         logits = model(policy.cast_to_compute(batch["row"] if "row" in batch else batch["image"]))
         chosen, there = applies(logits, labels), labels == 1
@@ -63,4 +63,4 @@ def multilabel(policy: Policy) -> Objective:
             OUTPUTS: logits,
         }
 
-    return objective
+    return values_of

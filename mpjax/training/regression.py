@@ -59,7 +59,9 @@ def loss_named(name: str, delta: float) -> Callable[[jax.Array, jax.Array], jax.
     return {"mse": squared_error, "mae": absolute_error}[name]
 
 
-def regression(policy: Policy, std: tuple[float, ...], loss: Callable[[jax.Array, jax.Array], jax.Array]) -> Objective:
+def make_objective(
+    policy: Policy, std: tuple[float, ...], loss: Callable[[jax.Array, jax.Array], jax.Array]
+) -> Objective:
     """Creates the objective of regression, with the outputs of the model as its `outputs`.
 
     Batches hold `image` or `row`, which is cast to the compute dtype, and `target`, float32 [B, K], standardised; the
@@ -72,7 +74,7 @@ def regression(policy: Policy, std: tuple[float, ...], loss: Callable[[jax.Array
       loss: `(outputs, target) -> losses` [B].
     """
 
-    def objective(model, batch: Batch, key: jax.Array | None) -> Values:
+    def values_of(model, batch: Batch, key: jax.Array | None) -> Values:
         outputs = model(policy.cast_to_compute(batch["row"] if "row" in batch else batch["image"]))
         values: dict = {"loss": loss(outputs, batch["target"]), OUTPUTS: outputs}
         if key is not None:
@@ -87,7 +89,7 @@ def regression(policy: Policy, std: tuple[float, ...], loss: Callable[[jax.Array
         }
         return values | {name: OfTargets(sums, name, std) for name in _METRICS}
 
-    return objective
+    return values_of
 
 
 def in_order(metrics: dict[str, float]) -> dict[str, float]:
