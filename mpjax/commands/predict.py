@@ -1,4 +1,4 @@
-"""Predicts with a checkpoint for images, texts or a split: writes JSON lines and masks."""
+"""Predicts with a checkpoint for images, texts, rows or a split: writes JSON lines and masks."""
 
 import collections
 import contextlib

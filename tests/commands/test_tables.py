@@ -2,6 +2,7 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -54,6 +55,18 @@ def test_a_regression_learns_and_its_predictions_have_the_metrics_of_its_evaluat
     assert metrics["test/rmse"] == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-3)
     assert metrics["test/mae"] == pytest.approx(np.mean(np.abs(errors)), rel=1e-3)
     assert metrics["test/rmse"] < 60  # the deviation of the prices is 87
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "bfloat16", "O1"])
+def test_no_policy_rounds_a_prediction_to_half_precision(houses, policy, capsys):
+    folder, _ = houses
+    stored = json.loads((folder / "columns.json").read_text())
+    lines = lines_of(capsys, run=str(folder), split="train[50:]", policy=policy)
+    numbers = np.array([line["prediction"]["price"] for line in lines])
+    standardised = (numbers - stored["mean"][0]) / stored["std"][0]
+    half = np.asarray(standardised).astype(jnp.bfloat16 if "bfloat" in policy else np.float16).astype(np.float64)
+    # A number that was rounded is in float16 to 1e-6 of itself: only these do the digits of a line leave.
+    assert np.mean(np.abs(standardised - half) > 1e-5 * np.abs(standardised)) > 0.5
 
 
 def test_rows_of_a_file_without_prices_are_predicted_as_those_of_the_split(houses, tmp_path, capsys):
