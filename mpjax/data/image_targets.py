@@ -10,7 +10,7 @@ import numpy as np
 from mpjax.config.schema import Data
 from mpjax.data.encoding import Encoding, require_settings, settings_of
 from mpjax.data.examples import Example, Examples, MappedExamples, Source, array
-from mpjax.data.fields import Field, Image
+from mpjax.data.fields import Field, Image, Label
 from mpjax.data.image_range import in_range
 from mpjax.data.table import Table, Text, choose_columns
 from mpjax.data.targets import Labels, Target
@@ -75,7 +75,7 @@ def _columns_for(field: str, table: Table, config: Data) -> tuple[str, ...]:
     if config.targets:
         columns = config.targets
     else:
-        usual = [name for name in names if name in _USUAL[field]]
+        usual = [name for name in names if name in _USUAL[field] and not isinstance(table.columns[name], Label)]
         if len(usual) != 1:
             raise UsageError(
                 f"data set '{table.name}': which columns have the {field} to predict? It has {', '.join(names)}; write "
@@ -87,6 +87,11 @@ def _columns_for(field: str, table: Table, config: Data) -> tuple[str, ...]:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise UsageError(f"--data.targets {name}: '{table.name}' has {', '.join(names)}{hint}")
+        if getattr(table.columns[name], "names", ()):
+            raise UsageError(
+                f"--data.targets {name}: column '{name}' of '{table.name}' has classes with names, whose numbers mean "
+                "nothing else; write --task classification, or name another column"
+            )
         if isinstance(table.columns[name], Text) and not config.preprocess:
             raise UsageError(
                 f"--data.targets {name}: column '{name}' of '{table.name}' is text; wanted numbers; for classes write "

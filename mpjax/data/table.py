@@ -126,7 +126,10 @@ def _advice_on(field: str, table: Table, candidates: Sequence[str]) -> str:
     """
     floats = [name for name, column in table.columns.items() if _is_float(column)]
     if field == "label" and floats and not candidates:
-        return f"; a floating-point number is not a class number: {whole_numbers(floats[0])}"
+        return (
+            "; a floating-point number is not a class number: to predict numbers write --task regression "
+            f"--data.targets {floats[0]}; {whole_numbers(floats[0])}"
+        )
     possible = candidates or [name for name, column in table.columns.items() if _can_be(field, column, table)]
     advice = f"; write --data.columns {field} COLUMN, with {' or '.join(possible)} for COLUMN" if possible else ""
     others = "" if candidates else _other_tasks(field, table)
