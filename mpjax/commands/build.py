@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,10 @@ from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.setup import Task, initial_state, state_shapes
 from mpjax.training.state import Arrays, without_shared_buffers
 from mpjax.training.xla_options import compiler_options
+
+
+if TYPE_CHECKING:  # few runs have statistics of their columns
+    from mpjax.data.encoding import Encoding
 
 
 CHECKPOINTS = "checkpoints"
@@ -119,10 +123,14 @@ class Run:
         return apart_in(state, stacks_of(self.task.abstract))
 
 
-def build_run(config: Config) -> Run:
+def build_run(config: Config, stored: "Encoding | None" = None) -> Run:
     """Opens the data and builds the run that `config` describes; no state is created and nothing is compiled yet.
 
     It also changes JAX's configuration (`set_up_jax`). Sizes that are `auto` have to be replaced before (`fitted`).
+
+    Args:
+      config: the settings.
+      stored: the statistics of a stored run, by which its data are read again (`encoding_of`); None: a new run's.
 
     Raises:
       UsageError: the settings are invalid, the data is missing, or the model, the task and the devices do not fit.
@@ -136,7 +144,7 @@ def build_run(config: Config) -> Run:
     batch_size, tested = config.data.batch_size, config.data.eval_batch_size
     batch_sharding = devices.batch(size=batch_size, accumulate=config.training.accumulate)
 
-    source = data.open_source(config.data, data_folder(config), config.task)
+    source = data.open_source(config.data, data_folder(config), config.task, stored)
     batches = data.train_batches(source, config.data, config.seed, own_rows(batch_sharding, batch_size))
     tests = data.eval_batches(source, config.data, own_rows(devices.evaluation(tested), tested))
 

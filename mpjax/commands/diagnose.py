@@ -60,7 +60,12 @@ def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
         get_policy(settings.policy)  # before any slow work
     folder = pathlib.Path(settings.run)
     config = on_devices_here(config_of_run(folder, trust_code=settings.trust_code))
-    run = build_run(config)
+    stored = None
+    if config.is_encoded:
+        from mpjax.commands.encoding_of_run import encoding_of  # local, like all imports that few runs need
+
+        stored = encoding_of(folder)
+    run = build_run(config, stored)
     if settings.step > run.when.steps + 1:
         raise UsageError(f"--step {settings.step}: the run has {run.when.steps} steps")
     if settings.evaluation:
@@ -105,7 +110,7 @@ def _of_step(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, s
             progress=progress,
             tx=None if settings.policy else run.learner.tx,  # its state has the dtypes of the run's own policy
         )
-    return title, str(number), in_view_of_float32(diagnosis, run.config, state, number)
+    return title, str(number), in_view_of_float32(diagnosis, run, state, number)
 
 
 def _of_evaluation(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, str, Diagnosis]:
@@ -172,7 +177,7 @@ def explain_now(run: Run, train_call: Callable, folder: pathlib.Path) -> Explain
         seed, single = config.seed, run.block_by_block(state)
         policy, tx = run.plan.policy, run.learner.tx
         diagnosis = diagnose_step(run.task_under, policy, single, batch, seed=seed, search=search, tx=tx)
-        diagnosis = in_view_of_float32(diagnosis, config, state, number, diverged=True)
+        diagnosis = in_view_of_float32(diagnosis, run, state, number, diverged=True)
         page = write(diagnosis, folder, str(number))
         return f"{first_bad_layer(diagnosis)}{diagnosis}\nsee {page}, and again: {command_for(folder, number)}"
 
@@ -229,7 +234,7 @@ def replay(run: Run, train_call: Callable, folder: pathlib.Path, number: int):
 
 
 def in_view_of_float32(
-    diagnosis: Diagnosis, config: Config, state: TrainState, number: int, *, diverged: bool = False
+    diagnosis: Diagnosis, run: Run, state: TrainState, number: int, *, diverged: bool = False
 ) -> Diagnosis:
     """Returns `diagnosis`, with the verdict "not_precision" if the run does not recover in float32 from the same state.
 
@@ -240,7 +245,7 @@ def in_view_of_float32(
     """
     if diagnosis.verdict == "not_precision" or (diagnosis.verdict == "healthy" and not diverged):
         return diagnosis
-    run = build_run(with_policy(config, "float32", rules={}))
+    run = build_run(with_policy(run.config, "float32", rules={}), run.source.encoding)
     stream = (put_on_devices(batch, run.batch_sharding) for batch in run.batches.from_position(number - 1))
     first = next(stream)
     _, untrained = run.train_step(run.packing.pack(fresh_state(run)), first)

@@ -86,21 +86,28 @@ def stored_settings(settings: Evaluation | Prediction) -> Config:
 
 
 def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[PrecisionPlan, data.Source, Task]:
-    """Calls `open_task(config)`, with an error message for `--split`. `config` is the result of `stored_settings`.
+    """Calls `open_task` with the statistics of the run, if it has any, and with an error message for `--split`.
+
+    `config` is the result of `stored_settings`.
 
     Raises:
       UsageError: as `open_task`. If only the split of the command is at fault, the message suggests the test split of
         the run.
     """
+    stored = None
+    if config.is_encoded:
+        from mpjax.commands.encoding_of_run import encoding_of  # local, like all imports that few runs need
+
+        stored = encoding_of(pathlib.Path(settings.run))
     try:
-        return open_task(config)
+        return open_task(config, stored)
     except UsageError as error:
         split = from_toml(pathlib.Path(settings.run) / CONFIG_FILE).data.test_split
         if settings.split in ("", split):
             raise
         cause = error
     # This raises if the data itself is bad.
-    open_task(with_settings(config, {"data.test_split": split}))
+    open_task(with_settings(config, {"data.test_split": split}), stored)
     fact = str(cause).partition("; write --data.")[0]  # without the flags of `train`
     raise UsageError(
         f"--split {settings.split}: {fact}; write --split {shlex.quote(split)}, which is the test split of the run, or "

@@ -1,7 +1,7 @@
 """Exports a checkpoint of a run to a file of weights or of a program."""
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -49,7 +49,12 @@ def export_run(settings: Export) -> PretrainedReport | None:
         raise UsageError(f"--ema: the run in {folder} kept no moving average (training.ema is 0)")
     if settings.policy:
         config = with_policy(config, settings.policy)
-    plan, source, task = open_task(config)
+    stored = None
+    if config.is_encoded:
+        from mpjax.commands.encoding_of_run import encoding_of  # local, like all imports that few runs need
+
+        stored = encoding_of(folder)
+    plan, source, task = open_task(config, stored)
 
     position, state, _ = trained_state(task, config, folder, settings.checkpoint, Layout(make_mesh()), ema=settings.ema)
 
@@ -108,8 +113,13 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "segmentation": ("image",),
     "text_classification": ("tokens", "length"),
     "language_modeling": ("tokens",),
+    "regression": ("image",),
+    "multilabel": ("image",),
 }
-"""The fields of a batch that an exported program takes, by task; the task `own` has none."""
+"""The fields of a batch that an exported program takes, by task; the task `own` has none.
+
+Tables have a `row` in place of the image.
+"""
 
 
 def write_program(
@@ -124,7 +134,8 @@ def write_program(
     """Exports the program of a model in evaluation, compares it with the model on test examples, and writes it.
 
     The program is a serialised `jax.export.Exported`. It takes a dict of the fields in `INPUTS`, [B, ...] with any B
-    but fixed other axes, as evaluation reads them before normalisation, and returns the logits. It computes under the
+    but fixed other axes, as evaluation reads them before normalisation, and returns the logits; of a regression, the
+    numbers in the units of the data, float32. It computes under the
     policy of `plan`. The program is read back, and its logits are compared on up to `_COMPARED` examples, before the
     file is written.
 
@@ -143,6 +154,10 @@ def write_program(
             "among those that a stored program may call; write --policy mixed_float8 or mixed_bfloat16"
         )
     logits_of = logits_for(config.task, task.objective.prepare, plan.module_policy)
+    returned = "logits"
+    if config.task == "regression":
+        target: Any = source.fields["target"]
+        logits_of, returned = _in_units(logits_of, target), f"numbers ({', '.join(target.columns)})"
     _, of_batch = in_evaluation(task.structure, logits_of, cast=task.cast, layout=None)
     params, stats = jax.device_get((params, stats))  # on one device, whatever the mesh of this machine
 
@@ -151,7 +166,8 @@ def write_program(
 
     split = SplitOfOne(source.test, reader(source, config.data, training=False))
     examples = split.batch(range(min(_COMPARED, len(split))))
-    batch = {name: examples[name] for name in INPUTS[config.task]}
+    names = ("row",) if "row" in examples else INPUTS[config.task]
+    batch = {name: examples[name] for name in names}
     if config.task == "language_modeling":
         batch["tokens"] = batch["tokens"][:, :-1]  # the last token is only a label
     (size,) = export.symbolic_shape("batch")
@@ -173,10 +189,21 @@ def write_program(
     write_atomically(path, written)
     takes = ", ".join(f"{name} {_shown(array)}" for name, array in batch.items())
     return (
-        f"{path}, {len(written):,} bytes for {', '.join(settings.platforms)}: {takes} to logits "
+        f"{path}, {len(written):,} bytes for {', '.join(settings.platforms)}: {takes} to {returned} "
         f"{_shown(exported.out_avals[0])} under {plan.policy}; at most {difference:.2g} from the model's on "
         f"{len(logits)} test examples"
+        + ("; columns.json of the run says how a row is made of its columns" if "row" in batch else "")
     )
+
+
+def _in_units(logits_of: Callable, target: Any) -> Callable:
+    """The outputs of a regression in the units of the data, float32: they leave the model standardised."""
+
+    def numbers(model, batch) -> jax.Array:
+        outputs = logits_of(model, batch).astype(np.float32)
+        return outputs * np.asarray([target.std], np.float32) + np.asarray([target.mean], np.float32)
+
+    return numbers
 
 
 def _shown(array: Any) -> str:

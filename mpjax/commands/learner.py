@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import optax
@@ -42,10 +42,15 @@ from mpjax.training.state import take_apart, uncast
 from mpjax.training.tensor import tensor_axes
 
 
-def open_task(config: Config) -> tuple[PrecisionPlan, data.Source, Task]:
+if TYPE_CHECKING:  # few runs have statistics of their columns
+    from mpjax.data.encoding import Encoding
+
+
+def open_task(config: Config, stored: "Encoding | None" = None) -> tuple[PrecisionPlan, data.Source, Task]:
     """Opens the data set of a stored run, without the sets mixed into it for training, and builds its task.
 
-    It also changes JAX's configuration (`set_up_jax`).
+    It also changes JAX's configuration (`set_up_jax`). `stored` are the statistics by which the run read its columns,
+    if it has any (`Config.is_encoded`).
 
     Returns:
       The precision, the examples, and the task: the model under its policy, and its objective.
@@ -56,7 +61,7 @@ def open_task(config: Config) -> tuple[PrecisionPlan, data.Source, Task]:
     plan = plan_precision(config.precision)
     set_up_jax(config, plan)
     # Mixed-in data sets are for training only.
-    source = data.open_source(dataclasses.replace(config.data, mix={}), data_folder(config), config.task)
+    source = data.open_source(dataclasses.replace(config.data, mix={}), data_folder(config), config.task, stored)
     return plan, source, make_task(config, plan, data.batch_fields(source, config.data))
 
 

@@ -71,6 +71,16 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
         complete = objectives.with_perplexity
     elif task == "segmentation":
         function, complete = objectives.segmentation(policy, pixel_loss=pixel_loss), objectives.require_pixels
+    elif task == "regression":
+        from mpjax.training import regression  # local, like all imports that few runs need
+
+        target: Any = fields["target"]
+        loss = regression.loss_named(config.training.loss, config.training.huber_delta)
+        function, complete = regression.make_objective(policy, target.std, loss), regression.in_order
+    elif task == "multilabel":
+        from mpjax.training import multilabel
+
+        function, complete = multilabel.make_objective(policy), multilabel.in_order
     elif task == "text_classification":
         function = objectives.text_classification(compare)
     else:

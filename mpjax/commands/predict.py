@@ -1,4 +1,4 @@
-"""Predicts with a checkpoint for images, texts or a split: writes JSON lines and masks."""
+"""Predicts with a checkpoint for images, texts, rows or a split: writes JSON lines and masks."""
 
 import collections
 import contextlib
@@ -103,6 +103,10 @@ def predict_run(settings: Prediction) -> int:
                 Image.fromarray(values[mask]).save(record["mask"])
             elif config.task == "language_modeling":
                 record |= _loss(rows)
+            elif config.task == "regression":
+                record |= _numbers(rows[0], source.fields["target"])
+            elif config.task == "multilabel":
+                record |= _labels(rows[0], source.fields["labels"])
             else:
                 record |= _classes(rows[0], names)
             print(strict_json.encode(record), file=file)
@@ -121,6 +125,11 @@ def _given(settings: Prediction, config: Config, source: data.Source) -> Inputs:
             f"{settings.inputs[0]}: the run's function --data.preprocess {config.data.preprocess} takes examples of "
             "its data set, and not files alone; write --split"
         )
+    if "row" in source.fields:
+        from mpjax.data.given_rows import given_rows  # local, because images need no cells
+
+        assert source.encoding is not None, "rows have an encoding"
+        return given_rows(settings.inputs, source.encoding, config.data)
     if takes_images(source):
         return given_images(settings.inputs, source, config.data)
     from mpjax.data.text.given import given_texts  # local, because images need no tokenizer
@@ -136,11 +145,15 @@ def _given(settings: Prediction, config: Config, source: data.Source) -> Inputs:
     return given_texts(settings.inputs, source, config.data, columns=columns)
 
 
+_KNOWN = ("label", "target", "labels")
+"""The fields of what is predicted, which the examples of a split have."""
+
+
 def _by_input(computed: Iterator) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """Groups the outputs of batches by input: yields each input's number, and a dict of outputs for each of its rows.
 
-    A long text or an image in tiles has several consecutive rows, which may be in different batches. If a batch has a
-    field `label`, each dict has it too.
+    A long text or an image in tiles has several consecutive rows, which may be in different batches. If a batch has
+    one of the fields `_KNOWN`, each dict has it too.
     """
     current, rows = -1, []
     for owners, batch, outputs in computed:
@@ -150,7 +163,7 @@ def _by_input(computed: Iterator) -> Iterator[tuple[int, list[dict[str, Any]]]]:
                 rows = []
             current = int(owner)
             row = {name: values[place_in_batch] for name, values in outputs.items()}
-            rows.append(row | ({"label": batch["label"][place_in_batch]} if "label" in batch else {}))
+            rows.append(row | {name: batch[name][place_in_batch] for name in _KNOWN if name in batch})
     if rows:
         yield current, rows
 
@@ -164,6 +177,26 @@ def _classes(row: Mapping[str, Any], names: Sequence[str]) -> Record:
     top = [[called(c), float(p)] for c, p in zip(row["classes"], row["probabilities"], strict=True)]
     label = {"label": called(row["label"])} if "label" in row else {}
     return {"class": top[0][0], "probability": top[0][1], "top": top, **label}
+
+
+def _numbers(row: Mapping[str, Any], target: Any) -> Record:
+    """The predicted numbers by the names of their columns, and those of the data, in their units."""
+
+    def by_name(standardised: Any) -> dict[str, float]:
+        return dict(zip(target.columns, map(float, target.in_units(standardised)), strict=True))
+
+    return {"prediction": by_name(row["numbers"])} | ({"target": by_name(row["target"])} if "target" in row else {})
+
+
+def _labels(row: Mapping[str, Any], labels: Any) -> Record:
+    """The predicted labels, the probability of each, and the labels of the data."""
+    probabilities = dict(zip(labels.names, map(float, row["applies"]), strict=True))
+    predicted = [name for name, probability in probabilities.items() if probability > 0.5]
+    return {"prediction": predicted, "probabilities": probabilities} | (
+        {"labels": [name for name, there in zip(labels.names, row["labels"], strict=True) if there]}
+        if "labels" in row
+        else {}
+    )
 
 
 def _loss(rows: Sequence[Mapping[str, Any]]) -> Record:

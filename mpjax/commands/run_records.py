@@ -85,6 +85,10 @@ def put_records(records: Records, run: Run, folder: pathlib.Path, beginning: Beg
     records.put(folder / HISTORY_FILE, report.lines_of(history))
     records.put(folder / CONFIG_FILE, run_settings(run.config, folder).encode())
     records.put(folder / ENVIRONMENT_FILE, report.as_file(environment))
+    if run.config.is_encoded:
+        from mpjax.commands.encoding_of_run import ENCODING_FILE, encoded_as  # local, as few runs have statistics
+
+        records.put(folder / ENCODING_FILE, encoded_as(run.source.encoding))
     return history
 
 

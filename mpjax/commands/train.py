@@ -281,7 +281,12 @@ def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
             from mpjax.commands.fit import fitted
 
             config, fit = fitted(config, company.gather, print if company.first else lambda line: None)
-        run = build_run(config)
+        stored = None
+        if config.is_encoded and config.resume:
+            from mpjax.commands.encoding_of_run import encoding_to_resume
+
+            stored = encoding_to_resume(check_run_folder(config))
+        run = build_run(config, stored)
     except UsageError as error:
         from mpjax.commands.lacking import raise_together
 

@@ -114,7 +114,7 @@ def parse_or_auto(text: str) -> int:
 PlotFormat = Literal["png", "pdf", "svg"]
 """A format of the plots of a run."""
 
-FILE_KINDS = ("folder", "hf", "webdataset")
+FILE_KINDS = ("folder", "hf", "tabular", "webdataset")
 """The words before the colon of a `--data.name` that names files, as in `hf:PATH`."""
 
 DATA_KINDS = (*FILE_KINDS, "synthetic")
@@ -127,7 +127,9 @@ GENERATED = ("digits", "digits_canvas", "docstrings")
 """Data sets that mpjax generates at their first use."""
 
 
-TaskName = Literal["classification", "segmentation", "text_classification", "language_modeling", "own"]
+TaskName = Literal[
+    "classification", "segmentation", "text_classification", "language_modeling", "regression", "multilabel", "own"
+]
 
 Way = Literal["columns", "rows", "whole"]
 """The division of a linear layer or convolution: along its outputs, along its inputs, or none."""
@@ -137,7 +139,8 @@ class TaskKind(NamedTuple):
     """The properties of a task.
 
     Attributes:
-      fields: the names of the fields of an example; empty: all columns of the data set.
+      fields: the names of the fields of an example; empty: all columns of the data set. Tables have a `row` in place of
+        the `image`.
       score: the metric that chooses the best checkpoint.
     """
 
@@ -150,8 +153,16 @@ TASKS: Mapping[TaskName, TaskKind] = {
     "segmentation": TaskKind(("image", "mask"), "iou"),
     "text_classification": TaskKind(("text", "label"), "accuracy"),
     "language_modeling": TaskKind(("text",), "perplexity"),
+    "regression": TaskKind(("image", "target"), "rmse"),
+    "multilabel": TaskKind(("image", "labels"), "f1"),
     "own": TaskKind((), "loss"),
 }
+
+TABULAR = "tabular:"
+"""The prefix of a `--data.name` of csv, tsv or parquet files, whose rows take the place of images."""
+
+OF_ROWS: tuple[TaskName, ...] = ("classification", "regression", "multilabel")
+"""The tasks that learn from the rows of a table."""
 
 BEST: Mapping[str, Callable[[Sequence[float]], float]] = {
     "loss": min,
@@ -159,5 +170,12 @@ BEST: Mapping[str, Callable[[Sequence[float]], float]] = {
     "accuracy": max,
     "top5": max,
     "iou": max,
+    "mse": min,
+    "mae": min,
+    "rmse": min,
+    "r2": max,
+    "f1": max,
+    "macro_f1": max,
+    "exact": max,
 }
 """For each metric, the function that chooses the best of several values."""

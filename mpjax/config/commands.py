@@ -83,14 +83,15 @@ _OF_TEXTS = ("json", "max_tokens", "stop", "temperature", "top_k", "top_p", "see
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction(CommandSettings):
-    """Predict with a checkpoint of a run: a JSON line for each image, text or example of a split, in order.
+    """Predict with a checkpoint of a run: a JSON line for each image, text, row or example of a split, in order.
 
     Images are files, folders or quoted globs. Texts are the lines of files, or of stdin for `-`, or a column of .csv
-    and .tsv files. They are read as the run's evaluation reads its data set, which has to be there too. A language
-    model continues the texts of --prompt, and with --generate those of the inputs."""
+    and .tsv files. Rows are those of .csv, .tsv and .parquet files. They are read as the run's evaluation reads its
+    data set, which has to be there too. A language model continues the texts of --prompt, and with --generate those of
+    the inputs."""
 
     inputs: Annotated[tyro.conf.Positional[Texts], tyro.conf.arg(metavar="INPUT ...")] = ()
-    """Images, or files of texts."""
+    """Images, or files of texts or rows."""
     run: str
     """Folder of the run. To continue texts: also `hf:FOLDER`, a folder of Hugging Face files or an id on the hub."""
     split: str = ""

@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mpjax.config.choices import AUTO, BEST, SETTINGS_OF_RULES, TASKS
+from mpjax.config.choices import AUTO, BEST, SETTINGS_OF_RULES, TABULAR, TASKS
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config, Data, Distributed, Optimizer, Training
-from mpjax.config.setting_types import out_of_range, wrong_types
+from mpjax.config.setting_types import out_of_range, words, wrong_types
 from mpjax.errors import UsageError
 
 
@@ -65,8 +65,60 @@ def _of_config(config: Config) -> Iterator[str]:
     yield from _of_data(config.data.for_task(config.task))
     if config.data.text_template and "text" not in TASKS[config.task].fields:
         yield f"--data.text_template joins texts, which --task {config.task} does not read: leave it out"
+    yield from _of_rows(config)
+    yield from _of_numbers(config)
     yield from _others(config)
     yield from _of_distributed(config.distributed)
+
+
+_OF_TABLES = ("drop", "categories", "missing", "decimal", "rows")
+_OF_OTHER_SETS = ("columns", "num_classes", "ignore_index", "preprocess", "range", "mix")
+
+
+def _of_rows(config: Config) -> Iterator[str]:
+    """Yields messages about settings of tables without a table, and about others that a table does not have."""
+    data, usual = config.data, Data()
+    tabular = str(data.name).startswith(TABULAR)
+    for name in _OF_OTHER_SETS if tabular else _OF_TABLES:
+        if (value := getattr(data, name)) != getattr(usual, name):
+            flag = f"--data.{name} {_written(value)}"
+            if not tabular:
+                yield f"{flag} is for tables, as in --data.name {TABULAR}FILE.csv, not for {data.name}; leave it out"
+            elif name == "columns":
+                yield f"{flag}: the columns of a table are inputs but for --data.targets and --data.drop; write these"
+            else:
+                yield f"{flag}: --data.name {data.name} is a table, which has no such setting; leave it out"
+    if data.targets and not config.is_encoded:
+        yield (
+            f"--data.targets {_written(data.targets)} is for tables, --task regression and --task multilabel; for the "
+            f"label of another set write --data.columns label {data.targets[0]}"
+        )
+
+
+def _of_numbers(config: Config) -> Iterator[str]:
+    """Yields messages about settings that a regression has alone, and about those that it or several labels lack."""
+    training, usual, numbers = config.training, Training(), config.task == "regression"
+    for name in ("loss", "huber_delta"):
+        if (value := getattr(training, name)) == getattr(usual, name):
+            continue
+        flag = f"--training.{name} {value}"
+        if not numbers:
+            yield f"{flag} is for --task regression, not for --task {config.task}; leave it out"
+        elif training.objective:
+            yield f"{flag}: --training.objective has its own loss; leave one out"
+        elif name == "huber_delta" and training.loss != "huber":
+            yield f"{flag} is for --training.loss huber, not for {training.loss}; leave it out"
+    if config.task not in ("regression", "multilabel"):
+        return
+    for name in ("mixup", "cutmix", "mix"):
+        if value := getattr(config.data, name):
+            yield f"--data.{name} {_written(value)}: is not for --task {config.task}; leave it out"
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, dict):
+        return words([word for pair in value.items() for word in pair])
+    return words(value) if isinstance(value, tuple) else str(value)
 
 
 def _auto(name: str, value: int) -> Iterator[str]:
@@ -78,7 +130,7 @@ def _of_data(data: Data) -> Iterator[str]:
     yield from _auto("data.batch_size", data.batch_size)
     if data.crop_edges != "black" and not data.padding:
         yield f"--data.crop_edges {data.crop_edges}: images are not shifted; write --data.crop_padding 2"
-    if data.header and not (name := str(data.name)).startswith("hf:"):
+    if data.header and not (name := str(data.name)).startswith(("hf:", TABULAR)):
         is_file = name.endswith((".csv", ".tsv")) or any(expanded(name).glob("*.[ct]sv"))
         yield (
             f"--data.header is for csv and tsv files, as in --data.name hf:FILE.tsv, not for --data.name {data.name}; "
@@ -143,13 +195,16 @@ def _of_other_rules(optimizer: Optimizer) -> Iterator[str]:
             yield f"{flag} {value} is for {rules}, not for --optimizer.name {rule}: leave it out, or write {usual}"
 
 
+_WITHOUT_SMOOTHING = ("segmentation", "regression", "multilabel")
+
+
 def _own_parts(config: Config) -> Iterator[str]:
     objective = config.training.objective
     if config.task == "own" and not objective:
         yield "--task own: wanted --training.objective FILE.py:NAME, a function of the loss and the metrics"
     smoothing = config.training.label_smoothing
-    if smoothing not in (0.0, Training().label_smoothing) and (objective or config.task == "segmentation"):
-        loss = "--training.objective" if objective else "the loss of segmentation"
+    if smoothing not in (0.0, Training().label_smoothing) and (objective or config.task in _WITHOUT_SMOOTHING):
+        loss = "--training.objective" if objective else f"the loss of {config.task}"
         yield f"--training.label_smoothing {smoothing}: {loss} has none; leave it out"
     yield from _classes(config)
     yield from _lora(config.training)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from mpjax.config.choices import HF, TaskName
+from mpjax.config.choices import HF, TABULAR, TaskName
 from mpjax.config.durations import Duration, epochs, settle_durations
 from mpjax.config.setting_types import (
     NOT_NEGATIVE,
@@ -48,7 +48,8 @@ class Data:
     name: Named = "digits"
     """Data set: `digits`, `digits_canvas` (segmentation), `docstrings` (text), any data set of tensorflow-datasets
     prepared under data_dir, `folder:PATH` of images, `FILE.npz` of NumPy's arrays, `hf:NAME` or `hf:PATH` for Hugging
-    Face datasets (also csv, json, parquet, arrow and image folders), `webdataset:PATH` of tar files,
+    Face datasets (also csv, json, parquet, arrow and image folders), `webdataset:PATH` of tar files, `tabular:PATH` for
+    the numbers and categories of csv, tsv or parquet files,
     `synthetic:32x32x3:100` for generated images of that shape and number of classes, or your own: `FILE.py:NAME` or
     `package.module:NAME` of a function that returns both splits."""
     mix: FloatByName = dataclasses.field(default_factory=dict)
@@ -70,6 +71,21 @@ class Data:
     text_template: str = ""
     """Text made of several columns, each named in braces: `--data.text_template "{premise} [SEP] {hypothesis}"`; write
     `{{` and `}}` for braces; empty: the text is one column."""
+    targets: Annotated[Texts, Limit("different names", lambda names: len(set(names)) == len(names), words)] = ()
+    """Columns to predict: the numbers of a regression, one column of 0 and 1 for each label of multilabel, or the class
+    of a row; empty: the column with a usual name, such as `target`."""
+    drop: Texts = ()
+    """Tables: columns that are not read, such as an id. All columns but these and the targets are inputs."""
+    categories: Texts = ()
+    """Tables: columns of numbers that are categories, such as a month; columns of text are so anyway."""
+    missing: Texts = ()
+    """Tables: words that mean a missing number, besides an empty cell, NA, N/A, NaN, null, None and ?."""
+    decimal: Literal["", ".", ","] = ""
+    """Tables: decimal sign of the numbers in csv and tsv files, whose thousands are then separated by the other sign;
+    empty: a point, and no thousands are separated."""
+    rows: Literal["shuffled", "stored"] = "shuffled"
+    """Tables: order of the rows of a file of which a split takes a part. shuffled: a fixed random order, so that
+    `train[:80%]` is a random part; stored: as in the file, for rows in the order of time."""
     num_classes: CountOrZero = 0
     """Number of classes, if the data set does not state it; 0: as the data set states, or as many as mask_values."""
     mask_values: Integers = ()
@@ -110,8 +126,8 @@ class Data:
     std: Annotated[Floats, Limit("positive numbers", lambda stds: all(0 < std < math.inf for std in stds))] = (1.0,)
     """Standard deviation per channel; images are divided by it after the mean is subtracted."""
     crop_padding: Annotated[int, Limit("a number of pixels, 0 for none", lambda value: -1 <= value < 2**31)] = -1
-    """Augmentation: pixels of padding before a random crop back to size; 0: none; -1: 1, and none for the task `own`,
-    because its other columns stay where they are."""
+    """Augmentation: pixels of padding before a random crop back to size; 0: none; -1: 1, and none for the tasks `own`
+    and `regression`, because their other columns stay where they are."""
     crop_edges: Literal["black", "reflect"] = "black"
     """Augmentation: padding of crop_padding, black or the image reflected at its edges."""
     flip: bool = False
@@ -146,8 +162,9 @@ class Data:
         return 1 if self.crop_padding == -1 else self.crop_padding
 
     def for_task(self, task: str) -> "Data":
-        """Returns a copy; a `crop_padding` of -1, the default, becomes 0 for the task `own` and 1 for any other."""
-        return dataclasses.replace(self, crop_padding=0 if task == "own" and self.crop_padding == -1 else self.padding)
+        """Returns a copy; a `crop_padding` of -1, the default, becomes 0 for `own` and `regression`, 1 for others."""
+        unmoved = task in ("own", "regression") and self.crop_padding == -1
+        return dataclasses.replace(self, crop_padding=0 if unmoved else self.padding)
 
     @property
     def stated_classes(self) -> int:
@@ -301,6 +318,10 @@ class Training:
     metrics: SeveralNamed = ()
     """Your metrics of the test set, functions from the model's outputs and a batch to values per example or a metric of
     clu or metrax: `FILE.py:NAME` or `package.module:NAME` each."""
+    loss: Literal["mse", "mae", "huber"] = "mse"
+    """Regression: squared error, absolute error, or Huber's loss, of targets in units of their standard deviation."""
+    huber_delta: Annotated[float, Limit("a positive number", lambda delta: 0 < delta < math.inf)] = 1.0
+    """Regression: error, in standard deviations of the target, from which Huber's loss is linear."""
     label_smoothing: BelowOne = 0.1
     """Share of the target probability spread evenly over all classes, in the task's own loss."""
     class_weights: Floats = ()
@@ -475,8 +496,9 @@ class Config:
     ] = ()
     """Train one run for each of these seeds in place of seed, in `seed_N` of output_dir; empty: one run."""
     task: TaskName = "classification"
-    """What the model predicts: the class of an image, of each pixel or of a text, or the next token of a text. own: all
-    columns of the data set are read, and --training.objective says what is learned."""
+    """What the model predicts: the class of an image or row, of each pixel or of a text, the next token of a text,
+    numbers (regression), or any number of labels (multilabel). own: all columns of the data set are read, and
+    --training.objective says what is learned."""
     output_dir: str = ""
     """Folder of the run: a new one, or with --resume an existing one; empty: runs/<data>-<model>-<policy>-<time>."""
     resume: bool = False
@@ -501,6 +523,11 @@ class Config:
     loop: Loop = Loop()
     report: Report = Report()
     diagnosis: Diagnosis = Diagnosis()
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the data are read by statistics of the training split, which the run stores: rows, and targets."""
+        return str(self.data.name).startswith(TABULAR) or self.task in ("regression", "multilabel")
 
     def __post_init__(self):
         settle_durations(self, "steps")

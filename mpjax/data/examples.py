@@ -2,12 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from mpjax.data.fields import Field, Fields, Image, Label, called
 from mpjax.errors import UsageError
+
+
+if TYPE_CHECKING:  # only tables, regressions and several labels have one
+    from mpjax.data.encoding import Encoding
 
 
 def conform(example: Mapping[str, Any], fields: Fields) -> dict[str, np.ndarray]:
@@ -154,6 +158,7 @@ class Source:
       mix: other sets to train on, with the same fields, each with its share of the training examples. This set supplies
         the rest of the training examples, and all test examples.
       notes: messages to the user about how the examples are read.
+      encoding: what a run stores to read other examples alike: statistics of the training split. None: nothing.
 
     Raises:
       UsageError: `fields` is empty.
@@ -165,6 +170,7 @@ class Source:
     test: Examples
     mix: "tuple[Portion, ...]" = ()
     notes: tuple[str, ...] = ()
+    encoding: "Encoding | None" = None
 
     def __post_init__(self):
         if not self.fields:

@@ -49,7 +49,8 @@ class Field(Protocol):
 
 
 Fields = Mapping[str, Field]
-"""Maps names to fields: `image`, `label`, `mask`, `tokens` and `length`, or any names for a user's own task."""
+"""Maps names to fields: `image`, `label`, `mask`, `tokens` and `length`, the `row`, `target` and `labels` of
+`data/targets.py`, or any names for a user's own task."""
 
 IGNORED = 255
 """The class number of pixels that the loss and the metrics ignore."""
@@ -61,14 +62,14 @@ _LINE = "in the function of --data.preprocess"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _FromColumn:
+class FromColumn:
     """The base class of all fields: `origin` says, for messages, where the values come from (`Field.origin`)."""
 
     origin: str = dataclasses.field(default="", compare=False, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
-class Image(_FromColumn):
+class Image(FromColumn):
     """The field of an image: uint8 in 0..255 stays uint8, floating point becomes float32.
 
     Args:
@@ -119,7 +120,7 @@ class Image(_FromColumn):
 
 
 @dataclasses.dataclass(frozen=True)
-class Label(_FromColumn):
+class Label(FromColumn):
     """The field of a class number, one integer per example.
 
     Args:
@@ -131,6 +132,11 @@ class Label(_FromColumn):
     num_classes: int
     names: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False, kw_only=True)
     ignores: bool = dataclasses.field(default=False, repr=False, kw_only=True)
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs of a model: one logit for each class."""
+        return self.num_classes
 
     @property
     def rank(self) -> int:
@@ -150,7 +156,7 @@ class Label(_FromColumn):
 
 
 @dataclasses.dataclass(frozen=True)
-class Mask(_FromColumn):
+class Mask(FromColumn):
     """The field of a mask: a class number for each pixel.
 
     Args:
@@ -197,7 +203,7 @@ class Mask(_FromColumn):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tokens(_FromColumn):
+class Tokens(FromColumn):
     """The field of the token ids of a text, padded at the end to a fixed length.
 
     Args:
@@ -227,7 +233,7 @@ class Tokens(_FromColumn):
 
 
 @dataclasses.dataclass(frozen=True)
-class Length(_FromColumn):
+class Length(FromColumn):
     """The field of the number of tokens of a text that are not padding.
 
     Args:
@@ -251,7 +257,7 @@ class Length(_FromColumn):
 
 
 @dataclasses.dataclass(frozen=True)
-class Numbers(_FromColumn):
+class Numbers(FromColumn):
     """The field of numbers for a user's own objective.
 
     Integers become int32, floating point becomes float32, and bool stays bool.

@@ -4,11 +4,12 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpjax.config.choices import NPZ, TASKS, TaskName
+from mpjax.config.choices import NPZ, OF_ROWS, TABULAR, TASKS, TaskName
+from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
 from mpjax.config.user_code import names_code
 from mpjax.data.examples import Example, MappedExamples, Portion, Source, renamed
@@ -24,12 +25,18 @@ from mpjax.data.user_function import PreprocessedExamples, load_preprocess, shap
 from mpjax.errors import UsageError
 
 
-def as_task(table: Table, task: TaskName, config: Data) -> Source:
+if TYPE_CHECKING:  # only tables, regressions and several labels have one
+    from mpjax.data.encoding import Encoding
+
+
+def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | None" = None) -> Source:
     """Opens a stored data set as the `Source` of a task, with the fields that the task needs.
 
     It chooses a column for each field, applies `config.preprocess` and numbers the classes; with a preprocess function,
     that function numbers them. For a text task, all texts are tokenized now, and the tokens are held in memory. For the
-    task `own`, every column is a field (`all_columns`). A sample of the masks is read to find their values.
+    task `own`, every column is a field (`all_columns`). A sample of the masks is read to find their values. The numbers
+    of a regression are standardised by the statistics of the `encoding`, or else by those of the training split,
+    whose numbers are all read now (`with_targets`).
 
     Raises:
       UsageError: a field has no column, a column does not fit its field, or the data set needs a setting that is
@@ -37,6 +44,10 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
     """
     if task == "own":
         return all_columns(table, config)
+    if task in ("regression", "multilabel"):
+        from mpjax.data.image_targets import with_targets  # late, as in _table
+
+        return with_targets(table, task, config, encoding)
     if config.text_template and "text" in TASKS[task].fields:
         from mpjax.data.text.template import with_joined_text  # late, as in _table
 
@@ -142,7 +153,9 @@ def _own_numbers(name: str, column: Column, config: Data) -> str:
     )
 
 
-def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classification") -> Source:
+def open_source(
+    config: Data, data_dir: pathlib.Path, task: TaskName = "classification", encoding: "Encoding | None" = None
+) -> Source:
     """Opens the data set `config.name`, mixed with the sets of `config.mix`, with the fields of the task.
 
     Only the first set supplies test examples; the sets of the mixture need no test split. Examples are read when they
@@ -151,18 +164,20 @@ def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classifi
     Args:
       config: `name` is `digits`, `digits_canvas` or `docstrings` (written below `data_dir` on first use),
         `synthetic:HxWxC:CLASSES` (generated), `folder:PATH` (images), `FILE.npz` (arrays), `hf:PATH` or `hf:NAME`
-        (Hugging Face datasets), `webdataset:PATH` (tar files), `FILE.py:NAME` or `package.module:NAME` (a function of
-        the user's, which is called), or a tensorflow-datasets set prepared below `data_dir`: `name`, `name/config`,
-        either with `/version`.
+        (Hugging Face datasets), `webdataset:PATH` (tar files), `tabular:PATH` (rows of csv, tsv and parquet files),
+        `FILE.py:NAME` or `package.module:NAME` (a function of the user's, which is called), or a tensorflow-datasets
+        set prepared below `data_dir`: `name`, `name/config`, either with `/version`.
       data_dir: the folder of prepared data sets.
       task: the task, which determines the fields of an example.
+      encoding: the `encoding` of the source of a stored run, by which rows and targets are read again; None: it is
+        found from the training split.
 
     Raises:
       UsageError: the set, split, image or label does not exist, reading the set needs TensorFlow, or the sets to mix
         do not agree; the message lists what exists and explains how to prepare a missing set.
     """
     if not config.mix:
-        return _opened(config, data_dir, task)
+        return _opened(config, data_dir, task, encoding)
     with named(str(config.name), config):
         first = _opened(config, data_dir, task)
     # Only the first set is evaluated on, so the others need no test split.
@@ -174,7 +189,7 @@ def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classifi
     return mixed(first, others, config)
 
 
-def _opened(config: Data, data_dir: pathlib.Path, task: TaskName) -> Source:
+def _opened(config: Data, data_dir: pathlib.Path, task: TaskName, encoding: "Encoding | None" = None) -> Source:
     if str(config.name).partition(":")[0] == synthetic.NAME:
         if task not in ("classification", "own"):
             raise UsageError(
@@ -189,9 +204,13 @@ def _opened(config: Data, data_dir: pathlib.Path, task: TaskName) -> Source:
             )
         # Two distinct batches are enough to try a configuration.
         return synthetic.parse_synthetic(str(config.name), size=2 * config.batch_size)
+    if str(config.name).startswith(TABULAR):
+        from mpjax.data.sources.tabular import open_tabular  # late, as in _table
+
+        return open_tabular(str(config.name).removeprefix(TABULAR), task, config, encoding)
     table = open_own(config) if names_code(config.name) else _table(config, data_dir, task)
     if not isinstance(table, Source):
-        return as_task(table, task, config)
+        return as_task(table, task, config, encoding)
     if config.text_template:
         raise UsageError(
             f"--data.text_template: --data.name {config.name} returns a Source, whose texts are tokens already; leave "
@@ -229,6 +248,12 @@ def _table(config: Data, data_dir: pathlib.Path, task: TaskName) -> Table:
         from mpjax.data.sources.npz import open_npz
 
         return open_npz(name, task, config)
+    if task in OF_ROWS and name.lower().endswith((".csv", ".tsv", ".parquet")) and expanded(name).exists():
+        raise UsageError(
+            f"data set '{name}' is not a name of tensorflow-datasets, but there is a file {name}; write --data.name "
+            f"{TABULAR}{name}",
+            repair={"data.name": f"{TABULAR}{name}"},
+        )
     from mpjax.data.sources.tfds import open_prepared
 
     return open_prepared(dataclasses.replace(config, name=_written(name, data_dir)), data_dir)

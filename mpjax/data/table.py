@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from mpjax.config.choices import TASKS
+from mpjax.config.choices import TABULAR, TASKS
 from mpjax.config.schema import Data
 from mpjax.data.examples import Examples, require_examples
 from mpjax.data.fields import Image, Label, Mask
@@ -99,10 +99,23 @@ def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
     candidates = _candidates(field, table)
     if len(candidates) == 1:
         return candidates[0]
+    tabular = _as_rows(table) if field == "image" else ""
     raise UsageError(
         f"data set '{table.name}' has {'several columns' if candidates else 'no column'} that could be the {field}, "
-        f"{_WANTED[field][1]}; its columns are {shown}{_advice_on(field, table, candidates, named)}"
+        f"{_WANTED[field][1]}; its columns are {shown}"
+        + (f"; to learn from these columns write --data.name {tabular}" if tabular else "")
+        + _advice_on(field, table, candidates, named),
+        repair={"data.name": tabular} if tabular else {},
     )
+
+
+def _as_rows(table: Table) -> str:
+    """The name of a file of numbers and texts as the rows of a table; empty for other sets."""
+    where = table.name.removeprefix("hf:").removeprefix("csv:").removeprefix("tsv:").removeprefix("parquet:")
+    scalar = all(
+        isinstance(column, Text | Label) or getattr(column, "rank", None) == 0 for column in table.columns.values()
+    )
+    return f"{TABULAR}{where}" if scalar and where.lower().endswith((".csv", ".tsv", ".parquet")) else ""
 
 
 def _advice_on(field: str, table: Table, candidates: Sequence[str], named: Mapping[str, str]) -> str:
@@ -113,7 +126,10 @@ def _advice_on(field: str, table: Table, candidates: Sequence[str], named: Mappi
     """
     floats = [name for name, column in table.columns.items() if _is_float(column)]
     if field == "label" and floats and not candidates:
-        return f"; a floating-point number is not a class number: {whole_numbers(floats[0])}"
+        return (
+            "; a floating-point number is not a class number: to predict numbers write --task regression "
+            f"--data.targets {floats[0]}; {whole_numbers(floats[0])}"
+        )
     possible = candidates or [name for name, column in table.columns.items() if _can_be(field, column, table)]
     advice = f"; write --data.columns {field} COLUMN, with {' or '.join(possible)} for COLUMN" if possible else ""
     label = named.get("label") or next(iter(_candidates("label", table)), "")
@@ -158,7 +174,8 @@ def _other_tasks(field: str, table: Table) -> str:
     """Formats advice on the tasks that do not need `field` and for which the set has all columns; empty if none."""
     served: dict[str, list[str]] = {}
     for task, kind in TASKS.items():
-        fits = bool(kind.fields) and all(len(_candidates(other, table)) == 1 for other in kind.fields)
+        known = bool(kind.fields) and all(other in _USUAL for other in kind.fields)  # others have no usual columns
+        fits = known and all(len(_candidates(other, table)) == 1 for other in kind.fields)
         if fits and field not in kind.fields:
             held = next(_HELD[other] for other in ("text", "mask", "label") if other in kind.fields)
             served.setdefault(held, []).append(f"--task {task}")

@@ -95,14 +95,22 @@ def _from_folder(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Mo
 
 def _require_fields(config: schema.Model, fields: Fields, task: TaskName) -> None:
     """Raises UsageError if the fields are not those of the model's task; the message names models that fit the data."""
-    if set(fields) != set(_FIELDS[task]):
-        fitting = [name for name, other in ENTRIES.items() if set(_FIELDS[other.task]) == set(fields)]
+    if not _accepts(config.name, task, fields):
+        fitting = [name for name, other in ENTRIES.items() if _accepts(name, other.task, fields)]
         raise UsageError(
             f"--model.name {config.name} is for {task}: it takes {', '.join(_FIELDS[task])}, but the data "
             f"has {', '.join(fields)}; write --model.name {' or '.join(fitting) or 'FILE.py:NAME of your own model'}, "
             f"or --task {task} for other data",
             repair={"model.name": fitting[0]} if len(fitting) == 1 else None,
         )
+
+
+def _accepts(name: object, task: TaskName, fields: Fields) -> bool:
+    """True if a model takes batches of these fields. Classifiers also predict numbers, and the MLP also takes rows."""
+    inputs, outputs = (set(fields) - _OUTPUTS, set(fields) & _OUTPUTS)
+    taken = [set(_FIELDS[task]) - _OUTPUTS, *([{"row"}] if name == "mlp" else [])]
+    predicted = _OUTPUTS if task == "classification" else set(_FIELDS[task]) & _OUTPUTS
+    return inputs in taken and len(outputs) == len(set(_FIELDS[task]) & _OUTPUTS) and outputs <= predicted
 
 
 def _refuse_others(config: schema.Model, read: tuple[str, ...]) -> None:
@@ -205,23 +213,31 @@ _FIELDS: Mapping[TaskName, tuple[str, ...]] = {
     "text_classification": ("tokens", "length", "label"),
     "language_modeling": ("tokens",),
 }
-"""The fields in a batch of each task."""
+"""The fields in a batch of each task of a model in the table."""
+
+_OUTPUTS = {"label", "target", "labels"}
+"""The fields that the output of a classifier stands for: logits of classes or labels, or numbers."""
 
 _OF_EVERY_MODEL = ("name", "pretrained", "pretrained_skip")
 """The fields of `mpjax.config.schema.Model` that are no settings of the network."""
 
 
+def _outputs(fields: Mapping[str, Any]) -> int:
+    """The number of outputs: of classes, of numbers or of labels."""
+    return next(field.outputs for name, field in fields.items() if name in _OUTPUTS)
+
+
 def _images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
-    return {"channels": fields["image"].shape[2], "num_classes": fields["label"].num_classes}
+    return {"channels": fields["image"].shape[2], "num_classes": _outputs(fields)}
 
 
-def _flat_images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
-    features = math.prod(fields["image"].shape)
-    return {"features": features, "num_classes": fields["label"].num_classes, "width": 16, "depth": 2}
+def _flat(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
+    features = math.prod(fields["row" if "row" in fields else "image"].shape)
+    return {"features": features, "num_classes": _outputs(fields), "width": 16, "depth": 2}
 
 
 def _sized_images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
-    return {"image_shape": fields["image"].shape, "num_classes": fields["label"].num_classes, "pool": config.pool}
+    return {"image_shape": fields["image"].shape, "num_classes": _outputs(fields), "pool": config.pool}
 
 
 def _for_resnet(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
@@ -253,7 +269,7 @@ _TRANSFORMER = ("width", "depth", "heads", "dropout", "scan_blocks")
 _PRE_NORM = (*_TRANSFORMER, "norm_kernel")
 
 ENTRIES = {
-    "mlp": NamedModel("classification", MLP, _flat_images, ("width", "depth")),
+    "mlp": NamedModel("classification", MLP, _flat, ("width", "depth")),
     "resnet18": NamedModel("classification", resnet.resnet18, _for_resnet, ("width", "stem")),
     "resnet34": NamedModel("classification", resnet.resnet34, _for_resnet, ("width", "stem")),
     "resnet50": NamedModel("classification", resnet.resnet50, _for_resnet, ("width", "stem")),

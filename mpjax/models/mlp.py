@@ -16,13 +16,13 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class MLP(nnx.Module):
-    """Hidden linear layers, each followed by ReLU, and a linear classifier.
+    """Hidden linear layers, each followed by ReLU, and a linear layer for logits or numbers.
 
     Args:
-      features: values per example; images are flattened.
+      features: values per example: of a row of a table, or of an image, which is flattened.
       width: units of each hidden layer.
       depth: number of hidden layers.
-      num_classes: number of logits.
+      num_classes: number of outputs.
     """
 
     def __init__(self, features: int, width: int, depth: int, num_classes: int, *, rngs: nnx.Rngs):
@@ -31,7 +31,7 @@ class MLP(nnx.Module):
         self.head = nnx.Linear(sizes[-1], num_classes, rngs=rngs)
 
     def __call__(self, x: Float[Array, " B *S"]) -> Float[Array, "B K"]:
-        """Computes logits from examples."""
+        """Computes the outputs of examples."""
         x = x.reshape(x.shape[0], -1)
         for layer in self.layers:
             x = nnx.relu(layer(x))

@@ -86,6 +86,11 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
     known = KNOWN.get(_base(str(config.name)))
     if known is None or task == "own":  # the fields of an own task are all columns of the set
         return _of_the_set(task, config, data_dir)
+    if task in ("regression", "multilabel"):
+        raise UsageError(
+            f"--data.name {config.name} has classes, but --task {task} needs numbers or labels; write --task "
+            "classification, or the name of your data"
+        )
     expected, has = TASKS[task].fields[0], "text" if known.image is None else "image"
     classes = config.num_classes or known.classes
     if expected != has:

@@ -58,6 +58,8 @@ METRICS = (
     PlottedMetric("accuracy", "Accuracy", is_fraction=True),
     PlottedMetric("iou", "Intersection over union", is_fraction=True),
     PlottedMetric("perplexity", "Perplexity"),
+    PlottedMetric("rmse", "Root mean squared error"),
+    PlottedMetric("f1", "F1", is_share=True),
 )
 
 

@@ -72,18 +72,19 @@ def evaluated(logits: jax.Array, labels: jax.Array) -> Metrics:
 
 
 def classification(policy: Policy, compare: Comparison | None = None) -> "Objective":
-    """Creates the objective of image classification: the values of `compare`, and the logits as `outputs`.
+    """Creates the objective of classification of images or rows: the values of `compare`, and the logits as `outputs`.
 
-    Batches are `{"image": float32 [B, H, W, C], "label": integer [B]}`; the model returns logits [B, num_classes].
+    Batches are `{"image": float32 [B, H, W, C], "label": integer [B]}`, or have a `row`, float32 [B, F], in place of
+    the image; the model returns logits [B, num_classes].
 
     Args:
-      policy: the policy whose compute dtype the images are cast to; no other code casts them.
+      policy: the policy whose compute dtype the inputs are cast to; no other code casts them.
       compare: the comparison of logits and labels, such as `class_weights.by_class`; None: `equally()`.
     """
     compare = compare or equally()
 
     def objective(model, batch: Batch, key: jax.Array | None) -> Values:
-        logits = model(policy.cast_to_compute(batch["image"]))
+        logits = model(policy.cast_to_compute(batch["row"] if "row" in batch else batch["image"]))
         return {**compare(logits, batch, key), OUTPUTS: logits}
 
     return objective

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from mpjax.config.choices import TaskName
 from mpjax.precision.policy import Policy
-from mpjax.training.cross_entropy import predicted
+from mpjax.training.cross_entropy import predicted, widened
 from mpjax.training.eval_step import in_evaluation
 from mpjax.training.layout import Layout
 from mpjax.training.losses import cross_entropy
@@ -39,15 +39,21 @@ def make_predict_step(
 def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
     """Builds the function `(model, batch) -> logits` of a task; the logits are as the model returns them.
 
-    They are [B, classes] for classification, [B, H, W, classes] for segmentation and [B, T, vocabulary] for language
-    modelling. Images are prepared without augmentation and cast to the compute dtype of the policy; tokens are passed
-    as they are. Arguments as for `outputs_for`.
+    They are [B, classes] for classification, [B, H, W, classes] for segmentation, [B, T, vocabulary] for language
+    modelling, [B, targets] for regression, standardised, and [B, labels] for several labels. Images and rows are
+    prepared without augmentation and cast to the compute dtype of the policy; tokens are passed as they are. Arguments
+    as for `outputs_for`.
     """
     if task == "text_classification":
         return lambda model, batch: model(batch["tokens"], batch["length"])
     if task == "language_modeling":
         return lambda model, batch: model(batch["tokens"])
-    return lambda model, batch: model(policy.cast_to_compute(prepare(batch, None)["image"]))
+
+    def of_inputs(model, batch) -> jax.Array:
+        batch = prepare(batch, None)
+        return model(policy.cast_to_compute(batch["row"] if "row" in batch else batch["image"]))
+
+    return of_inputs
 
 
 def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) -> Callable:
@@ -56,8 +62,9 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) 
     Classification outputs `classes` and `probabilities`, [B, top], the most probable first. Segmentation outputs
     `mask`, the class of each pixel, uint8 [B, H, W]. Language modelling outputs `loss` and `tokens`, both [B]: the sum
     of the losses of the first `count` predicted tokens of an example (`count` is a field of the batch; without it, all
-    tokens), and the number of these tokens. All tasks output `finite` [B], False for examples with a NaN or infinite
-    logit; in language modelling, with a NaN or infinite loss of a counted token.
+    tokens), and the number of these tokens. Regression outputs `numbers`, standardised, float32 [B, targets]; several
+    labels output `applies`, their probabilities, float32 [B, labels]. All tasks output `finite` [B], False for examples
+    with a NaN or infinite logit; in language modelling, with a NaN or infinite loss of a counted token.
 
     Args:
       task: the task.
@@ -87,11 +94,21 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) 
         losses = jnp.where(jnp.arange(tokens.shape[1])[None] < count[:, None], losses, jnp.zeros_like(losses))
         return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
 
+    def regression(model, batch) -> Arrays:
+        numbers = widened(logits_of(model, batch))
+        return {"numbers": numbers, "finite": _finite(numbers)}
+
+    def multilabel(model, batch) -> Arrays:
+        logits = widened(logits_of(model, batch))
+        return {"applies": jax.nn.sigmoid(logits), "finite": _finite(logits)}
+
     outputs: Mapping[TaskName, Callable] = {
         "classification": classification,
         "text_classification": classification,
         "segmentation": segmentation,
         "language_modeling": language_modeling,
+        "regression": regression,
+        "multilabel": multilabel,
     }
     return outputs[task]
 

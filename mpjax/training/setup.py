@@ -72,6 +72,8 @@ _SIGNATURES: Mapping[TaskName, str] = {
     "segmentation": "images [B, H, W, C] -> logits [B, H, W, num_classes]",
     "text_classification": "tokens [B, T], lengths [B] -> logits [B, num_classes]",
     "language_modeling": "tokens [B, T] -> logits [B, T, vocabulary]",
+    "regression": "images [B, H, W, C] or rows [B, F] -> numbers [B, targets]",
+    "multilabel": "images [B, H, W, C] or rows [B, F] -> logits [B, labels]",
 }
 
 
@@ -86,6 +88,9 @@ def _call(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> tuple[Shapes
         if task == "language_modeling":
             return (of(tokens.length - 1),), (_BATCH, tokens.length - 1, tokens.vocabulary)
         return (of(tokens.length), of()), (_BATCH, fields["label"].num_classes)
+    if "row" in fields or task in ("regression", "multilabel"):
+        outputs = next(fields[name].outputs for name in ("label", "target", "labels") if name in fields)
+        return (of(*fields["row" if "row" in fields else "image"].shape, dtype=dtype),), (_BATCH, outputs)
     height, width, _ = fields["image"].shape
     images = (of(*fields["image"].shape, dtype=dtype),)
     if task == "segmentation":

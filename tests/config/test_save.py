@@ -49,6 +49,7 @@ SECTIONS = list(dict.fromkeys(path.partition(".")[0] if "." in path else "" for 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_field_of_a_section_round_trips(section, tmp_path):
     special = {"seeds": (0, 7), "data.mask_values": (0, 255), "data.ignore_index": (255,), "data.header": ("a b", "c")}
+    special |= dict.fromkeys(("data.targets", "data.drop", "data.categories", "data.missing"), ("a b", "c"))
     special |= {
         "report.plot_format": ("pdf", "svg"),
         "model.name": "mine.py:Net",

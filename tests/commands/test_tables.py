@@ -1,0 +1,181 @@
+"""Runs on tables and on numbers beside images: every command reads them by the statistics that the run stored."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mpjax.commands.evaluate import evaluate_run
+from mpjax.commands.predict import predict_run
+from mpjax.commands.train import run
+from mpjax.config import load_config
+from mpjax.config.commands import Evaluation, Prediction
+from mpjax.errors import UsageError
+
+
+ROWS = [(n * 7 % 30, "abc"[n % 3], 123_400 + 10 * (n * 7 % 30) + 5 * (n % 3)) for n in range(60)]
+FLAGS = (
+    "--model.name mlp --model.width 8 --optimizer.name adamw --optimizer.learning_rate 0.01 --optimizer.warmup 2 "
+    "--data.batch_size 16 --data.eval_batch_size 8 --report.no_plot --report.no_tensorboard"
+)
+
+
+def table(file, rows=ROWS):
+    file.write_text("size,town,price\n" + "".join(f"{size},{town},{price}\n" for size, town, price in rows))
+    return file
+
+
+def trained(folder, flags, file):
+    splits = f"--data.name tabular:{file} --data.train_split train[:50] --data.test_split train[50:]"
+    run(load_config(f"--output_dir {folder} {splits} {FLAGS} {flags}".split()))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def houses(tmp_path_factory):
+    """The folder of a regression in float16, and its file."""
+    place = tmp_path_factory.mktemp("houses")
+    file = table(place / "houses.csv")
+    return trained(place / "run", "--task regression --data.targets price --steps 40 --training.loss huber", file), file
+
+
+def lines_of(capsys, **settings):
+    predict_run(Prediction(**settings))
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_regression_learns_and_its_predictions_have_the_metrics_of_its_evaluation(houses, capsys):
+    folder, _ = houses
+    metrics = evaluate_run(Evaluation(run=str(folder)))
+    capsys.readouterr()
+    lines = lines_of(capsys, run=str(folder), split="train[50:]")
+    errors = np.array([line["prediction"]["price"] - line["target"]["price"] for line in lines])
+    assert {line["target"]["price"] for line in lines} <= {float(price) for _, _, price in ROWS}
+    assert metrics["test/rmse"] == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-3)
+    assert metrics["test/mae"] == pytest.approx(np.mean(np.abs(errors)), rel=1e-3)
+    assert metrics["test/rmse"] < 60  # the deviation of the prices is 87
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "bfloat16", "O1"])
+def test_no_policy_rounds_a_prediction_to_half_precision(houses, policy, capsys):
+    folder, _ = houses
+    stored = json.loads((folder / "columns.json").read_text())
+    lines = lines_of(capsys, run=str(folder), split="train[50:]", policy=policy)
+    numbers = np.array([line["prediction"]["price"] for line in lines])
+    standardised = (numbers - stored["mean"][0]) / stored["std"][0]
+    half = np.asarray(standardised).astype(jnp.bfloat16 if "bfloat" in policy else np.float16).astype(np.float64)
+    # A number that was rounded is in float16 to 1e-6 of itself: only these do the digits of a line leave.
+    assert np.mean(np.abs(standardised - half) > 1e-5 * np.abs(standardised)) > 0.5
+
+
+def test_rows_of_a_file_without_prices_are_predicted_as_those_of_the_split(houses, tmp_path, capsys):
+    folder, _ = houses
+    (tmp_path / "new.tsv").write_text("town\tnote\tsize\nb\tx\t7\nc\ty\t14\n")
+    new = lines_of(capsys, inputs=(str(tmp_path / "new.tsv"),), run=str(folder))
+    known = {
+        (s, t): line for (s, t, _), line in zip(ROWS, lines_of(capsys, run=str(folder), split="train"), strict=True)
+    }
+    assert [line["prediction"] for line in new] == [known[7, "b"]["prediction"], known[14, "c"]["prediction"]]
+    assert new[1]["input"] == f"{tmp_path / 'new.tsv'}[1]"
+
+
+def test_an_input_that_lacks_a_column_or_has_a_word_for_a_number_is_told(houses, tmp_path, capsys):
+    folder, _ = houses
+    file = tmp_path / "new.csv"
+    file.write_text("town\nb\n")
+    with pytest.raises(UsageError, match="there is no column 'size', which the model takes"):
+        predict_run(Prediction(inputs=(str(file),), run=str(folder)))
+    file.write_text("town,size\nb,seven\nc,14\n")
+    with pytest.raises(UsageError, match="column 'size' has 'seven' in row 1 of new.csv"):
+        predict_run(Prediction(inputs=(str(file),), run=str(folder)))
+    lines = lines_of(capsys, inputs=(str(file),), run=str(folder), skip_bad=True)
+    assert [line["input"] for line in lines] == [f"{file}[1]"]
+
+
+def test_other_training_rows_do_not_change_what_a_trained_model_is_given(houses, capsys):
+    folder, file = houses
+    before = lines_of(capsys, run=str(folder), split="train[50:]")
+    text = file.read_text()
+    try:
+        tested = {line["target"]["price"] for line in before}
+        size, town, price = next(row for row in ROWS if row[2] not in tested)
+        file.write_text(text.replace(f"{size},{town},{price}", f"900,{town},999999"))
+        assert lines_of(capsys, run=str(folder), split="train[50:]") == before
+    finally:
+        file.write_text(text)
+
+
+def test_a_run_without_its_statistics_is_an_error(houses):
+    folder, _ = houses
+    stored = (folder / "columns.json").read_bytes()
+    (folder / "columns.json").unlink()
+    try:
+        for command in (
+            lambda: evaluate_run(Evaluation(run=str(folder))),
+            lambda: run(load_config(f"--resume --output_dir {folder}".split())),
+        ):
+            with pytest.raises(UsageError, match=r"columns.json is missing, which has the statistics"):
+                command()
+    finally:
+        (folder / "columns.json").write_bytes(stored)
+
+
+def test_a_resumed_run_keeps_its_statistics(tmp_path):
+    file = table(tmp_path / "t.csv")
+    folder = trained(tmp_path / "run", "--task regression --data.targets price --steps 4", file)
+    stored = (folder / "columns.json").read_bytes()
+    table(file, [(900, "a", 999_999), *ROWS[1:]])
+    resume = f"--resume --output_dir {folder} --steps 8"
+    with pytest.raises(UsageError, match="the data is not that of checkpoint 4"):
+        run(load_config(resume.split()))
+    with pytest.raises(UsageError, match="--data.drop town: the run began with none"):
+        run(load_config(f"{resume} --other_data --data.drop town".split()))
+    run(load_config(f"{resume} --other_data".split()))
+    assert (folder / "columns.json").read_bytes() == stored
+
+
+def test_rows_are_classified_and_labelled(tmp_path, capsys):
+    file = table(tmp_path / "t.csv")
+    classes = trained(tmp_path / "classes", "--data.targets town --steps 4 --data.drop price", file)
+    capsys.readouterr()
+    lines = lines_of(capsys, run=str(classes), split="train[:2]")
+    assert set(lines[0]) == {"input", "class", "probability", "top", "label"}
+    assert {line["label"] for line in lines} <= {"a", "b", "c"}
+    file = tmp_path / "labels.csv"
+    file.write_text("x,big,odd\n" + "".join(f"{n},{int(n > 30)},{n % 2}\n" for n in (n * 7 % 60 for n in range(60))))
+    labels = trained(tmp_path / "labels", "--task multilabel --data.targets big odd --steps 4", file)
+    capsys.readouterr()
+    (line, *_) = lines_of(capsys, run=str(labels), split="train[:2]")
+    assert set(line) == {"input", "prediction", "probabilities", "labels"}
+    assert list(line["probabilities"]) == ["big", "odd"]
+
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (24, 4, 4, 1), np.uint8)
+
+
+def with_brightness():
+    values = IMAGES.mean(axis=(1, 2, 3)) * 1000
+    split = {"image": IMAGES, "light": values, "both": np.stack([values, -values], 1)}
+    return split, {name: column[:10] for name, column in split.items()}
+
+
+@pytest.mark.parametrize(
+    ("policy", "targets"),
+    [
+        *(("mixed_float16", "light"), ("O1", "both")),
+        pytest.param("float32", "both", marks=pytest.mark.slow),
+        pytest.param("mixed_bfloat16", "light", marks=pytest.mark.slow),
+        pytest.param("float16", "light", marks=pytest.mark.slow),
+    ],
+)
+def test_numbers_beside_images_are_learned_under_every_policy(tmp_path, policy, targets):
+    flags = f"--task regression --precision.policy {policy} --data.targets {targets} --steps 3 {FLAGS}"
+    summary = run(load_config(f"--output_dir {tmp_path / 'run'} {flags}".split()), source=with_brightness)
+    stored = json.loads((tmp_path / "run" / "columns.json").read_text())
+    assert stored["targets"] == {"light": ["light"], "both": ["both[0]", "both[1]"]}[targets]
+    brightness = IMAGES.mean(axis=(1, 2, 3)) * 1000
+    assert stored["mean"][0] == pytest.approx(brightness.mean(), rel=1e-12)
+    # An untrained model's error is of the size of the deviation, in the units of the data.
+    assert 0.2 < summary["test/rmse"] / brightness.std() < 3
+    assert summary["skipped"] == 0

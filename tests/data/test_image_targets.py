@@ -1,0 +1,92 @@
+"""Numbers and labels beside images: which columns they are, and what becomes of them."""
+
+import numpy as np
+import pytest
+
+from mpjax.config.schema import Data
+from mpjax.config.user_code import PythonObject
+from mpjax.data import Image, Label, open_source
+from mpjax.data.image_targets import with_targets
+from mpjax.data.sources.own import ArrayRows
+from mpjax.data.table import Table
+from mpjax.data.targets import Labels, Target
+from mpjax.errors import UsageError
+
+
+IMAGES = np.zeros((4, 2, 2, 1), np.uint8)
+
+
+def opened(task, stored=None, *, preprocess="", targets=(), **columns):
+    arrays = {"image": IMAGES, **columns}
+    config = Data(name=PythonObject(lambda: (arrays, arrays)), targets=targets, preprocess=preprocess)
+    return open_source(config, None, task, stored)
+
+
+def values_of(source, field):
+    return np.stack([source.train[n][field] for n in range(4)])
+
+
+def test_a_number_is_standardised_and_comes_back():
+    source = opened("regression", target=np.array([1, 3, 1, 123457]))
+    target = source.fields["target"]
+    assert isinstance(target, Target)
+    assert (target.columns, target.mean) == (("target",), (30865.5,))
+    assert source.fields["image"] == Image((2, 2, 1))
+    assert values_of(source, "target").dtype == np.float32
+    assert target.in_units(values_of(source, "target")).tolist() == [[1], [3], [1], [123457]]
+
+
+def test_several_columns_and_a_column_of_lists_are_several_targets():
+    x, y = np.array([1.0, 2, 3, 4]), np.array([10, 10, 20, 20])
+    apart = opened("regression", targets=("x", "y"), x=x, y=y).fields["target"]
+    lists = opened("regression", targets=("box",), box=np.stack([x, y], 1)).fields["target"]
+    assert (apart.columns, lists.columns) == (("x", "y"), ("box[0]", "box[1]"))
+    assert apart.mean == lists.mean == (2.5, 15.0)
+
+
+def test_stored_statistics_are_used_again():
+    first = opened("regression", target=np.array([1.0, 2, 3, 4]))
+    again = opened("regression", first.encoding, target=np.array([100.0, 2, 3, 4]))
+    assert again.fields["target"] == first.fields["target"]
+    np.testing.assert_allclose(values_of(again, "target")[0], (100 - 2.5) / np.sqrt(1.25), rtol=1e-6)
+
+
+def test_a_preprocess_function_gets_and_returns_numbers_in_their_units():
+    def logarithm(example):
+        return {"image": example["image"], "target": np.log10(example["target"])}
+
+    source = opened("regression", preprocess=PythonObject(logarithm), target=np.array([1.0, 10, 100, 1000]))
+    assert source.fields["target"].mean == (1.5,)
+
+
+def test_labels_are_zeros_and_ones():
+    source = opened("multilabel", labels=np.array([[0, 1], [1, 1], [0, 0], [1, 0]]))
+    assert source.fields["labels"] == Labels(("labels[0]", "labels[1]"))
+    assert values_of(source, "labels").tolist() == [[0, 1], [1, 1], [0, 0], [1, 0]]
+    with pytest.raises(UsageError, match="2; wanted 0 or 1"):
+        source.fields["labels"].settle("labels", np.array([[0, 2]]))
+
+
+@pytest.mark.parametrize(
+    ("columns", "targets", "message"),
+    [
+        ({"age": np.arange(4.0)}, (), "which columns have the target to predict.*write --data.targets COLUMN"),
+        ({"age": np.arange(4.0)}, ("aeg",), "--data.targets aeg: .*did you mean age"),
+        ({"age": ["1", "2", "3", "x"]}, ("age",), "column 'age' of .* is text; .*write --task classification"),
+        ({"age": np.array([1, np.nan, 2, 3])}, ("age",), "target 'age' is nan in example 1 of split 'train'"),
+        ({"age": np.full(4, 7)}, ("age",), "target 'age' is 7.0 in all training examples"),
+    ],
+)
+def test_what_cannot_be_predicted_is_told(columns, targets, message):
+    with pytest.raises(UsageError, match=message):
+        opened("regression", targets=targets, **columns)
+
+
+def test_numbers_of_named_classes_are_no_targets():
+    rows = ArrayRows({"image": IMAGES, "label": np.arange(4)})
+    columns = {"image": Image((2, 2, 1)), "label": Label(2, names=("cat", "dog"))}
+    table = Table("folder:pets", columns, lambda names: (rows, rows))
+    with pytest.raises(UsageError, match="which columns have the target"):
+        with_targets(table, "regression", Data(), None)
+    with pytest.raises(UsageError, match="has classes with names.*--task classification"):
+        with_targets(table, "regression", Data(targets=("label",)), None)
