@@ -1,6 +1,7 @@
 """Compares the probabilities that a fine-tuned language model gives to a test text with those in float32."""
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from mpjax.commands.build import Run, model_with
@@ -17,7 +18,7 @@ def told_of_mismatch(run: Run, state: TrainState) -> str:
     One text, because the float32 logits of a batch may not fit into memory. If those of one text do not fit, the line
     says so.
     """
-    tokens = next(iter(run.tests))["tokens"][:1, :-1]
+    tokens = jnp.asarray(next(iter(run.tests))["tokens"][:1, :-1])
     unpacked, task = run.packing.unpack(state), run.task
     under_policy = make_predict_step(task.structure, lambda model, batch: model(batch["tokens"]), cast=task.cast)
     exact = model_with(run, state)

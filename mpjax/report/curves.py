@@ -59,7 +59,7 @@ METRICS = (
     PlottedMetric("iou", "Intersection over union", is_fraction=True),
     PlottedMetric("perplexity", "Perplexity"),
     PlottedMetric("rmse", "Root mean squared error"),
-    PlottedMetric("f1", "F1", is_share=True),
+    PlottedMetric("f1", "F1", is_fraction=True),
 )
 
 

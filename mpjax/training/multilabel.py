@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from mpjax.precision.policy import Policy
-from mpjax.training.cross_entropy import widened
+from mpjax.training.cross_entropy import as_float32
 from mpjax.training.objective import OUTPUTS, Batch, Mean, Values
 
 
@@ -27,7 +27,7 @@ def sigmoid_cross_entropy(logits: Float[Array, "B K"], labels: Int[Array, "B K"]
     Returns:
       float32 (or wider) [B]; finite for every finite logit, and 0 for an infinite one of the right sign.
     """
-    logits = widened(logits)
+    logits = as_float32(logits)
     return jnp.mean(jax.nn.softplus(jnp.where(labels == 1, -logits, logits)), axis=-1)
 
 

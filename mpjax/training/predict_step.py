@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from mpjax.config.choices import TaskName
 from mpjax.precision.policy import Policy
-from mpjax.training.cross_entropy import predicted, widened
+from mpjax.training.cross_entropy import as_float32, predicted
 from mpjax.training.eval_step import in_evaluation
 from mpjax.training.layout import Layout
 from mpjax.training.losses import cross_entropy
@@ -95,11 +95,11 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) 
         return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
 
     def regression(model, batch) -> Arrays:
-        numbers = widened(logits_of(model, batch))
+        numbers = as_float32(logits_of(model, batch))
         return {"numbers": numbers, "finite": _finite(numbers)}
 
     def multilabel(model, batch) -> Arrays:
-        logits = widened(logits_of(model, batch))
+        logits = as_float32(logits_of(model, batch))
         return {"applies": jax.nn.sigmoid(logits), "finite": _finite(logits)}
 
     outputs: Mapping[TaskName, Callable] = {

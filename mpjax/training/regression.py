@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.precision.policy import Policy
-from mpjax.training.cross_entropy import widened
+from mpjax.training.cross_entropy import as_float32
 from mpjax.training.objective import OUTPUTS, Batch, Values
 
 
@@ -48,7 +48,7 @@ def huber(outputs: Float[Array, "B K"], target: Float[Array, "B K"], *, delta: f
 
 def _errors(outputs: jax.Array, target: jax.Array) -> jax.Array:
     """The errors in float32 or wider. The target has that dtype in the batch, and is never cast to a narrower one."""
-    outputs = widened(outputs)
+    outputs = as_float32(outputs)
     return outputs - target.astype(outputs.dtype)
 
 
@@ -79,7 +79,7 @@ def make_objective(
         values: dict = {"loss": loss(outputs, batch["target"]), OUTPUTS: outputs}
         if key is not None:
             return values
-        errors, target = _errors(outputs, batch["target"]), widened(batch["target"])
+        errors, target = _errors(outputs, batch["target"]), as_float32(batch["target"])
         sums = {
             "squared": jnp.square(errors),
             "absolute": jnp.abs(errors),
