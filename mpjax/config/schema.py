@@ -82,6 +82,9 @@ class Data:
     that in the folder of `--model.name hf:FOLDER`, else bytes."""
     length: Count = 128
     """Tokens per example; longer texts are truncated, shorter ones padded."""
+    documents: Literal["joined", "apart"] = "joined"
+    """Language modelling: the documents in a row of length tokens. joined: a token attends to all tokens before it.
+    apart: only to those of its own document, whose positions begin with its end-of-text token."""
     batch_size: OrAuto = 64
     """Examples per training step, over all devices. `auto`: the largest power of two (times devices and micro-batches)
     that fits into memory."""

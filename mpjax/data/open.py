@@ -191,6 +191,11 @@ def _opened(config: Data, data_dir: pathlib.Path, task: TaskName) -> Source:
         raise UsageError(
             f"--data.range: --data.name {config.name} returns a Source, which is read as it is; leave it out"
         )
+    if config.documents == "apart" and getattr(table.fields.get("tokens"), "document_end", None) is None:
+        raise UsageError(
+            f"--data.documents apart: --data.name {config.name} returns a Source, whose rows are final, and its field "
+            "`tokens` does not say which token begins a document; write Tokens(..., document_end=NUMBER)"
+        )
     if config.ignore_index:
         raise UsageError(
             f"--data.ignore_index: --data.name {config.name} returns a Source, whose labels and masks are final; drop "

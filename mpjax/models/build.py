@@ -52,10 +52,14 @@ def build_model(config: schema.Model, *, fields: Fields, rngs: nnx.Rngs) -> nnx.
 
     Raises:
       UsageError: the model does not accept the fields or one of the settings, or the user's own model does not have
-        the required signature or does not return a Flax module.
+        the required signature, does not return a Flax module or cannot keep documents apart.
     """
     make = _from_folder if config.folder else _own if ":" in str(config.name) else _named
     model = make(config, fields, rngs)
+    if (end := getattr(fields.get("tokens"), "document_end", None)) is not None:
+        from mpjax.models.documents import keep_apart  # local, as few runs need it
+
+        keep_apart(model, end, name=str(config.name))
     name_scopes(model)
     return model
 

@@ -94,7 +94,8 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
         tokens = vocabulary or _vocabulary(config.tokenizer)
         length = config.length
         if task == "language_modeling":
-            return {"tokens": Tokens(length + 1, tokens)}
+            # Which token begins a document changes no shape and no cost.
+            return {"tokens": Tokens(length + 1, tokens, document_end=0 if config.documents == "apart" else None)}
         return {"tokens": Tokens(length, tokens), "length": Length(length), "label": Label(classes)}
     fields: Fields = {"image": Image(known.image), "label": Label(classes)}
     if task == "segmentation":
