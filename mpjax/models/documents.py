@@ -81,12 +81,12 @@ def keep_apart(model: nnx.Module, end: int, *, name: str) -> None:
     Raises:
       UsageError: the model has no attribute `documents`, which says that it can keep documents apart.
     """
-    if not hasattr(model, "documents") or not isinstance(model.documents, Apart | None):
+    documented: Any = model
+    if not hasattr(model, "documents") or not isinstance(documented.documents, Apart | None):
         reason = "its attribute `documents` is not None" if hasattr(model, "documents") else "it has no `documents`"
         raise UsageError(
             f"--data.documents apart: --model.name {name} cannot keep documents apart: {reason}; {_CONTRACT}"
         )
-    documented: Any = model
     documented.documents = Apart(end)
 
 
