@@ -121,7 +121,10 @@ GENERATED = ("digits", "digits_canvas", "docstrings")
 """Data sets that mpjax generates at their first use."""
 
 
-TaskName = Literal["classification", "segmentation", "text_classification", "language_modeling", "own"]
+TaskName = Literal["classification", "segmentation", "text_classification", "language_modeling", "instructions", "own"]
+
+NEXT_TOKEN: tuple[TaskName, ...] = ("language_modeling", "instructions")
+"""The tasks whose model predicts each next token of a text."""
 
 Way = Literal["columns", "rows", "whole"]
 """The division of a linear layer or convolution: along its outputs, along its inputs, or none."""
@@ -131,7 +134,7 @@ class TaskKind(NamedTuple):
     """The properties of a task.
 
     Attributes:
-      fields: the names of the fields of an example; empty: all columns of the data set.
+      fields: the names of the columns that an example is made of; empty: the task looks for them itself.
       score: the metric that chooses the best checkpoint.
     """
 
@@ -144,6 +147,7 @@ TASKS: Mapping[TaskName, TaskKind] = {
     "segmentation": TaskKind(("image", "mask"), "iou"),
     "text_classification": TaskKind(("text", "label"), "accuracy"),
     "language_modeling": TaskKind(("text",), "perplexity"),
+    "instructions": TaskKind((), "perplexity"),
     "own": TaskKind((), "loss"),
 }
 

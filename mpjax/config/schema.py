@@ -474,8 +474,9 @@ class Config:
     ] = ()
     """Train one run for each of these seeds in place of seed, in `seed_N` of output_dir; empty: one run."""
     task: TaskName = "classification"
-    """What the model predicts: the class of an image, of each pixel or of a text, or the next token of a text. own: all
-    columns of the data set are read, and --training.objective says what is learned."""
+    """What the model predicts: the class of an image, of each pixel or of a text, the next token of a text, or that of
+    the answers in conversations (instructions). own: all columns of the data set are read, and --training.objective
+    says what is learned."""
     output_dir: str = ""
     """Folder of the run: a new one, or with --resume an existing one; empty: runs/<data>-<model>-<policy>-<time>."""
     resume: bool = False

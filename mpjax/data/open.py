@@ -29,7 +29,8 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
 
     It chooses a column for each field, applies `config.preprocess` and numbers the classes; with a preprocess function,
     that function numbers them. For a text task, all texts are tokenized now, and the tokens are held in memory. For the
-    task `own`, every column is a field (`all_columns`). A sample of the masks is read to find their values.
+    task `own`, every column is a field (`all_columns`); for `instructions`, conversations are tokenized
+    (`conversations`). A sample of the masks is read to find their values.
 
     Raises:
       UsageError: a field has no column, a column does not fit its field, or the data set needs a setting that is
@@ -37,6 +38,10 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
     """
     if task == "own":
         return all_columns(table, config)
+    if task == "instructions":
+        from mpjax.data.text.instructions import conversations  # late, as in _table
+
+        return conversations(table, config)
     function = load_preprocess(config.preprocess) if config.preprocess else None
     columns = choose_columns(table, TASKS[task].fields, config)
     # A preprocess function receives the stored values and may number the classes itself.

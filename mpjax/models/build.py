@@ -99,8 +99,9 @@ def _from_folder(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Mo
 
 def _require_fields(config: schema.Model, fields: Fields, task: TaskName) -> None:
     """Raises UsageError if the fields are not those of the model's task; the message names models that fit the data."""
-    if set(fields) != set(_FIELDS[task]):
-        fitting = [name for name, other in ENTRIES.items() if set(_FIELDS[other.task]) == set(fields)]
+    read = {*fields} - {ANSWERS}
+    if read != {*_FIELDS[task]}:
+        fitting = [name for name, other in ENTRIES.items() if {*_FIELDS[other.task]} == read]
         raise UsageError(
             f"--model.name {config.name} is for {task}: it takes {', '.join(_FIELDS[task])}, but the data "
             f"has {', '.join(fields)}; write --model.name {' or '.join(fitting) or 'FILE.py:NAME of your own model'}, "
@@ -203,13 +204,16 @@ def _signature(make: Callable) -> inspect.Signature:
 FROM_FOLDER = ("scan_blocks",)
 """The settings that a model of `hf:FOLDER` reads; all else is in its files."""
 
+ANSWERS = "answers"
+"""The field that says which tokens count in the loss; no model reads it."""
+
 _FIELDS: Mapping[TaskName, tuple[str, ...]] = {
     "classification": ("image", "label"),
     "segmentation": ("image", "mask"),
     "text_classification": ("tokens", "length", "label"),
     "language_modeling": ("tokens",),
 }
-"""The fields in a batch of each task."""
+"""The fields in a batch that the models of each task read."""
 
 _OF_EVERY_MODEL = ("name", "pretrained", "pretrained_skip")
 """The fields of `mpjax.config.schema.Model` that are no settings of the network."""

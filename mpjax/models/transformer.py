@@ -143,7 +143,8 @@ def with_positions_at(
     positions: Int[Array, "B T"], x: Float[Array, "B T D"], table: Float[Array, "L D"]
 ) -> Float[Array, "B T D"]:
     """Adds the position embeddings of other positions than 0 to T - 1, as `with_positions` does."""
-    return _added(x, table.astype(widest(table.dtype, FLOAT32))[positions])
+    wide = jnp.asarray(table).astype(widest(table.dtype, FLOAT32))  # an exported program has tables of NumPy
+    return _added(x, wide[positions])
 
 
 def _added(x: jax.Array, rows: jax.Array) -> jax.Array:

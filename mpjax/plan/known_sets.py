@@ -84,7 +84,7 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
         message names the flag to set.
     """
     known = KNOWN.get(_base(str(config.name)))
-    if known is None or task == "own":  # the fields of an own task are all columns of the set
+    if known is None or not TASKS[task].fields:  # the task looks at the columns of the set
         return _of_the_set(task, config, data_dir)
     expected, has = TASKS[task].fields[0], "text" if known.image is None else "image"
     classes = config.num_classes or known.classes
