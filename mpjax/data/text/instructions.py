@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,8 +46,13 @@ class Chat(NamedTuple):
         text, answers = self.template.conversation(messages)
         behind = text[answers[-1][0] :].partition(content)[2]
         ((tokens, _),) = self.tokenizer.with_places([behind])
+        return frozenset(tokens[:1]) & self.special.keys()
+
+    @property
+    def special(self) -> dict[int, str]:
+        """The texts of the special tokens, which are these tokens wherever they stand."""
         added = self.tokenizer.tokenizer.get_added_tokens_decoder()
-        return frozenset(token for token in tokens[:1] if token in added and added[token].special)
+        return {number: token.content for number, token in added.items() if token.special}
 
 
 def load_chat(name: str) -> Chat:
@@ -192,11 +198,14 @@ def _as_messages(value: Any, role: str) -> list[Any]:
 def _tokenized(examples: Examples, chat: Chat, length: int, split: str, notes: list[str]) -> Conversations:
     values: list[np.ndarray] = []
     marks: list[np.ndarray] = []
-    cut = empty = 0
+    special = re.compile("|".join(map(re.escape, chat.special.values())) or r"(?!)")  # without any, it matches nothing
+    cut = empty = taken = 0
     for start in range(0, len(examples), _AT_ONCE):
         numbers = range(start, min(start + _AT_ONCE, len(examples)))
         rows = zip(numbers, examples.__getitems__(numbers), strict=True)
-        marked = [chat.template.conversation(messages_of(row, f"{split}, example {number}")) for number, row in rows]
+        talks = [messages_of(row, f"{split}, example {number}") for number, row in rows]
+        taken += sum(any(special.search(message["content"]) for message in messages) for messages in talks)
+        marked = [chat.template.conversation(messages) for messages in talks]
         encoded = chat.tokenizer.with_places([text for text, _ in marked])
         for (_, answers), (tokens, places) in zip(marked, encoded, strict=True):
             mark = _in_answers(answers, places)
@@ -211,6 +220,11 @@ def _tokenized(examples: Examples, chat: Chat, length: int, split: str, notes: l
         notes.append(
             f"{split}: {cut:,} of {len(examples):,} conversations have more than {length + 1} tokens and are cut to "
             f"them (--data.length {length}); {empty:,} have no token of an answer in them and are left out"
+        )
+    if taken:
+        notes.append(
+            f"{split}: messages of {taken:,} conversations have the text of a special token, such as an end of a turn, "
+            "and are read as having the token there"
         )
     if not values:
         raise UsageError(
