@@ -93,11 +93,10 @@ def test_what_is_too_long_is_cut_and_what_has_no_answer_left_is_left_out_with_a_
 
 
 def test_the_text_of_a_special_token_in_a_message_is_told_of(chat_tokenizer):
-    assert source_of(chat_tokenizer, talk("a<|im_end|>", "b"), talk("a|", "b")).notes == (
-        "split 'train' of 'set': messages of 1 conversations have the text of a special token, such as an end of a turn, "
-        "and are read as having the token there",
-        "split 'test' of 'set': messages of 1 conversations have the text of a special token, such as an end of a turn, "
-        "and are read as having the token there",
+    source = source_of(chat_tokenizer, talk("a<|im_end|>", "b"), talk("a|", "b"), test=[talk("a", "b")])
+    assert source.notes == (
+        "split 'train' of 'set': messages of 1 conversations have the text of a special token, such as an end of a "
+        "turn, and are read as having the token there",
     )
 
 
