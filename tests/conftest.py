@@ -127,6 +127,30 @@ def plugin() -> None:
 
 
 @pytest.fixture
+def chat_tokenizer(tmp_path):
+    """A folder with a tokenizer of bytes and ChatML's template, whose special tokens are 256 to 258."""
+    import json
+
+    tokenizers = pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{{ '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant{{ '\n' }}{% endif %}"
+    )
+    settings = {"eos_token": "<|endoftext|>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture
 def small():
     """An MLP that compiles in a second."""
     data = ["--data.name", "synthetic:8x8x1:10", "--data.batch_size", "24"]

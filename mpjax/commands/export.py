@@ -12,6 +12,7 @@ from mpjax import data
 from mpjax.commands.evaluate import trained_state
 from mpjax.commands.learner import open_task
 from mpjax.config import Config
+from mpjax.config.choices import NEXT_TOKEN
 from mpjax.config.commands import Export
 from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.paths import expanded
@@ -100,7 +101,7 @@ def write_adapter(settings: Export, config: Config, task: Task, state: TrainStat
     from mpjax.models.pretrained.peft import export_adapter  # local, because few runs have adapters
 
     model: Any = task.structure.assemble(state.averaged if settings.ema else state.params, state.stats)
-    kind = "CAUSAL_LM" if config.task == "language_modeling" else None
+    kind = "CAUSAL_LM" if config.task in NEXT_TOKEN else None
     dtype = settings.dtype or "float32"
     count = export_adapter(model, settings.output, base=config.model.weights, task=kind, dtype=dtype)
     return (
@@ -112,7 +113,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "classification": ("image",),
     "segmentation": ("image",),
     "text_classification": ("tokens", "length"),
-    "language_modeling": ("tokens",),
+    **dict.fromkeys(NEXT_TOKEN, ("tokens",)),
     "regression": ("image",),
     "multilabel": ("image",),
 }
@@ -168,7 +169,7 @@ def write_program(
     examples = split.batch(range(min(_COMPARED, len(split))))
     names = ("row",) if "row" in examples else INPUTS[config.task]
     batch = {name: examples[name] for name in names}
-    if config.task == "language_modeling":
+    if config.task in NEXT_TOKEN:
         batch["tokens"] = batch["tokens"][:, :-1]  # the last token is only a label
     (size,) = export.symbolic_shape("batch")
     shapes = {name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype) for name, array in batch.items()}

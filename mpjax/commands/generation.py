@@ -13,6 +13,7 @@ from mpjax import strict_json
 from mpjax.commands.evaluate import open_split, stored_settings, trained_state
 from mpjax.commands.jax_settings import set_up_jax
 from mpjax.config import Config
+from mpjax.config.choices import NEXT_TOKEN
 from mpjax.config.commands import FROM_FILES, Prediction
 from mpjax.config.folders import with_policy
 from mpjax.config.schema import with_settings
@@ -46,6 +47,7 @@ class TextGenerator(NamedTuple):
       start: makes the tokens of a prompt.
       end: the end-of-text tokens.
       header: the column names of tables without a line of names.
+      between: what is shown between a prompt and its continuation.
     """
 
     model: SplitModel
@@ -54,6 +56,7 @@ class TextGenerator(NamedTuple):
     start: Callable[[str], list[int]]
     end: frozenset[int]
     header: tuple[str, ...] = ()
+    between: str = ""
 
 
 class Prompt(NamedTuple):
@@ -93,25 +96,32 @@ def continue_texts(settings: Prediction, file: TextIO) -> int:
 
 def _of_run(settings: Prediction) -> TextGenerator:
     config = stored_settings(settings)
-    if config.task != "language_modeling":
+    if config.task not in NEXT_TOKEN:
         raise UsageError(
             f"the run in {settings.run} is for {config.task}: --prompt and --generate want one with --task "
-            "language_modeling"
+            f"{' or '.join(NEXT_TOKEN)}"
         )
     config = with_settings(config, {"training.remat": "none"})  # nothing is kept for a backward pass
     _, _, task = open_split(settings, config)
     layout = Layout(make_mesh(jax.local_devices()[:1]))
     _, state, _ = trained_state(task, config, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
     model = task.structure.assemble(state.averaged if settings.ema else state.params, state.stats)
+    parts, header = split(model, cast=task.cast), tuple(config.data.header)
+    files = _ends(find_folder(config.model.folder)) if config.model.folder else frozenset()
+    if config.task == "instructions":
+        from mpjax.commands.chat import start_of_answer  # local, like all imports that few runs need
+        from mpjax.data.text.instructions import load_chat
+
+        chat = load_chat(config.data.tokenizer)
+        ends = files | chat.ends | {chat.tokenizer.end}
+        return TextGenerator(parts, task.cast, chat.tokenizer, start_of_answer(chat), ends, header, between="\n")
     tokenizer = load_tokenizer(config.data.tokenizer)
 
     def start(text: str) -> list[int]:
         """As in training, an end-of-text token stands before a text."""
         return [tokenizer.end, *tokenizer.whole([text]).values.tolist()]
 
-    files = _ends(find_folder(config.model.folder)) if config.model.folder else frozenset()
-    parts = split(model, cast=task.cast)
-    return TextGenerator(parts, task.cast, tokenizer, start, files | {tokenizer.end}, tuple(config.data.header))
+    return TextGenerator(parts, task.cast, tokenizer, start, files | {tokenizer.end}, header)
 
 
 def _of_files(settings: Prediction) -> TextGenerator:
@@ -209,7 +219,7 @@ def _shown(settings: Prediction, generator: TextGenerator, prompt: Prompt, *, fi
     text = Written(generator.tokenizer, prompt.tokens, settings.stop)
     # A model may write what a terminal takes for a command.
     shown = _without_commands if sys.stdout.isatty() else str
-    print(*([] if first else ["\n"]), shown(prompt.text), sep="", end="", flush=True)
+    print(*([] if first else ["\n"]), shown(prompt.text), generator.between, sep="", end="", flush=True)
 
     def watch(_: int, token: int) -> bool:
         print(shown(text.add(token)), end="", flush=True)

@@ -206,6 +206,12 @@ def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, st
         check_objective(task, stored, name=f"--training.objective {objective}", mixing=" and ".join(mixing))
     else:
         check_fit(task.abstract, config.task, fields, name=str(config.model.name), dtype=plan.policy.compute_dtype)
+        if config.data.documents == "apart" and may_name_code(config.model.name) and not config.model.folder:
+            from mpjax.models.documents import require_apart
+
+            tokens: Any = fields["tokens"]
+            shape = jax.ShapeDtypeStruct((2, tokens.length - 1), jax.numpy.int32)
+            require_apart(task.abstract, shape, name=str(config.model.name))
     if config.training.lora:
         from mpjax.training.lora import require_called
 

@@ -69,6 +69,11 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
         chunk = config.training.chunked_loss
         function = objectives.language_modeling(label_smoothing=smoothing, chunk=chunk)
         complete = objectives.with_perplexity
+    elif task == "instructions":
+        from mpjax.training.loss_of_answers import instructions  # local, like all imports that few runs need
+
+        function = instructions(label_smoothing=smoothing, chunk=config.training.chunked_loss)
+        complete = objectives.with_perplexity
     elif task == "segmentation":
         function, complete = objectives.segmentation(policy, pixel_loss=pixel_loss), objectives.require_pixels
     elif task == "regression":

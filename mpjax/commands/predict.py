@@ -18,6 +18,7 @@ from PIL import Image
 from mpjax import data, strict_json
 from mpjax.commands.evaluate import open_split, stored_settings, trained_state
 from mpjax.config import Config
+from mpjax.config.choices import NEXT_TOKEN
 from mpjax.config.commands import Prediction
 from mpjax.config.paths import expanded
 from mpjax.data.given import Inputs, given_batches, given_images, given_split, takes_images
@@ -101,7 +102,7 @@ def predict_run(settings: Prediction) -> int:
                 record["mask"] = str(masks / _mask_name(inputs.names[owner]))
                 mask = inputs.mask(inputs.load([owner])[0], [row["mask"] for row in rows])
                 Image.fromarray(values[mask]).save(record["mask"])
-            elif config.task == "language_modeling":
+            elif config.task in NEXT_TOKEN:
                 record |= _loss(rows)
             elif config.task == "regression":
                 record |= _numbers(rows[0], source.fields["target"])
@@ -124,6 +125,11 @@ def _given(settings: Prediction, config: Config, source: data.Source) -> Inputs:
         raise UsageError(
             f"{settings.inputs[0]}: the run's function --data.preprocess {config.data.preprocess} takes examples of "
             "its data set, and not files alone; write --split"
+        )
+    if config.task == "instructions":
+        raise UsageError(
+            f"{settings.inputs[0]}: the run is for instructions, and a file of texts does not tell which are answers; "
+            "write --split for the loss of answers, or --prompt or --generate for answers"
         )
     if "row" in source.fields:
         from mpjax.data.given_rows import given_rows  # local, because images need no cells

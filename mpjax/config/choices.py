@@ -128,8 +128,18 @@ GENERATED = ("digits", "digits_canvas", "docstrings")
 
 
 TaskName = Literal[
-    "classification", "segmentation", "text_classification", "language_modeling", "regression", "multilabel", "own"
+    "classification",
+    "segmentation",
+    "text_classification",
+    "language_modeling",
+    "instructions",
+    "regression",
+    "multilabel",
+    "own",
 ]
+
+NEXT_TOKEN: tuple[TaskName, ...] = ("language_modeling", "instructions")
+"""The tasks whose model predicts each next token of a text."""
 
 Way = Literal["columns", "rows", "whole"]
 """The division of a linear layer or convolution: along its outputs, along its inputs, or none."""
@@ -139,8 +149,8 @@ class TaskKind(NamedTuple):
     """The properties of a task.
 
     Attributes:
-      fields: the names of the fields of an example; empty: all columns of the data set. Tables have a `row` in place of
-        the `image`.
+      fields: the names of the fields of an example; empty: the task looks for them itself. Tables have a `row` in place
+        of the `image`.
       score: the metric that chooses the best checkpoint.
     """
 
@@ -153,6 +163,7 @@ TASKS: Mapping[TaskName, TaskKind] = {
     "segmentation": TaskKind(("image", "mask"), "iou"),
     "text_classification": TaskKind(("text", "label"), "accuracy"),
     "language_modeling": TaskKind(("text",), "perplexity"),
+    "instructions": TaskKind((), "perplexity"),
     "regression": TaskKind(("image", "target"), "rmse"),
     "multilabel": TaskKind(("image", "labels"), "f1"),
     "own": TaskKind((), "loss"),

@@ -168,6 +168,11 @@ def _mix(data: Data) -> Iterator[str]:
 def _others(config: Config) -> Iterator[str]:
     yield from _auto("training.accumulate", config.training.accumulate)
     yield from _own_parts(config)
+    if config.data.documents != "joined" and config.task != "language_modeling":
+        yield (
+            f"--data.documents {config.data.documents} is for language_modeling, whose rows hold several documents, "
+            f"not for --task {config.task}: leave it out"
+        )
     for pattern, factor in config.optimizer.rates.items():
         if not 0 < factor < math.inf:
             yield (

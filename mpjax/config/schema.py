@@ -102,6 +102,9 @@ class Data:
     that in the folder of `--model.name hf:FOLDER`, else bytes."""
     length: Count = 128
     """Tokens per example; longer texts are truncated, shorter ones padded."""
+    documents: Literal["joined", "apart"] = "joined"
+    """Language modelling: the documents in a row of length tokens. joined: a token attends to all tokens before it.
+    apart: only to those of its own document, whose positions begin with its end-of-text token."""
     batch_size: OrAuto = 64
     """Examples per training step, over all devices. `auto`: the largest power of two (times devices and micro-batches)
     that fits into memory."""
@@ -496,9 +499,9 @@ class Config:
     ] = ()
     """Train one run for each of these seeds in place of seed, in `seed_N` of output_dir; empty: one run."""
     task: TaskName = "classification"
-    """What the model predicts: the class of an image or row, of each pixel or of a text, the next token of a text,
-    numbers (regression), or any number of labels (multilabel). own: all columns of the data set are read, and
-    --training.objective says what is learned."""
+    """What the model predicts: the class of an image or row, of each pixel or of a text, the next token of a text or of
+    the answers in conversations (instructions), numbers (regression), or any number of labels (multilabel). own: all
+    columns of the data set are read, and --training.objective says what is learned."""
     output_dir: str = ""
     """Folder of the run: a new one, or with --resume an existing one; empty: runs/<data>-<model>-<policy>-<time>."""
     resume: bool = False

@@ -209,10 +209,13 @@ class Tokens(FromColumn):
     Args:
       length: the number of tokens of an example.
       vocabulary: the vocabulary size; token ids are in [0, vocabulary).
+      document_end: the end-of-text token, if a row holds several documents that must not see each other; None: all
+        tokens of a row are one text.
     """
 
     length: int
     vocabulary: int
+    document_end: int | None = dataclasses.field(default=None, repr=False, kw_only=True)
 
     @property
     def rank(self) -> int:

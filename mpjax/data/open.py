@@ -34,9 +34,10 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
 
     It chooses a column for each field, applies `config.preprocess` and numbers the classes; with a preprocess function,
     that function numbers them. For a text task, all texts are tokenized now, and the tokens are held in memory. For the
-    task `own`, every column is a field (`all_columns`). A sample of the masks is read to find their values. The numbers
-    of a regression are standardised by the statistics of the `encoding`, or else by those of the training split,
-    whose numbers are all read now (`with_targets`).
+    task `own`, every column is a field (`all_columns`); for `instructions`, conversations are tokenized
+    (`conversations`). A sample of the masks is read to find their values. The numbers of a regression are standardised
+    by the statistics of the `encoding`, or else by those of the training split, whose numbers are all read now
+    (`with_targets`).
 
     Raises:
       UsageError: a field has no column, a column does not fit its field, or the data set needs a setting that is
@@ -44,6 +45,10 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
     """
     if task == "own":
         return all_columns(table, config)
+    if task == "instructions":
+        from mpjax.data.text.instructions import conversations  # late, as in _table
+
+        return conversations(table, config)
     if task in ("regression", "multilabel"):
         from mpjax.data.image_targets import with_targets  # late, as in _table
 
@@ -219,6 +224,11 @@ def _opened(config: Data, data_dir: pathlib.Path, task: TaskName, encoding: "Enc
     if config.range:
         raise UsageError(
             f"--data.range: --data.name {config.name} returns a Source, which is read as it is; leave it out"
+        )
+    if config.documents == "apart" and getattr(table.fields.get("tokens"), "document_end", None) is None:
+        raise UsageError(
+            f"--data.documents apart: --data.name {config.name} returns a Source, whose rows are final, and its field "
+            "`tokens` does not say which token begins a document; write Tokens(..., document_end=NUMBER)"
         )
     if config.ignore_index:
         raise UsageError(

@@ -40,6 +40,7 @@ class Attend(Protocol):
         value: jax.Array,
         *,
         lengths: jax.Array | None = None,
+        segments: jax.Array | None = None,
         is_causal: bool = False,
         window: int | jax.Array | None = None,
         scale: float | None = None,
@@ -113,6 +114,7 @@ def attend(
     value: Float[Array, "B T K H"],
     *,
     lengths: Int[Array, " B"] | None = None,
+    segments: Int[Array, "B T"] | None = None,
     is_causal: bool = False,
     window: int | jax.Array | None = None,
     scale: float | None = None,
@@ -126,6 +128,9 @@ def attend(
       key: [B, T, K, H], where N is a multiple of K.
       value: [B, T, K, H].
       lengths: int32 [B], the number of positions of each sequence to attend to; 0 is treated as 1. None: all.
+      segments: int32 [B, T], a number for each position; a position attends only to those with its own number. None:
+        to all. cuDNN gets the mask as numbers that it adds to the scores, [B, 1, T, T] in the dtype of the inputs: in
+        float16 -32768, which has to be below the scores.
       is_causal: whether a position attends only to itself and earlier positions.
       window: the number of positions that a causal position attends to, itself and those right before it; an int, or
         an int32 scalar, with which "auto" is "xla". None: all positions before it.
@@ -146,37 +151,48 @@ def attend(
         window = None
     lengths = None if lengths is None else jnp.maximum(lengths, 1)
     if _chosen(implementation, query, window=window, cap=cap) == "cudnn":
-        options = {} if window is None else {"local_window_size": (window - 1, 0)}
         fused = functools.partial(
-            jax.nn.dot_product_attention, is_causal=is_causal, scale=scale, implementation="cudnn", **options
+            jax.nn.dot_product_attention, is_causal=is_causal, scale=scale, implementation="cudnn"
         )
-        return _on_own_heads(fused)(query, key, value, lengths)
+        if segments is not None:  # cuDNN has no window beside a mask, so the mask has the window and the lengths too
+            return _on_own_heads(fused)(query, key, value, None, _mask(key.shape[1], lengths, window, segments))
+        options = {} if window is None else {"local_window_size": (window - 1, 0)}
+        return _on_own_heads(functools.partial(fused, **options))(query, key, value, lengths, None)
+    mask = _mask(key.shape[1], lengths, window, segments)
+    return plain.dot_product_attention(query, key, value, mask=mask, is_causal=is_causal, scale=scale, cap=cap)
+
+
+def _mask(
+    length: int, lengths: jax.Array | None, window: int | jax.Array | None, segments: jax.Array | None
+) -> jax.Array | None:
+    """True where a position may attend to another, broadcastable to [B, N, T, T]; None where all may to all."""
     masks = []
-    positions = jnp.arange(key.shape[1], dtype=jnp.int32)
+    positions = jnp.arange(length, dtype=jnp.int32)
     if lengths is not None:
         masks.append(positions[None, None, None, :] < lengths[:, None, None, None])
     if window is not None:
         masks.append((positions[None, :] > positions[:, None] - window)[None, None])
-    mask = functools.reduce(jnp.logical_and, masks) if masks else None
-    return plain.dot_product_attention(query, key, value, mask=mask, is_causal=is_causal, scale=scale, cap=cap)
+    if segments is not None:
+        masks.append(segments[:, None, :, None] == segments[:, None, None, :])
+    return functools.reduce(jnp.logical_and, masks) if masks else None
 
 
 def _on_own_heads(attention: Callable) -> Callable:
-    """Wraps cuDNN's attention as `(query, key, value, lengths) -> result`, so that each device runs its own heads.
+    """Wraps cuDNN's attention as `(query, key, value, lengths, mask) -> result`; each device runs its own heads.
 
     Inside a `jax.shard_map` over other axes of a mesh, the compiler cannot divide a call of cuDNN, so a second
     `jax.shard_map` divides the heads over the axis `tensor`. Elsewhere the wrapper only passes the arguments on.
     """
     mesh = jax.sharding.get_abstract_mesh()
 
-    def call(query, key, value, lengths):
-        return attention(query, key, value, key_value_seq_lengths=lengths)
+    def call(query, key, value, lengths, mask):
+        return attention(query, key, value, mask=mask, key_value_seq_lengths=lengths)
 
     if not _is_divided(TENSOR) or TENSOR in mesh.manual_axes or not mesh.manual_axes:
         return call
-    heads = PartitionSpec(None, None, TENSOR)
+    heads, whole = PartitionSpec(None, None, TENSOR), PartitionSpec()
     return jax.shard_map(
-        call, in_specs=(heads, heads, heads, PartitionSpec()), out_specs=heads, axis_names={TENSOR}, check_vma=False
+        call, in_specs=(heads, heads, heads, whole, whole), out_specs=heads, axis_names={TENSOR}, check_vma=False
     )
 
 

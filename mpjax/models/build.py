@@ -52,10 +52,14 @@ def build_model(config: schema.Model, *, fields: Fields, rngs: nnx.Rngs) -> nnx.
 
     Raises:
       UsageError: the model does not accept the fields or one of the settings, or the user's own model does not have
-        the required signature or does not return a Flax module.
+        the required signature, does not return a Flax module or cannot keep documents apart.
     """
     make = _from_folder if config.folder else _own if ":" in str(config.name) else _named
     model = make(config, fields, rngs)
+    if (end := getattr(fields.get("tokens"), "document_end", None)) is not None:
+        from mpjax.models.documents import keep_apart  # local, as few runs need it
+
+        keep_apart(model, end, name=str(config.name))
     name_scopes(model)
     return model
 
@@ -95,8 +99,9 @@ def _from_folder(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Mo
 
 def _require_fields(config: schema.Model, fields: Fields, task: TaskName) -> None:
     """Raises UsageError if the fields are not those of the model's task; the message names models that fit the data."""
-    if not _accepts(config.name, task, fields):
-        fitting = [name for name, other in ENTRIES.items() if _accepts(name, other.task, fields)]
+    read = {name: field for name, field in fields.items() if name != ANSWERS}
+    if not _accepts(config.name, task, read):
+        fitting = [name for name, other in ENTRIES.items() if _accepts(name, other.task, read)]
         raise UsageError(
             f"--model.name {config.name} is for {task}: it takes {', '.join(_FIELDS[task])}, but the data "
             f"has {', '.join(fields)}; write --model.name {' or '.join(fitting) or 'FILE.py:NAME of your own model'}, "
@@ -206,6 +211,9 @@ def _signature(make: Callable) -> inspect.Signature:
 
 FROM_FOLDER = ("scan_blocks",)
 """The settings that a model of `hf:FOLDER` reads; all else is in its files."""
+
+ANSWERS = "answers"
+"""The field that says which tokens count in the loss; no model reads it."""
 
 _FIELDS: Mapping[TaskName, tuple[str, ...]] = {
     "classification": ("image", "label"),

@@ -17,11 +17,21 @@ from flax import nnx
 from mpjax.models.activations import tanh_gelu
 from mpjax.models.attention import Attend, Implementation
 from mpjax.models.scan import in_series, through
-from mpjax.models.transformer import Block, NormKernel, check_length, dropping, pre_norm_by, with_positions
+from mpjax.models.transformer import (
+    Block,
+    NormKernel,
+    check_length,
+    dropping,
+    pre_norm_by,
+    with_positions,
+    with_positions_at,
+)
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Array, Float, Int
+
+    from mpjax.models.documents import Apart
 
 
 EPSILON = 1e-5
@@ -40,7 +50,13 @@ class GPT2(nnx.Module):
       implementation: attention implementation; see `attend`.
       norm_kernel: what computes the backward pass of the blocks' norms on NVIDIA GPUs; see `pre_norm_by`.
       scan_blocks: whether the blocks are one loop over stacked arrays; see `mpjax.models.scan`.
+
+    Attributes:
+      documents: None, or what keeps the documents of a row apart: no token attends to another document, and the
+        positions of each document begin with 0.
     """
+
+    documents: Apart | None = None
 
     def __init__(
         self,
@@ -96,8 +112,12 @@ class GPT2(nnx.Module):
           UsageError: a text has more tokens than there are position embeddings.
         """
         check_length(tokens, self.length)
-        x = self.dropout(with_positions(self.tokens(tokens), self.positions[...]))
-        x = through(self.blocks, x)
+        x, table = self.tokens(tokens), self.positions[...]
+        if self.documents is None:
+            x = through(self.blocks, self.dropout(with_positions(x, table)))
+        else:
+            x = self.dropout(with_positions_at(self.documents.positions(tokens), x, table))
+            x = through(self.blocks, x, None, self.documents.attend(tokens))
         return self.norm(x)
 
     def continued(

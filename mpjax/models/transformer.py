@@ -136,7 +136,18 @@ def with_positions(x: Float[Array, "B T D"], table: Float[Array, "L D"]) -> Floa
 
     They are broadcast over the batch before the cast, so that their gradients accumulate in float32.
     """
-    rows = jnp.broadcast_to(table[: x.shape[1]].astype(widest(table.dtype, FLOAT32)), x.shape)
+    return _added(x, jnp.broadcast_to(table[: x.shape[1]].astype(widest(table.dtype, FLOAT32)), x.shape))
+
+
+def with_positions_at(
+    positions: Int[Array, "B T"], x: Float[Array, "B T D"], table: Float[Array, "L D"]
+) -> Float[Array, "B T D"]:
+    """Adds the position embeddings of other positions than 0 to T - 1, as `with_positions` does."""
+    wide = jnp.asarray(table).astype(widest(table.dtype, FLOAT32))  # an exported program has tables of NumPy
+    return _added(x, wide[positions])
+
+
+def _added(x: jax.Array, rows: jax.Array) -> jax.Array:
     # Without this layout, XLA on GPUs keeps the batch innermost from here on, and transposes for every product.
     return with_layout_constraint(x + rows.astype(x.dtype), Layout(tuple(range(x.ndim))))
 

@@ -84,7 +84,7 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
         message names the flag to set.
     """
     known = KNOWN.get(_base(str(config.name)))
-    if known is None or task == "own":  # the fields of an own task are all columns of the set
+    if known is None or not TASKS[task].fields:  # the task looks at the columns of the set
         return _of_the_set(task, config, data_dir)
     if task in ("regression", "multilabel"):
         raise UsageError(
@@ -99,7 +99,8 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
         tokens = vocabulary or _vocabulary(config.tokenizer)
         length = config.length
         if task == "language_modeling":
-            return {"tokens": Tokens(length + 1, tokens)}
+            # Which token begins a document changes no shape and no cost.
+            return {"tokens": Tokens(length + 1, tokens, document_end=0 if config.documents == "apart" else None)}
         return {"tokens": Tokens(length, tokens), "length": Length(length), "label": Label(classes)}
     fields: Fields = {"image": Image(known.image), "label": Label(classes)}
     if task == "segmentation":

@@ -148,8 +148,8 @@ def language_modeling(*, label_smoothing: float = 0.0, chunk: int = 0) -> "Objec
 def with_perplexity(metrics: dict[str, float]) -> dict[str, float]:
     """Adds `perplexity`, exp(loss), to the metrics of a set; inf if it is too large for float64.
 
-    Examples have equal lengths, so the loss is a mean over tokens. The result is a new dict with `loss`, `accuracy` and
-    `perplexity` first. A metric `perplexity` of the user is kept.
+    The loss is a mean over tokens: examples have equal lengths, or weights (`instructions`). The result is a new dict
+    with `loss`, `accuracy` and `perplexity` first. A metric `perplexity` of the user is kept.
     """
     with np.errstate(over="ignore"):
         perplexity = float(np.exp(np.float64(metrics["loss"])))

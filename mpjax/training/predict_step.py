@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from mpjax.config.choices import TaskName
+from mpjax.config.choices import NEXT_TOKEN, TaskName
 from mpjax.precision.policy import Policy
 from mpjax.training.cross_entropy import as_float32, predicted
 from mpjax.training.eval_step import in_evaluation
@@ -46,7 +46,7 @@ def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
     """
     if task == "text_classification":
         return lambda model, batch: model(batch["tokens"], batch["length"])
-    if task == "language_modeling":
+    if task in NEXT_TOKEN:
         return lambda model, batch: model(batch["tokens"])
 
     def of_inputs(model, batch) -> jax.Array:
@@ -62,9 +62,10 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) 
     Classification outputs `classes` and `probabilities`, [B, top], the most probable first. Segmentation outputs
     `mask`, the class of each pixel, uint8 [B, H, W]. Language modelling outputs `loss` and `tokens`, both [B]: the sum
     of the losses of the first `count` predicted tokens of an example (`count` is a field of the batch; without it, all
-    tokens), and the number of these tokens. Regression outputs `numbers`, standardised, float32 [B, targets]; several
-    labels output `applies`, their probabilities, float32 [B, labels]. All tasks output `finite` [B], False for examples
-    with a NaN or infinite logit; in language modelling, with a NaN or infinite loss of a counted token.
+    tokens), and the number of these tokens; for instructions, these are the tokens of answers. Regression outputs
+    `numbers`, standardised, float32 [B, targets]; several labels output `applies`, their probabilities, float32 [B,
+    labels]. All tasks output `finite` [B], False for examples with a NaN or infinite logit; with next tokens, with a
+    NaN or infinite loss of a counted token.
 
     Args:
       task: the task.
@@ -94,6 +95,13 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) 
         losses = jnp.where(jnp.arange(tokens.shape[1])[None] < count[:, None], losses, jnp.zeros_like(losses))
         return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
 
+    def instructions(model, batch) -> Arrays:
+        tokens, following, counted = batch["tokens"][:, :-1], batch["tokens"][:, 1:], batch["answers"][:, 1:]
+        losses = cross_entropy(logits_of(model, {"tokens": tokens}), following)
+        losses = jnp.where(counted, losses, jnp.zeros_like(losses))
+        count = jnp.sum(counted.astype(jnp.int32), axis=1)
+        return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
+
     def regression(model, batch) -> Arrays:
         numbers = as_float32(logits_of(model, batch))
         return {"numbers": numbers, "finite": _finite(numbers)}
@@ -107,6 +115,7 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) 
         "text_classification": classification,
         "segmentation": segmentation,
         "language_modeling": language_modeling,
+        "instructions": instructions,
         "regression": regression,
         "multilabel": multilabel,
     }

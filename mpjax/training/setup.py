@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from mpjax.config.choices import TaskName
+from mpjax.config.choices import NEXT_TOKEN, TaskName
 from mpjax.config.schema import Model
 from mpjax.errors import UsageError
 from mpjax.models.pretrained import load_pretrained
@@ -56,7 +56,7 @@ def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, n
         ) from error
     logits = nnx.eval_shape(lambda model, *inputs: model(*inputs), model, *inputs)
     shape = getattr(logits, "shape", type(logits).__name__)
-    if shape != expected and not (task == "language_modeling" and _has_more_tokens(shape, expected)):
+    if shape != expected and not (task in NEXT_TOKEN and _has_more_tokens(shape, expected)):
         raise UsageError(
             f"--model.name {name} gives {shape} for a batch of {_BATCH}; wanted logits {expected}: {_SIGNATURES[task]}"
         )
@@ -71,7 +71,7 @@ _SIGNATURES: Mapping[TaskName, str] = {
     "classification": "images [B, H, W, C] -> logits [B, num_classes]",
     "segmentation": "images [B, H, W, C] -> logits [B, H, W, num_classes]",
     "text_classification": "tokens [B, T], lengths [B] -> logits [B, num_classes]",
-    "language_modeling": "tokens [B, T] -> logits [B, T, vocabulary]",
+    **dict.fromkeys(NEXT_TOKEN, "tokens [B, T] -> logits [B, T, vocabulary]"),
     "regression": "images [B, H, W, C] or rows [B, F] -> numbers [B, targets]",
     "multilabel": "images [B, H, W, C] or rows [B, F] -> logits [B, labels]",
 }
@@ -85,7 +85,7 @@ def _call(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> tuple[Shapes
 
     if "tokens" in fields:
         tokens = fields["tokens"]
-        if task == "language_modeling":
+        if task in NEXT_TOKEN:
             return (of(tokens.length - 1),), (_BATCH, tokens.length - 1, tokens.vocabulary)
         return (of(tokens.length), of()), (_BATCH, fields["label"].num_classes)
     if "row" in fields or task in ("regression", "multilabel"):

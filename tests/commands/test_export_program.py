@@ -72,6 +72,7 @@ MODELS = [
     "--task segmentation --model.name unet --model.width 4 --model.depth 1 --data.name digits_canvas",
     "--task text_classification --model.name bert --model.depth 1 --model.width 16 --model.heads 2",
     "--task language_modeling --model.name gpt2 --model.depth 1 --model.width 16 --model.heads 2",
+    "--task language_modeling --data.documents apart --model.name gpt2 --model.depth 1 --model.width 8 --model.heads 2",
 ]
 
 

@@ -113,6 +113,7 @@ def test_a_setting_of_another_update_rule_is_not_ignored(rule, flag, said):
         ("--training.class_weights 1 --task language_modeling", "segmentation, not for --task language_modeling"),
         ("--data.ignore_index 0 --task language_modeling", "--data.ignore_index 0: is for classification, .*, not for"),
         ("--data.ignore_index 9 --training.metrics a.py:b", "--data.ignore_index 9 with --training.metrics, which"),
+        ("--data.documents apart", "--data.documents apart is for language_modeling, .* not for --task classification"),
     ],
 )
 def test_settings_of_classes_are_for_losses_that_have_them(flags, said):

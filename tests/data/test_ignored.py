@@ -5,7 +5,7 @@ import pytest
 
 from mpjax.config.schema import Data
 from mpjax.config.user_code import PythonObject
-from mpjax.data import Label, open_source, train_batches
+from mpjax.data import Label, Tokens, open_source, train_batches
 from mpjax.data.examples import Source, labelled_images
 from mpjax.data.open import with_ignored
 from mpjax.errors import UsageError
@@ -48,6 +48,17 @@ def test_a_source_is_final():
     source = Source("mine", labelled_images(3, (2, 2, 1)), [], [])
     with pytest.raises(UsageError, match="--data.ignore_index: .* returns a Source, whose labels and masks are final"):
         open_source(Data(name=PythonObject(lambda: source), ignore_index=(1,)), None)
+
+
+@pytest.mark.parametrize("end", [None, 0])
+def test_a_source_says_itself_what_begins_a_document(end):
+    source = Source("mine", {"tokens": Tokens(5, 9, document_end=end)}, [], [])
+    config = Data(name=PythonObject(lambda: source), documents="apart")
+    if end is None:
+        with pytest.raises(UsageError, match=r"--data.documents apart: .* write Tokens\(..., document_end=NUMBER\)"):
+            open_source(config, None, "language_modeling")
+    else:
+        assert open_source(config, None, "language_modeling") is source
 
 
 @pytest.mark.extra

@@ -235,3 +235,38 @@ def test_what_cudnn_has_no_kernel_for_runs_without_it(monkeypatch, options, reas
     assert attention.attend(query, query, query, is_causal=True, **options).shape == query.shape
     with pytest.raises(UsageError, match=f"attention with 'cudnn' {reason}"):
         attention.attend(query, query, query, is_causal=True, implementation="cudnn", **options)
+
+
+# Segments
+
+
+def test_segments_windows_and_lengths_hold_together():
+    segments = jnp.array([[0, 1, 1, 1, 1, 2]], jnp.int32)
+    assert attended(segments=segments) == [0, 0, 1, 1, 1, 0]
+    assert attended(segments=segments, window=2) == [0, 0, 1, 1, 0, 0]
+    assert attended(segments=segments, window=jnp.int32(2)) == [0, 0, 1, 1, 0, 0]
+    assert attended(segments=segments, lengths=jnp.array([2], jnp.int32))[:5] == [0, 0, 0, 0, 0]
+    assert attended(segments=jnp.array([[0, 0, 1, 0, 0, 0]], jnp.int32)) == [0, 0, 1, 0, 0, 0]
+
+
+def test_cudnn_gets_segments_windows_and_lengths_as_one_mask(monkeypatch):
+    calls = []
+    monkeypatch.setattr(attention, "default_device", lambda: H100)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda query, *_, **options: calls.append(options) or query)
+    query, lengths = jnp.zeros((1, 6, 2, 8), jnp.float16), jnp.array([4], jnp.int32)
+    segments = jnp.array([[0, 0, 0, 1, 1, 1]], jnp.int32)
+    attention.attend(query, query, query, is_causal=True, segments=segments, lengths=lengths, window=2)
+    ((options,),) = (calls,)
+    assert options["implementation"] == "cudnn"
+    assert "local_window_size" not in options
+    assert options["key_value_seq_lengths"] is None
+    seen = np.tril(options["mask"][0, 0]).astype(int)
+    assert options["mask"].shape == (1, 1, 6, 6)
+    assert seen.tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [0, 1, 1, 0, 0, 0],
+        [0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 0, 0],
+    ]

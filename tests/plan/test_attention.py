@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 from mpjax.jax_internals import cudnn_checks
-from mpjax.models.attention import implementation_for
+from mpjax.models.attention import attend, implementation_for
 from mpjax.plan.devices import GPUS
 from mpjax.plan.target import mesh_of, traced_for
+from mpjax.precision.casting.walk import equations
 
 
 def chosen(gpu: str, implementation: str, shape=(2, 8, 2, 16), dtype=jnp.bfloat16) -> str:
@@ -41,3 +42,17 @@ def test_jax_is_told_what_the_gpu_can_and_outside_a_plan_nothing_is_changed(plug
     with pytest.raises(RuntimeError, match="stop"):
         fail()
     assert (fused.check_cudnn_version, fused.check_compute_capability, jax.config.jax_default_device) == before
+
+
+def test_documents_apart_are_a_mask_of_the_fused_kernel(plugin):
+    """cuDNN has no window beside a mask: the mask has it."""
+
+    def mixed(query, segments):
+        return attend(query, query, query, is_causal=True, segments=segments, window=3)
+
+    query = jax.ShapeDtypeStruct((2, 8, 2, 16), jnp.bfloat16)
+    with traced_for(GPUS["h200"], mesh_of("h200", 1).devices.flat[0], "auto"):
+        traced = jax.make_jaxpr(mixed)(query, jax.ShapeDtypeStruct((2, 8), jnp.int32))
+    (kernel,) = [eqn for _, eqn in equations(traced) if "dot_product_attention_fwd" in eqn.primitive.name]
+    assert (2, 1, 8, 8) in [atom.aval.shape for atom in kernel.invars]
+    assert kernel.params["sliding_window_length"] is None

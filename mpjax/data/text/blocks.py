@@ -93,7 +93,7 @@ def tokenized(
       task: `text_classification` or `language_modeling`.
       train: examples with `text`, str or UTF-8 bytes, and for classification `label`.
       test: examples with the same fields.
-      config: `tokenizer` and `length`.
+      config: `tokenizer`, `length` and `documents`.
       label: a function that builds the field of the labels; called only for classification.
       origin: the origin of the texts, for messages.
 
@@ -114,7 +114,8 @@ def tokenized(
             split_name: _blocks(split, tokenizer, config.length, f"split '{split_name}' of '{name}'", where)
             for split_name, split in splits.items()
         }
-        tokens = Tokens(config.length + 1, tokenizer.vocabulary, origin=origin)
+        apart = tokenizer.end if config.documents == "apart" else None
+        tokens = Tokens(config.length + 1, tokenizer.vocabulary, document_end=apart, origin=origin)
         return Source(name, {"tokens": tokens}, blocks[config.train_split], blocks[config.test_split])
     fields: dict[str, Field] = {
         "tokens": Tokens(config.length, tokenizer.vocabulary, origin=origin),

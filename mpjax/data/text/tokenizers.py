@@ -17,7 +17,7 @@ from mpjax.errors import UsageError, reason_of
 PLAIN = {"bytes": BytesTokenizer, "words": WordsTokenizer, "auto": BytesTokenizer}
 _USUAL_PADDING = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
 _USUAL_END = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "<sep>")
-_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
+_TOKENIZER_FILES = ("tokenizer*", "chat_template.jinja", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
 _INSTALL = "write: pip install 'mpjax[hf]'; or --data.tokenizer bytes"
 
 
@@ -73,6 +73,16 @@ class HuggingFaceTokenizer:
         self.tokenizer.enable_truncation(length)
         return self._encoded(texts, special=True)
 
+    def with_places(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Tokenizes each text in full, with special tokens only where the text has theirs.
+
+        Returns the tokens of each text, and where each begins and ends in it, by characters.
+        """
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, encoding.offsets) for encoding in encodings]
+
     def text_of(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones, and with U+FFFD for unknown tokens and broken characters."""
         known = [[]]
@@ -103,6 +113,17 @@ def load_tokenizer(name: str) -> Tokenizer:
     """
     if name in PLAIN:
         return PLAIN[name]()
+    path = find_tokenizer(name)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    return _from_file(file, name) if file.exists() else _from_transformers(path, name)
+
+
+def find_tokenizer(name: str) -> pathlib.Path:
+    """Finds the files of a tokenizer of Hugging Face: a folder, or a tokenizer.json.
+
+    Raises:
+      UsageError: there is none, or it cannot be downloaded.
+    """
     path = expanded(name)
     if not path.exists():
         if name.startswith(("/", "~", ".")) or path.suffix == ".json":
@@ -110,8 +131,7 @@ def load_tokenizer(name: str) -> Tokenizer:
                 f"--data.tokenizer {name}: nothing at {path}; wanted a tokenizer.json or a folder with one"
             )
         path = _downloaded(name)
-    file = path / "tokenizer.json" if path.is_dir() else path
-    return _from_file(file, name) if file.exists() else _from_transformers(path, name)
+    return path
 
 
 def _from_file(file: pathlib.Path, name: str) -> HuggingFaceTokenizer:

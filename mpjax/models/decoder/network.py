@@ -30,6 +30,8 @@ from mpjax.precision.dtypes import FLOAT32, widest
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Array, Float, Int
 
+    from mpjax.models.documents import Apart
+
 
 GATES = {"silu": silu_gate, "tanh_gelu": tanh_gelu_gate}
 
@@ -41,7 +43,13 @@ class Decoder(nnx.Module):
       settings: the sizes and the kind of the network.
       implementation: attention implementation; see `mpjax.models.attention.attend`.
       scan_blocks: whether the blocks are one loop over stacked arrays; see `mpjax.models.scan`.
+
+    Attributes:
+      documents: None, or what keeps the documents of a row apart: no token attends to another document. Rotations are
+        of positions in the row: attention reads their differences alone.
     """
+
+    documents: Apart | None = None
 
     def __init__(
         self,
@@ -87,7 +95,8 @@ class Decoder(nnx.Module):
         kinds = list(dict.fromkeys(layers))
         x = self._embedded(tokens)
         options = self._attention_options(kinds, jnp.arange(length, dtype=jnp.int32)[None], x.dtype)
-        x = through(self.blocks, x, lengths, options=options, chosen=[kinds.index(kind) for kind in layers])
+        attends = None if self.documents is None else self.documents.attend(tokens)
+        x = through(self.blocks, x, lengths, attends, options=options, chosen=[kinds.index(kind) for kind in layers])
         return self.norm(x)
 
     def continued(
@@ -103,7 +112,7 @@ class Decoder(nnx.Module):
         x = self._embedded(tokens)
         options = self._attention_options(self.settings.layers, positions, x.dtype)
         for block, option, attends in zip(self.blocks, options, attend_by, strict=True):
-            x = block(x, None, *option, attends)
+            x = block(x, None, attends, *option)
         return self.norm(x)
 
     def _embedded(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
@@ -148,20 +157,20 @@ class DecoderBlock(nnx.Module):
         self,
         x: Float[Array, "B T D"],
         lengths: Int[Array, " B"] | None,
+        attends: Attend | None,
         rotary: Rotation,
         window: int | jax.Array,
-        attends: Attend = attend,
     ) -> Float[Array, "B T D"]:
         """Maps features to features.
 
         Args:
           x: the features.
           lengths: the number of positions of each text to attend to; all if None.
+          attends: takes the place of `mpjax.models.attention.attend`; None: that one.
           rotary: the rotary cosines and sines of each position, for queries and keys.
           window: the number of positions that a position attends to, itself and those right before it.
-          attends: takes the place of `mpjax.models.attention.attend`.
         """
-        x = x + self.norm_after_attention(self.attention(self.norm1(x), lengths, rotary, window, attends))
+        x = x + self.norm_after_attention(self.attention(self.norm1(x), lengths, attends, rotary, window))
         return x + self.norm_after_mlp(self.mlp(self.norm2(x)))
 
 
@@ -195,13 +204,13 @@ class GroupedAttention(nnx.Module):
         self,
         x: Float[Array, "B T D"],
         lengths: Int[Array, " B"] | None,
+        attends: Attend | None,
         rotary: Rotation,
         window: int | jax.Array,
-        attends: Attend = attend,
     ) -> Float[Array, "B T D"]:
         query = rotate(self.query_norm(self.query(x)), rotary)
         key = rotate(self.key_norm(self.key(x)), rotary)
-        mixed = attends(
+        mixed = (attends or attend)(
             query,
             key,
             self.value(x),

@@ -70,6 +70,7 @@ class Continues:
         value: jax.Array,
         *,
         lengths: jax.Array | None = None,
+        segments: jax.Array | None = None,
         is_causal: bool = True,
         window: int | jax.Array | None = None,
         scale: float | None = None,
@@ -80,6 +81,8 @@ class Continues:
         del lengths, implementation
         if not is_causal:
             raise ValueError("a token cannot attend to later ones while they are generated: write is_causal=True")
+        if segments is not None:
+            raise ValueError("the cache has the tokens of one document: leave segments out")
         self.kept = Slots(self._written(self._slots.keys, key), self._written(self._slots.values, value))
         slots = jnp.arange(self.kept.keys.shape[1], dtype=jnp.int32)[None]
         at = self._positions[:, None]

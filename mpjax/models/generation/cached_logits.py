@@ -32,6 +32,11 @@ def through_cache(model: Any, tokens: Int[Array, "B T"], *, prompt: int = 1) -> 
     parts = split(model)
     tokens = jnp.asarray(tokens, jnp.int32)
     check_length(tokens, parts.length)
+    if parts.documents is not None and bool(jnp.any(tokens[:, 1:] == parts.documents.end)):
+        raise UsageError(
+            f"a text has the end-of-text token {parts.documents.end} behind its first token, and the model keeps "
+            "documents apart: wanted one document, as generation continues one"
+        )
     if not 1 <= prompt <= tokens.shape[1]:
         raise UsageError(f"a prompt of {prompt} of {tokens.shape[1]} tokens: wanted 1 to {tokens.shape[1]}")
     return _logits(parts.graph, parts.form, prompt, parts.arrays, tokens)

@@ -48,6 +48,8 @@ def generate(
 ) -> list[Continuation]:
     """Continues a batch of prompts, token by token, under the policy of the model.
 
+    A model that keeps documents apart continues the last document of a prompt, and ends at its end-of-text token.
+
     Logits, softmax and sampling are in float32 (or wider). A text does not depend on the others in its batch, but for
     the rounding of products of another size: in half precision, two tokens of about one probability may change places.
 
@@ -70,6 +72,9 @@ def generate(
     """
     parts = model if isinstance(model, SplitModel) else split(model, cast=cast)
     token_arrays = [np.asarray(prompt) for prompt in prompts]
+    if parts.documents is not None:
+        token_arrays = [parts.documents.last(tokens) for tokens in token_arrays]
+        end = {*end, parts.documents.end}
     if max_tokens < 1:
         raise UsageError(f"max_tokens is {max_tokens}: wanted at least 1")
     names = [f"prompt {number}" for number in range(len(token_arrays))] if names is None else names

@@ -108,6 +108,7 @@ class SplitModel(NamedTuple):
       form: what makes a state of the leaves, with the dtypes that the model has them in.
       length: the largest number of tokens in a text.
       vocabulary: the number of tokens that it knows.
+      documents: what keeps documents apart in the model (`mpjax.models.documents.Apart`); None where nothing does.
     """
 
     graph: Any
@@ -115,6 +116,7 @@ class SplitModel(NamedTuple):
     form: Form
     length: int
     vocabulary: int
+    documents: Any = None
 
 
 class Form(NamedTuple):
@@ -176,7 +178,8 @@ def split(model: Any, *, cast: Callable[[Callable], Callable] = uncast) -> Split
     pairs = list(zip(leaves, both, strict=True))
     arrays = tuple(leaf if dtype is None else leaf.astype(dtype) for leaf, dtype in pairs)
     dtypes = tuple(None if dtype is None else leaf.dtype for leaf, dtype in pairs)
-    return SplitModel(graph, arrays, Form(tree, dtypes), model.length, model.tokens.num_embeddings)
+    documents = getattr(model, "documents", None)
+    return SplitModel(graph, arrays, Form(tree, dtypes), model.length, model.tokens.num_embeddings, documents)
 
 
 def programs_of(model: SplitModel, sampling: Sampling, *, cast: Callable[[Callable], Callable] = uncast) -> Programs:

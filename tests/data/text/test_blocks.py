@@ -79,6 +79,12 @@ def test_blocks_predict_each_token_of_all_texts_once():
     assert predicted == text[1:9]
 
 
+def test_the_field_of_documents_apart_says_what_begins_one():
+    (field,) = source_of("abcd", "ef", task="language_modeling", documents="apart").fields.values()
+    assert field == Tokens(6, 259, document_end=1)
+    assert field != Tokens(6, 259)
+
+
 def test_what_does_not_fill_a_block_is_left_out():
     assert [len(Blocks(np.zeros(size, np.uint16), 4)) for size in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
 

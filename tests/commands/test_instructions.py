@@ -1,0 +1,60 @@
+"""A run on conversations: it learns answers, predicts them, and its commands read it."""
+
+import json
+
+import pytest
+
+from mpjax.commands.evaluate import evaluate_run
+from mpjax.commands.export import export_run
+from mpjax.commands.predict import predict_run
+from mpjax.commands.train import run as train
+from mpjax.config import load_config
+from mpjax.config.commands import Evaluation, Export, Prediction
+from mpjax.errors import UsageError
+
+
+pytestmark = pytest.mark.extra
+
+
+@pytest.fixture
+def run(chat_tokenizer, tmp_path, monkeypatch):
+    """The folder of a run that learns to repeat a letter."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    rows = [
+        {"messages": [{"role": "user", "content": letter}, {"role": "assistant", "content": letter}]}
+        for letter in "abcd" * 4
+    ]
+    file = tmp_path / "letters.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    data = ["--data.name", f"hf:{file}", "--data.train_split", "train[:8]", "--data.test_split", "train[8:]"]
+    data += ["--data.tokenizer", str(chat_tokenizer), "--data.length", "32", "--data.batch_size", "4"]
+    model = ["--model.name", "gpt2", "--model.width", "16", "--model.depth", "1", "--model.heads", "2"]
+    folder = tmp_path / "run"
+    steps = ["--steps", "2", "--precision.policy", "mixed_bfloat16", "--report.no_plot", "--report.no_tensorboard"]
+    train(load_config(["--task", "instructions", *data, *model, *steps, "--output_dir", str(folder)]))
+    return str(folder)
+
+
+def test_every_command_reads_a_run_of_instructions(run, tmp_path, capsys):
+    def lines(**settings):
+        capsys.readouterr()
+        predict_run(Prediction(run=run, **settings))
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    metrics = evaluate_run(Evaluation(run=run))
+    rows = lines(split="train[8:]")
+    # A letter, the end of the turn and a line feed.
+    assert [row["tokens"] for row in rows] == [3] * 8
+    assert sum(row["loss"] for row in rows) / 8 == pytest.approx(metrics["test/loss"], rel=1e-5)
+    chat = json.dumps([{"role": "system", "content": "x"}, {"role": "user", "content": "a"}])
+    one, other = lines(prompt=("a", chat), json=True, max_tokens=2)
+    assert (one["prompt"], other["prompt"]) == ("a", chat)
+    export_run(Export(run=run, what="program", output=str(tmp_path / "program")))
+    assert (tmp_path / "program").stat().st_size > 0
+    text = tmp_path / "text.txt"
+    text.write_text("a")
+    with pytest.raises(UsageError, match="a file of texts does not tell which are answers; write --split"):
+        lines(inputs=(str(text),))
+    with pytest.raises(UsageError, match="wanted a list of messages"):
+        lines(prompt=("[{]",))
