@@ -15,7 +15,7 @@ from mpjax.errors import DataWarning, UsageError
 
 
 @dataclasses.dataclass(frozen=True)
-class Numbers:
+class NumericColumn:
     """A column of numbers, which becomes (number - mean) / std; where there is none, 0, the mean.
 
     Attributes:
@@ -73,7 +73,7 @@ class Encoding:
       settings: the settings that decide what a cell becomes, by name.
     """
 
-    columns: tuple[Numbers | Categories, ...]
+    columns: tuple[NumericColumn | Categories, ...]
     constant: tuple[str, ...]
     task: str
     targets: tuple[str, ...]
@@ -112,10 +112,10 @@ class Encoding:
             raise UsageError(f"{name} is damaged ({error}): it has the statistics of a run's columns") from error
 
 
-def _stored_column(stored: Mapping[str, Any]) -> Numbers | Categories:
+def _stored_column(stored: Mapping[str, Any]) -> NumericColumn | Categories:
     if "values" in stored:
         return Categories(stored["name"], tuple(stored["values"]))
-    return Numbers(stored["name"], stored["mean"], stored["std"], stored["marked"])
+    return NumericColumn(stored["name"], stored["mean"], stored["std"], stored["marked"])
 
 
 def settings_of(config: Data) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def fitted(train: Cells, targets: Sequence[str], task: str, config: Data) -> tup
     return encoding, [*_told(encoding, train, constant, counting)]
 
 
-def _column_of(name: str, train: Cells, config: Data) -> Numbers | Categories | str:
+def _column_of(name: str, train: Cells, config: Data) -> NumericColumn | Categories | str:
     """Chooses what a column becomes; "constant", "counts" or "id" if it is not to be an input."""
     column = train.columns[name]
     if name in config.categories:
@@ -282,7 +282,7 @@ def _column_of(name: str, train: Cells, config: Data) -> Numbers | Categories | 
         mean, std = float(present[0]), 1.0  # only its gaps vary
     if not (np.isfinite(mean) and np.isfinite(std) and std > 0):
         raise UsageError(f"column '{name}': mean {mean} and deviation {std} of its numbers; wanted numbers of float64")
-    return Numbers(name, mean, std, marked)
+    return NumericColumn(name, mean, std, marked)
 
 
 def _categories_of(name: str, column: list[str], others: Sequence[int], numbers: int, train: Cells) -> Categories | str:
@@ -381,7 +381,7 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def _told(encoding: Encoding, train: Cells, constant: Sequence[str], counting: Sequence[str]) -> Iterator[str]:
-    numbers = [column for column in encoding.columns if isinstance(column, Numbers)]
+    numbers = [column for column in encoding.columns if isinstance(column, NumericColumn)]
     categories = [column for column in encoding.columns if isinstance(column, Categories)]
     parts = []
     if numbers:

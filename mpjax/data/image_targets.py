@@ -13,7 +13,7 @@ from mpjax.data.examples import Example, Examples, MappedExamples, Source, array
 from mpjax.data.fields import Field, Image, Label
 from mpjax.data.image_range import in_range
 from mpjax.data.table import Table, Text, choose_columns
-from mpjax.data.targets import Labels, Target
+from mpjax.data.targets import Labels, NumericTarget
 from mpjax.data.user_function import PreprocessedExamples, load_preprocess, shape_after
 from mpjax.errors import UsageError
 
@@ -61,7 +61,7 @@ def with_targets(table: Table, task: str, config: Data, stored: Encoding | None)
         stored = _encoding_of(values, field, columns, task, config)
     settled: Field = Labels(stored.targets, origin=origin)
     if task == "regression":
-        target = Target(stored.targets, stored.mean, stored.std, origin=origin)
+        target = NumericTarget(stored.targets, stored.mean, stored.std, origin=origin)
         scale = functools.partial(_standardised, target)
         train, test, settled = MappedExamples(train, scale), MappedExamples(test, scale), target
         notes = (*notes, stored.told_targets)
@@ -111,7 +111,7 @@ def _with_numbers(field: str, columns: Sequence[str], image: str | None, example
     return ({} if image is None else {"image": example[image]}) | {field: values}
 
 
-def _standardised(target: Target, example: Example) -> Example:
+def _standardised(target: NumericTarget, example: Example) -> Example:
     values = array("target", example["target"])
     if values.shape != target.shape:
         raise UsageError(f"target: shape {values.shape}; wanted {target.shape}, that of the first example")

@@ -44,7 +44,7 @@ class Row(FromColumn):
 
 
 @dataclasses.dataclass(frozen=True)
-class Target(FromColumn):
+class NumericTarget(FromColumn):
     """The field of the numbers of a regression, each as (number - mean) / std, computed in float64 before the cast.
 
     Args:
@@ -142,12 +142,12 @@ class Labels(FromColumn):
         return value.astype(np.int32)
 
 
-def _require_width(field: Row | Target | Labels, name: str, value: np.ndarray) -> None:
+def _require_width(field: Row | NumericTarget | Labels, name: str, value: np.ndarray) -> None:
     if value.shape[-1:] != field.shape:
         raise UsageError(f"{called(name, field)}: shape {value.shape}; wanted {field.shape} per example")
 
 
-def _finite(field: Row | Target, name: str, value: np.ndarray) -> np.ndarray:
+def _finite(field: Row | NumericTarget, name: str, value: np.ndarray) -> np.ndarray:
     _require_width(field, name, value)
     if not is_floating(value):
         raise UsageError(f"{called(name, field)}: dtype {value.dtype}; wanted floating point")

@@ -9,7 +9,7 @@ from mpjax.data import Image, Label, open_source
 from mpjax.data.image_targets import with_targets
 from mpjax.data.sources.own import ArrayRows
 from mpjax.data.table import Table
-from mpjax.data.targets import Labels, Target
+from mpjax.data.targets import Labels, NumericTarget
 from mpjax.errors import UsageError
 
 
@@ -29,7 +29,7 @@ def values_of(source, field):
 def test_a_number_is_standardised_and_comes_back():
     source = opened("regression", target=np.array([1, 3, 1, 123457]))
     target = source.fields["target"]
-    assert isinstance(target, Target)
+    assert isinstance(target, NumericTarget)
     assert (target.columns, target.mean) == (("target",), (30865.5,))
     assert source.fields["image"] == Image((2, 2, 1))
     assert values_of(source, "target").dtype == np.float32

@@ -24,7 +24,7 @@ from mpjax.data.examples import Source
 from mpjax.data.fields import Field, Label
 from mpjax.data.sources.own import ArrayRows
 from mpjax.data.table import SplitPart, parts_of
-from mpjax.data.targets import Labels, Row, Target
+from mpjax.data.targets import Labels, NumericTarget, Row
 from mpjax.errors import UsageError
 
 
@@ -165,7 +165,7 @@ def _hashes(count: int) -> np.ndarray:
 def fields_of(encoding: Encoding) -> dict[str, Field]:
     """The field that is predicted: `label`, `target` or `labels`."""
     if encoding.task == "regression":
-        return {"target": Target(encoding.targets, encoding.mean, encoding.std)}
+        return {"target": NumericTarget(encoding.targets, encoding.mean, encoding.std)}
     if encoding.task == "multilabel":
         return {"labels": Labels(encoding.targets)}
     return {"label": Label(len(encoding.classes), names=encoding.classes)}
@@ -179,7 +179,7 @@ def targets_of(encoding: Encoding, cells: Cells, config: Data) -> dict[str, np.n
     """
     if encoding.task == "regression":
         numbers = np.stack([target_numbers(cells, name, config) for name in encoding.targets], axis=1)
-        return {"target": Target(encoding.targets, encoding.mean, encoding.std).standardised(numbers)}
+        return {"target": NumericTarget(encoding.targets, encoding.mean, encoding.std).standardised(numbers)}
     if encoding.task == "multilabel":
         return {"labels": np.stack([_zeros_and_ones(cells, name) for name in encoding.targets], axis=1)}
     (name,), numbers = encoding.targets, {text: number for number, text in enumerate(encoding.classes)}

@@ -23,36 +23,36 @@ _NUMBERS = {"cls", "cls2"}
 _JSON = "json"
 
 
-class Reading(NamedTuple):
+class ColumnReader(NamedTuple):
     """How a column is read: the extension of its files, and a function from their content to its value."""
 
     extension: str
     value: Callable[[FileBytes], Any]
 
 
-def columns_of(extension: str, shards: Shards) -> list[tuple[str, Column, Reading]]:
+def columns_of(extension: str, shards: Shards) -> list[tuple[str, Column, ColumnReader]]:
     """Describes the columns of the files of one extension: one, or those of the entries of json files."""
     kind = extension.rpartition(".")[2]
     first = shards.read_one(extension, 0)
     if kind in IMAGES:
         shards.require(extension)
         image = stored_image(len(shards), lambda index: shards.read_one(extension, index), extension)
-        return [(extension, image, Reading(extension, lambda stored: stored))]
+        return [(extension, image, ColumnReader(extension, lambda stored: stored))]
     if kind in _TEXTS:
-        return [(extension, Text(), Reading(extension, _text))]
+        return [(extension, Text(), ColumnReader(extension, _text))]
     if kind in _NUMBERS:
-        return [(extension, Other("int64", 0), Reading(extension, _number))]
+        return [(extension, Other("int64", 0), ColumnReader(extension, _number))]
     if kind == "npy":
         array = _array(first)
         shape = f"{array.dtype} [{', '.join(map(str, array.shape))}]"
         column = Image(array.shape) if array.ndim == 3 and array.dtype.kind in "uf" else Other(shape, array.ndim)
-        return [(extension, column, Reading(extension, _array))]
+        return [(extension, column, ColumnReader(extension, _array))]
     if kind == _JSON:
         return [
-            (f"{extension}.{name}", _column_of(value), Reading(extension, _Entry(name, type(value))))
+            (f"{extension}.{name}", _column_of(value), ColumnReader(extension, _Entry(name, type(value))))
             for name, value in _object(first).items()
         ]
-    return [(extension, Other(f"files .{extension}, which are not read"), Reading(extension, _refused))]
+    return [(extension, Other(f"files .{extension}, which are not read"), ColumnReader(extension, _refused))]
 
 
 def _column_of(value: Any) -> Column:

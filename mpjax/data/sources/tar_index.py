@@ -15,14 +15,14 @@ _BLOCK = 512  # bytes: a tar file consists of blocks
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 
 
-class Place(NamedTuple):
+class FileSpan(NamedTuple):
     """The content of a file inside a tar file: its first byte, and its size in bytes."""
 
     start: int
     size: int
 
 
-Sample = dict[str, Place]
+Sample = dict[str, FileSpan]
 """Maps each extension, in lower case and without its dot, to the place of the file."""
 
 
@@ -60,7 +60,7 @@ def samples_in(path: str) -> list[Sample]:
     return list(samples.values())
 
 
-def _files(path: str) -> Iterator[tuple[str, Place]]:
+def _files(path: str) -> Iterator[tuple[str, FileSpan]]:
     """Yields the name and place of each regular file in a tar file that is whole up to its end."""
     with open(path, "rb") as file:
         if (first := file.read(6)).startswith(_COMPRESSED):
@@ -75,7 +75,7 @@ def _files(path: str) -> Iterator[tuple[str, Place]]:
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 while member := archive.next():
                     if member.isfile() and not member.issparse():
-                        yield member.name, Place(member.offset_data, member.size)
+                        yield member.name, FileSpan(member.offset_data, member.size)
                     elif not member.isdir():
                         raise UsageError(
                             f"{path}: '{member.name}' is a link, a device or a file with holes; wanted regular files"
@@ -97,7 +97,7 @@ def contents(path: str, places: np.ndarray) -> Iterator[FileBytes]:
 
     Args:
       path: the tar file.
-      places: the `Place` of each file, int64 [N, 2].
+      places: the `FileSpan` of each file, int64 [N, 2].
 
     Raises:
       UsageError: the tar file is shorter than when it was listed.

@@ -14,7 +14,7 @@ from mpjax.data.examples import Example, Examples
 from mpjax.data.fields import Label
 from mpjax.data.sources.class_numbers import Numbered, classes_of
 from mpjax.data.sources.own import Joined
-from mpjax.data.sources.tar_columns import IMAGES, Reading, columns_of
+from mpjax.data.sources.tar_columns import IMAGES, ColumnReader, columns_of
 from mpjax.data.sources.tar_index import Shards
 from mpjax.data.table import Column, Table, Text, advice_on_splits, base_names, parts_of
 from mpjax.errors import UsageError
@@ -37,7 +37,7 @@ class TarExamples(Examples):
     """Examples whose columns are files inside tar files, read on access."""
 
     shards: Shards
-    columns: Mapping[str, Reading]
+    columns: Mapping[str, ColumnReader]
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -78,13 +78,13 @@ def open_webdataset(where: str, config: Data) -> Table:
     train, test = (parts_of(expression, sizes, set_name) for expression in (config.train_split, config.test_split))
     first = shards[train[0].split]
     columns: dict[str, Column] = {}
-    readings: dict[str, Reading] = {}
+    readings: dict[str, ColumnReader] = {}
     for extension in first.places:
         for name, column, reading in columns_of(extension, first):
             columns[name], readings[name] = column, reading
     preferred = {field: next((name for name in names if name in columns), "") for field, names in _PREFERRED.items()}
 
-    def table(columns: Mapping[str, Column], readings: Mapping[str, Reading]) -> Table:
+    def table(columns: Mapping[str, Column], readings: Mapping[str, ColumnReader]) -> Table:
         def open_columns(names: Sequence[str]) -> tuple[Examples, Examples]:
             chosen = {name: readings[name] for name in names}
             for split in used:
@@ -98,13 +98,13 @@ def open_webdataset(where: str, config: Data) -> Table:
                 return table(columns, readings)
             label, number = _classes(name, readings[name], [p.split for p in train], [p.split for p in test])
             value = readings[name].value
-            numbered = Reading(readings[name].extension, lambda stored: number(np.asarray(value(stored)))[()])
+            numbered = ColumnReader(readings[name].extension, lambda stored: number(np.asarray(value(stored)))[()])
             return table({**columns, name: label}, {**readings, name: numbered})
 
         return Table(set_name, columns, open_columns, preferred, labelled)
 
     def _classes(
-        name: str, reading: Reading, training: Sequence[str], testing: Sequence[str]
+        name: str, reading: ColumnReader, training: Sequence[str], testing: Sequence[str]
     ) -> tuple[Label, Numbered]:
         values = {}
         for split in dict.fromkeys([*training, *testing]):
