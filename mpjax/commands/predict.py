@@ -132,7 +132,7 @@ def _given(settings: Prediction, config: Config, source: data.Source) -> Inputs:
             "write --split for the loss of answers, or --prompt or --generate for answers"
         )
     if "row" in source.fields:
-        from mpjax.data.given_rows import given_rows  # local, because images need no cells
+        from mpjax.data.tabular_inputs import given_rows  # local, because images need no cells
 
         assert source.encoding is not None, "rows have an encoding"
         return given_rows(settings.inputs, source.encoding, config.data)

@@ -108,7 +108,7 @@ _SIGNS = {"tab": "\t", "semicolon": ";", "bar": "|", "comma": ","}
 
 def _delimited(path: pathlib.Path, kind: str, header: Sequence[str]) -> tuple[dict[str, Column], tuple[str, ...]]:
     try:
-        text = path.read_text("utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8: {error}; convert the file to UTF-8") from None
     sign = "tab" if kind == ".tsv" else _sign_of(text)

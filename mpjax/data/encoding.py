@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mpjax import strict_json
 from mpjax.config.schema import Data
 from mpjax.data.cells import Cells, Column
 from mpjax.errors import DataWarning, UsageError
@@ -98,7 +99,7 @@ class Encoding:
 
     def to_json(self) -> bytes:
         """The encoding as a JSON object, whose numbers are read back bit for bit."""
-        return (json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False) + "\n").encode()
+        return (strict_json.encode(dataclasses.asdict(self), indent=1) + "\n").encode()
 
     @staticmethod
     def from_json(text: bytes, name: str) -> "Encoding":
