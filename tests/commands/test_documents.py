@@ -23,7 +23,7 @@ def losses_of(flags):
     built = build_run(load_config(f"{RUN} {flags}".split()))
     state, losses = fresh_state(built), []
     for batch, _ in zip(built.batches.from_position(0), range(3), strict=False):
-        state, metrics = built.train_step(state, jax.device_put(batch, built.split))
+        state, metrics = built.train_step(state, jax.device_put(batch, built.batch_sharding))
         losses.append(float(metrics["loss"]))
     return losses
 
