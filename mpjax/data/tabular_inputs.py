@@ -43,7 +43,13 @@ def given_rows(inputs: Sequence[str], encoding: Encoding, config: Data) -> Input
         rows = None
 
     def encoded_row(position: int) -> Arrays:
-        alone = encoded(encoding, cells.chosen([position]), config, called) if rows is None else rows[[position]]
-        return {"row": alone}
+        if rows is not None:
+            return {"row": rows[[position]]}
+        try:
+            return {"row": encoded(encoding, cells.chosen([position]), config, called)}
+        except UsageError as error:
+            fact = str(error).partition("; wanted a number")[0]  # without the settings, which are those of the run
+            sign = repr(config.decimal or ".")
+            raise UsageError(f"{fact}; the run reads numbers with the decimal sign {sign}; repair the cell") from error
 
     return Inputs(names, list, encoded_row)
