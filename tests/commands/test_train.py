@@ -377,7 +377,7 @@ def test_a_checkpoint_without_scaler_state_loads_with_a_warning(stopped, monkeyp
         position, arrays, about = read_checkpoint(*args, **options)
         return position, {name: value for name, value in arrays.items() if name != "opt_state/scale"}, about
 
-    monkeypatch.setattr("mpjax.commands.run_folder.read_checkpoint", without_scaler)
+    monkeypatch.setattr("mpjax.commands.build.read_checkpoint", without_scaler)
     with pytest.warns(PrecisionWarning, match="has no loss-scale state: the scale starts at its initial value"):
         resume(stopped, "--steps", "8")
     assert float(read_checkpoint(stopped / "checkpoints")[1]["opt_state/scale"]) in (2.0**24, 2.0**23)
