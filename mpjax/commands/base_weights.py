@@ -10,6 +10,7 @@ from flax import nnx
 
 from mpjax.config.schema import Model
 from mpjax.errors import UsageError
+from mpjax.loop.stored import BASE
 from mpjax.models.adapters import adapted_layers
 from mpjax.models.pretrained.digests import digests_of
 from mpjax.models.scan import names_apart, one_by_one, stacks_of
@@ -17,10 +18,6 @@ from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.training import Layout, TrainState, take_apart
 from mpjax.training.lora import left_out
 from mpjax.training.setup import Task, initial_state, pretrained_arrays
-
-
-BASE = "base"
-"""The entry of a checkpoint's description with the file of the weights that it leaves out, and their digests."""
 
 
 def described_base(task: Task, model: Model) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from mpjax.config.limits import check
 from mpjax.config.schema import with_settings
 from mpjax.data.labels import check_labels
 from mpjax.errors import UsageError
-from mpjax.loop.stored import read_checkpoint
+from mpjax.loop.stored import BASE, read_checkpoint
 from mpjax.loop.when import When
 from mpjax.models.scan import apart_in, stacks_of
 from mpjax.precision.calls import modules_of
@@ -238,6 +238,19 @@ def resumed_state(run: Run, adopt: Callable[[TrainState], TrainState]) -> TrainS
     return without_shared_buffers(state)
 
 
+def stored_encoding(config: Config, folder: pathlib.Path) -> "Encoding | None":
+    """Reads the statistics by which a stored run reads its columns; None for data without any.
+
+    Raises:
+      UsageError: as `encoding_of`.
+    """
+    if not config.is_encoded:
+        return None
+    from mpjax.commands.encoding_of_run import encoding_of  # local, like all imports that few runs need
+
+    return encoding_of(folder)
+
+
 def read_whole(
     task: Task, config: Config, layout: Layout, folder: pathlib.Path, which: str = "latest", **reading: Any
 ) -> tuple[int, dict[str, Any], dict]:
@@ -247,7 +260,7 @@ def read_whole(
       UsageError: as `read_checkpoint`, or the file of the frozen weights is not there or has others.
     """
     position, saved, about = read_checkpoint(folder / CHECKPOINTS, which, **reading)
-    if "base" in about:
+    if BASE in about:
         from mpjax.commands.base_weights import with_base  # local, like all imports that few runs need
 
         saved = with_base(task, config.model, saved, about, layout)

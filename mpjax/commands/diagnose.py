@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import jax
 
-from mpjax.commands.build import CHECKPOINTS, Run, build_run, fresh_state, read_whole, resumed_state
+from mpjax.commands.build import CHECKPOINTS, Run, build_run, fresh_state, read_whole, resumed_state, stored_encoding
 from mpjax.commands.diagnose_evaluation import diagnosed_evaluation
 from mpjax.commands.diagnosis_files import NO_DTYPE_REPAIRS, command_for, first_bad_layer, of_the_step_alone, write
 from mpjax.config import Config
@@ -60,12 +60,7 @@ def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
         get_policy(settings.policy)  # before any slow work
     folder = pathlib.Path(settings.run)
     config = on_devices_here(config_of_run(folder, trust_code=settings.trust_code))
-    stored = None
-    if config.is_encoded:
-        from mpjax.commands.encoding_of_run import encoding_of  # local, like all imports that few runs need
-
-        stored = encoding_of(folder)
-    run = build_run(config, stored)
+    run = build_run(config, stored_encoding(config, folder))
     if settings.step > run.when.steps + 1:
         raise UsageError(f"--step {settings.step}: the run has {run.when.steps} steps")
     if settings.evaluation:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import optax
 
 from mpjax import data, strict_json
-from mpjax.commands.build import read_whole
+from mpjax.commands.build import read_whole, stored_encoding
 from mpjax.commands.learner import open_task
 from mpjax.config import Config, to_toml
 from mpjax.config.commands import Evaluation, Prediction
@@ -94,11 +94,7 @@ def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[Preci
       UsageError: as `open_task`. If only the split of the command is at fault, the message suggests the test split of
         the run.
     """
-    stored = None
-    if config.is_encoded:
-        from mpjax.commands.encoding_of_run import encoding_of  # local, like all imports that few runs need
-
-        stored = encoding_of(pathlib.Path(settings.run))
+    stored = stored_encoding(config, pathlib.Path(settings.run))
     try:
         return open_task(config, stored)
     except UsageError as error:

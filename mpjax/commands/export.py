@@ -6,9 +6,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jax import export
 
 from mpjax import data
+from mpjax.commands.build import stored_encoding
 from mpjax.commands.evaluate import trained_state
 from mpjax.commands.learner import open_task
 from mpjax.config import Config
@@ -27,7 +29,7 @@ from mpjax.training.mesh import make_mesh
 from mpjax.training.precision_plan import PrecisionPlan
 from mpjax.training.predict_step import logits_for
 from mpjax.training.setup import Task
-from mpjax.training.state import Arrays, TrainState
+from mpjax.training.state import Arrays
 
 
 def export_run(settings: Export) -> PretrainedReport | None:
@@ -50,26 +52,21 @@ def export_run(settings: Export) -> PretrainedReport | None:
         raise UsageError(f"--ema: the run in {folder} kept no moving average (training.ema is 0)")
     if settings.policy:
         config = with_policy(config, settings.policy)
-    stored = None
-    if config.is_encoded:
-        from mpjax.commands.encoding_of_run import encoding_of  # local, like all imports that few runs need
-
-        stored = encoding_of(folder)
-    plan, source, task = open_task(config, stored)
+    plan, source, task = open_task(config, stored_encoding(config, folder))
 
     position, state, _ = trained_state(task, config, folder, settings.checkpoint, Layout(make_mesh()), ema=settings.ema)
 
+    params = state.averaged if settings.ema else state.params
     if settings.what == "program":
-        params = state.averaged if settings.ema else state.params
         description = write_program(settings, config, plan, source, task, params, state.stats)
         print(printable(f"checkpoint {position} of {folder}: {description}"))
         return None
 
+    model: Any = task.structure.assemble(params, state.stats)
     if settings.what == "adapter":
-        print(printable(f"checkpoint {position} of {folder}: {write_adapter(settings, config, task, state)}"))
+        print(printable(f"checkpoint {position} of {folder}: {write_adapter(settings, config, model)}"))
         return None
 
-    model: Any = task.structure.assemble(state.averaged if settings.ema else state.params, state.stats)
     if config.training.lora:
         from mpjax.models.lora import merge_lora
 
@@ -85,8 +82,8 @@ def export_run(settings: Export) -> PretrainedReport | None:
     return report
 
 
-def write_adapter(settings: Export, config: Config, task: Task, state: TrainState) -> str:
-    """Writes the adapters of a run to a folder that PEFT reads, and returns a sentence about it.
+def write_adapter(settings: Export, config: Config, model: nnx.Module) -> str:
+    """Writes the adapters of a run's model to a folder that PEFT reads, and returns a sentence about it.
 
     Raises:
       UsageError: the run has no adapters, or trained other parameters too, or `export_adapter` raises.
@@ -100,7 +97,6 @@ def write_adapter(settings: Export, config: Config, task: Task, state: TrainStat
         )
     from mpjax.models.pretrained.peft import export_adapter  # local, because few runs have adapters
 
-    model: Any = task.structure.assemble(state.averaged if settings.ema else state.params, state.stats)
     kind = "CAUSAL_LM" if config.task in NEXT_TOKEN else None
     dtype = settings.dtype or "float32"
     count = export_adapter(model, settings.output, base=config.model.weights, task=kind, dtype=dtype)

@@ -19,7 +19,7 @@ from mpjax.files import locked
 from mpjax.loop.company import Alone, Company
 from mpjax.loop.resume import adopt, places_in
 from mpjax.loop.roll_call import numbers
-from mpjax.loop.stored import complete_checkpoints, set_aside
+from mpjax.loop.stored import BASE, complete_checkpoints, set_aside
 from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.report.history import History
 from mpjax.training import TrainState
@@ -184,7 +184,7 @@ def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning
         arrays, weights = pretrained_arrays(run.task, run.config.model)
         return Beginning(0, fresh_state(run, arrays), about, {}, [], weights)
     step, state, before = _resumed(run, folder, about, company)
-    if "base" in about:
+    if BASE in about:
         from mpjax.commands.base_weights import of_file_alone
 
         about = of_file_alone(run.task, about, before)

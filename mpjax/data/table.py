@@ -308,6 +308,10 @@ def advice_on_splits(missing: str, names: Sequence[str]) -> tuple[str, dict[str,
     return f"{advice}'{split}[:90%]' and '{split}[90%:]'", {}
 
 
+SPLIT_WORDS = ("train", "test", "validation", "valid", "val", "dev", "eval")
+"""The words by which names of arrays and files tell their split."""
+
+
 def base_names(expression: str) -> list[str]:
     """Lists the names of the splits in a split expression, in order, without their ranges; duplicates stay.
 

@@ -218,6 +218,9 @@ def _edited(about: Mapping[str, Any]) -> list[str]:
     return [] if digest_of(about) == about["digest"] else ["its description has changed since it was saved"]
 
 
+BASE = "base"
+"""The entry of a description with the file of the weights that the checkpoint leaves out, and their digests."""
+
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "policy": str,
     "loss_scale": str,
@@ -228,7 +231,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "metrics_lines": int,
     "score": (int, float),
     "checksums": dict,
-    "base": dict,
+    BASE: dict,
 }
 """The types of the values in a description. A valid digest does not show who wrote it."""
 

@@ -123,13 +123,7 @@ class GPT2(nnx.Module):
     def continued(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], attend_by: Sequence[Attend]
     ) -> Float[Array, "B T D"]:
-        """Computes the features of tokens at any positions, as `features` does, with other functions of attention.
-
-        Args:
-          tokens: int32, a part of each text.
-          positions: int32, the position of each token in its text.
-          attend_by: the function of attention of each block, which may know more keys than those of these tokens.
-        """
+        """Computes the features of tokens at any positions; see `mpjax.models.generation.programs.LanguageModel`."""
         x = self.tokens(tokens)
         x = self.dropout(x + self.positions[...][positions].astype(x.dtype))
         for block, attends in zip(self.blocks, attend_by, strict=True):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from mpjax.precision.policy import Policy
 from mpjax.training.cross_entropy import as_float32
-from mpjax.training.objective import OUTPUTS, Batch, Mean, Values
+from mpjax.training.objective import OUTPUTS, Batch, Mean, Values, input_name
 
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def make_objective(policy: Policy) -> Objective:
 
     def values_of(model, batch: Batch, key: jax.Array | None) -> Values:
         labels = batch["labels"]
-        logits = model(policy.cast_to_compute(batch["row"] if "row" in batch else batch["image"]))
+        logits = model(policy.cast_to_compute(batch[input_name(batch)]))
         chosen, there = applies(logits, labels), labels == 1
         both = 2 * (chosen & there).astype(jnp.float32)
         either = chosen.astype(jnp.float32) + there.astype(jnp.float32)

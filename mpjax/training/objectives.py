@@ -26,7 +26,7 @@ from mpjax.training.losses import (
     intersection_and_union,
     soft_cross_entropy,
 )
-from mpjax.training.objective import OUTPUTS, Batch, Mean, Metrics, Values
+from mpjax.training.objective import OUTPUTS, Batch, Mean, Metrics, Values, input_name
 
 
 if TYPE_CHECKING:  # the protocol of the functions that this module returns
@@ -84,7 +84,7 @@ def classification(policy: Policy, compare: Comparison | None = None) -> "Object
     compare = compare or equally()
 
     def objective(model, batch: Batch, key: jax.Array | None) -> Values:
-        logits = model(policy.cast_to_compute(batch["row"] if "row" in batch else batch["image"]))
+        logits = model(policy.cast_to_compute(batch[input_name(batch)]))
         return {**compare(logits, batch, key), OUTPUTS: logits}
 
     return objective

@@ -11,6 +11,7 @@ from mpjax.training.cross_entropy import as_float32, predicted
 from mpjax.training.eval_step import in_evaluation
 from mpjax.training.layout import Layout
 from mpjax.training.losses import cross_entropy
+from mpjax.training.objective import input_name
 from mpjax.training.state import Arrays, Structure, uncast
 
 
@@ -51,7 +52,7 @@ def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
 
     def of_inputs(model, batch) -> jax.Array:
         batch = prepare(batch, None)
-        return model(policy.cast_to_compute(batch["row"] if "row" in batch else batch["image"]))
+        return model(policy.cast_to_compute(batch[input_name(batch)]))
 
     return of_inputs
 

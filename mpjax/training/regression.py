@@ -16,7 +16,7 @@ import numpy as np
 
 from mpjax.precision.policy import Policy
 from mpjax.training.cross_entropy import as_float32
-from mpjax.training.objective import OUTPUTS, Batch, Values
+from mpjax.training.objective import OUTPUTS, Batch, Values, input_name
 
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def make_objective(
     """
 
     def values_of(model, batch: Batch, key: jax.Array | None) -> Values:
-        outputs = model(policy.cast_to_compute(batch["row"] if "row" in batch else batch["image"]))
+        outputs = model(policy.cast_to_compute(batch[input_name(batch)]))
         values: dict = {"loss": loss(outputs, batch["target"]), OUTPUTS: outputs}
         if key is not None:
             return values

@@ -22,7 +22,7 @@ from mpjax.precision.casting.narrowing import cast_once, narrowed_inputs
 from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.policy_report import PolicyReport
 from mpjax.training.layout import Layout
-from mpjax.training.objective import RunObjective
+from mpjax.training.objective import RunObjective, input_name
 from mpjax.training.packing import Packing
 from mpjax.training.state import Arrays, Structure, TrainState, create_state, take_apart, without_shared_buffers
 
@@ -90,7 +90,7 @@ def _call(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> tuple[Shapes
         return (of(tokens.length), of()), (_BATCH, fields["label"].num_classes)
     if "row" in fields or task in ("regression", "multilabel"):
         outputs = next(fields[name].outputs for name in ("label", "target", "labels") if name in fields)
-        return (of(*fields["row" if "row" in fields else "image"].shape, dtype=dtype),), (_BATCH, outputs)
+        return (of(*fields[input_name(fields)].shape, dtype=dtype),), (_BATCH, outputs)
     height, width, _ = fields["image"].shape
     images = (of(*fields["image"].shape, dtype=dtype),)
     if task == "segmentation":

@@ -20,13 +20,12 @@ from mpjax.data.examples import Examples
 from mpjax.data.fields import Image, Label
 from mpjax.data.sources.class_numbers import Numbered, classes_of
 from mpjax.data.sources.own import ArrayRows, Joined
-from mpjax.data.table import Column, Other, Table, Text, parts_of
+from mpjax.data.table import SPLIT_WORDS, Column, Other, Table, Text, parts_of
 from mpjax.errors import UsageError, first_line, is_exhausted
 
 
 _WHOLE = "train"  # the only split of a file whose names of arrays name none
-_WORDS = "train|test|validation|valid|val|dev|eval"
-_OF_SPLIT = re.compile(rf"({_WORDS})_(.+)|(.+)_({_WORDS})", re.IGNORECASE)
+_OF_SPLIT = re.compile("({0})_(.+)|(.+)_({0})".format("|".join(SPLIT_WORDS)), re.IGNORECASE)
 _USUAL = {
     "image": ("x", "X", "images", "data", "imgs"),
     "label": ("y", "Y", "labels", "targets"),

@@ -16,13 +16,12 @@ from mpjax.data.sources.class_numbers import Numbered, classes_of
 from mpjax.data.sources.own import Joined
 from mpjax.data.sources.tar_columns import IMAGES, ColumnReader, columns_of
 from mpjax.data.sources.tar_index import Shards
-from mpjax.data.table import Column, Table, Text, advice_on_splits, base_names, parts_of
+from mpjax.data.table import SPLIT_WORDS, Column, Table, Text, advice_on_splits, base_names, parts_of
 from mpjax.errors import UsageError
 
 
 NAME = "webdataset"
 _WHOLE = "train"  # the only split of shards whose names name none
-_SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 _PREFERRED = {
     "image": tuple(sorted(IMAGES)),
     "label": ("cls", "json.label", "json.cls", "json.class"),
@@ -166,5 +165,5 @@ def _split_in(name: str) -> str:
     >>> _split_in("imagenet-train-000012.tar"), _split_in("trainer.tar")
     ('train', '')
     """
-    words = [word for word in re.split(r"[^a-z]+", name.lower()) if word in _SPLITS]
+    words = [word for word in re.split(r"[^a-z]+", name.lower()) if word in SPLIT_WORDS]
     return words[0] if len(words) == 1 else ""

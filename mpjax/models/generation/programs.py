@@ -49,7 +49,13 @@ class LanguageModel(Protocol):
     blocks: Any
 
     def continued(self, tokens: Any, positions: Any, attend_by: Any) -> Any:
-        """Computes features of tokens at any positions; see `Decoder.continued`."""
+        """Computes the features of tokens at any positions, as `features` does, with other functions of attention.
+
+        Args:
+          tokens: int32 [B, T], a part of each text.
+          positions: int32 [B, T], the position of each token in its text.
+          attend_by: the function of attention of each block, which may know more keys than those of these tokens.
+        """
         ...
 
     def logits(self, features: Any) -> Any:
