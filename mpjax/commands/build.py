@@ -19,7 +19,7 @@ from mpjax.config.limits import check
 from mpjax.config.schema import with_settings
 from mpjax.data.labels import check_labels
 from mpjax.errors import UsageError
-from mpjax.loop.stored import BASE, read_checkpoint
+from mpjax.loop.stored import BASE, CHECKPOINTS, ENCODING, read_checkpoint
 from mpjax.loop.when import When
 from mpjax.models.scan import apart_in, stacks_of
 from mpjax.precision.calls import modules_of
@@ -38,10 +38,6 @@ from mpjax.training.xla_options import compiler_options
 
 if TYPE_CHECKING:  # few runs have statistics of their columns
     from mpjax.data.encoding import Encoding
-
-
-CHECKPOINTS = "checkpoints"
-"""The folder of checkpoints inside a run's folder."""
 
 
 ENVIRONMENT_FILE = "environment.json"
@@ -257,9 +253,14 @@ def read_whole(
     """Reads a checkpoint in a run's folder by `read_checkpoint`, and adds frozen weights that it leaves to their file.
 
     Raises:
-      UsageError: as `read_checkpoint`, or the file of the frozen weights is not there or has others.
+      UsageError: as `read_checkpoint`; the file of the frozen weights is not there or has others; or the statistics of
+        the columns have changed since the checkpoint was saved.
     """
     position, saved, about = read_checkpoint(folder / CHECKPOINTS, which, **reading)
+    if ENCODING in about:
+        from mpjax.commands.encoding_of_run import verify_encoding  # local, like all imports that few runs need
+
+        verify_encoding(folder, about[ENCODING])
     if BASE in about:
         from mpjax.commands.base_weights import with_base  # local, like all imports that few runs need
 

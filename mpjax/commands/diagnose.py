@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import jax
 
-from mpjax.commands.build import CHECKPOINTS, Run, build_run, fresh_state, read_whole, resumed_state, stored_encoding
+from mpjax.commands.build import Run, build_run, fresh_state, read_whole, resumed_state, stored_encoding
 from mpjax.commands.diagnose_evaluation import diagnosed_evaluation
 from mpjax.commands.diagnosis_files import NO_DTYPE_REPAIRS, command_for, first_bad_layer, of_the_step_alone, write
 from mpjax.config import Config
@@ -26,7 +26,7 @@ from mpjax.errors import PrecisionWarning, UsageError, printable
 from mpjax.loop.checkpoint import to_arrays
 from mpjax.loop.resume import adopt
 from mpjax.loop.signals import as_usual
-from mpjax.loop.stored import complete_checkpoints
+from mpjax.loop.stored import CHECKPOINTS, complete_checkpoints
 from mpjax.loop.train import Explain
 from mpjax.models.devices import why_not_on
 from mpjax.precision.presets import get_policy

@@ -1,11 +1,11 @@
 """Reads and writes the file of a run that stores what its columns become, by which every later command reads rows."""
 
+import hashlib
 import pathlib
 
-from mpjax.commands.build import CHECKPOINTS
 from mpjax.data.encoding import Encoding
 from mpjax.errors import UsageError
-from mpjax.loop.stored import complete_checkpoints
+from mpjax.loop.stored import CHECKPOINTS, complete_checkpoints
 
 
 ENCODING_FILE = "columns.json"
@@ -17,6 +17,29 @@ _NONE = b"null\n"
 def encoded_as(encoding: Encoding | None) -> bytes:
     """The content of the file; `null` if the user's own source has none."""
     return encoding.to_json() if encoding else _NONE
+
+
+def digest_of_encoding(encoding: Encoding | None) -> str:
+    """Computes the SHA-256 of the file's content, in hexadecimal."""
+    return _digest(encoded_as(encoding))
+
+
+def verify_encoding(folder: pathlib.Path, digest: str) -> None:
+    """Checks that the file in a run's folder is the one by which a checkpoint was trained.
+
+    Raises:
+      UsageError: the file has another digest. Its rows would become other inputs and targets.
+    """
+    file = folder / ENCODING_FILE
+    if _digest(file.read_bytes()) != digest:
+        raise UsageError(
+            f"{file} has changed since the checkpoint was saved: the model would read other inputs and targets; copy "
+            "the file of the run there, or train again"
+        )
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def encoding_of(folder: pathlib.Path) -> Encoding | None:

@@ -10,14 +10,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mpjax.commands.build import CHECKPOINTS
 from mpjax.commands.host_memory import keep_freed_memory
 from mpjax.commands.train import run
 from mpjax.config import Config
 from mpjax.errors import Diverged, Interrupted, UsageError, show_warning
 from mpjax.extend import Writer
 from mpjax.loop.signals import Stop
-from mpjax.loop.stored import complete_checkpoints
+from mpjax.loop.stored import CHECKPOINTS, complete_checkpoints
 
 
 if TYPE_CHECKING:

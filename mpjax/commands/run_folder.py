@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mpjax import report
-from mpjax.commands.build import CHECKPOINTS, ENVIRONMENT_FILE, Run, fresh_state, read_whole, resumed_state
+from mpjax.commands.build import ENVIRONMENT_FILE, Run, fresh_state, read_whole, resumed_state
 from mpjax.config import Config, to_toml
 from mpjax.config.folders import resume_command, run_folder
 from mpjax.config.load import CONFIG_FILE
@@ -19,7 +19,7 @@ from mpjax.files import locked
 from mpjax.loop.company import Alone, Company
 from mpjax.loop.resume import adopt, places_in
 from mpjax.loop.roll_call import numbers
-from mpjax.loop.stored import BASE, complete_checkpoints, set_aside
+from mpjax.loop.stored import BASE, CHECKPOINTS, ENCODING, complete_checkpoints, set_aside
 from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.report.history import History
 from mpjax.training import TrainState
@@ -176,6 +176,10 @@ def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning
         "config": to_toml(run.config),
         "data": company.gather(data)[0],
     }
+    if run.config.is_encoded:
+        from mpjax.commands.encoding_of_run import digest_of_encoding  # local, as few runs have statistics
+
+        about[ENCODING] = digest_of_encoding(run.source.encoding)
     if run.config.training.lora:
         from mpjax.commands.base_weights import described_base  # local, as few runs have adapters
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from mpjax import data, extend, models, report
-from mpjax.commands.build import CHECKPOINTS, Run, build_run, layer_probe, model_with
+from mpjax.commands.build import Run, build_run, layer_probe, model_with
 from mpjax.commands.evaluate import evaluate_state
 from mpjax.commands.objective import metrics_of
 from mpjax.commands.out_of_memory import memory_told, require_memory
@@ -31,6 +31,7 @@ from mpjax.loop.company import Alone, Company
 from mpjax.loop.first_calls import estimated, profiled
 from mpjax.loop.join import joined
 from mpjax.loop.signals import Stop, stop_on_signals
+from mpjax.loop.stored import CHECKPOINTS
 from mpjax.loop.train import NO_CALLBACKS, Explain, Limits, train_loop
 from mpjax.report.wording import duration
 from mpjax.report.writer import open_all

@@ -41,6 +41,9 @@ def _is_of_orbax(error: BaseException) -> bool:
 for _name in ("absl", "asyncio"):
     logging.getLogger(_name).addFilter(_is_news)
 
+CHECKPOINTS = "checkpoints"
+"""The folder of checkpoints inside a run's folder."""
+
 FORMAT = 2
 """Version of the layout. Readers refuse later versions. Version 1 has no checksums."""
 
@@ -221,6 +224,9 @@ def _edited(about: Mapping[str, Any]) -> list[str]:
 BASE = "base"
 """The entry of a description with the file of the weights that the checkpoint leaves out, and their digests."""
 
+ENCODING = "columns"
+"""The entry of a description with the SHA-256, in hexadecimal, of the statistics by which the run reads its columns."""
+
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "policy": str,
     "loss_scale": str,
@@ -232,6 +238,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "score": (int, float),
     "checksums": dict,
     BASE: dict,
+    ENCODING: str,
 }
 """The types of the values in a description. A valid digest does not show who wrote it."""
 

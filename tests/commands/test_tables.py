@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from mpjax.commands.evaluate import evaluate_run
+from mpjax.commands.export import export_run
 from mpjax.commands.predict import predict_run
 from mpjax.commands.train import run
 from mpjax.config import load_config
-from mpjax.config.commands import Evaluation, Prediction
+from mpjax.config.commands import Evaluation, Export, Prediction
 from mpjax.errors import UsageError
 
 
@@ -116,6 +117,24 @@ def test_a_run_without_its_statistics_is_an_error(houses):
             lambda: run(load_config(f"--resume --output_dir {folder}".split())),
         ):
             with pytest.raises(UsageError, match=r"columns.json is missing, which has the statistics"):
+                command()
+    finally:
+        (folder / "columns.json").write_bytes(stored)
+
+
+def test_statistics_that_were_edited_after_training_are_an_error(houses):
+    folder, _ = houses
+    stored = (folder / "columns.json").read_bytes()
+    edited = json.loads(stored)
+    edited["mean"][0] += 1.0
+    (folder / "columns.json").write_text(json.dumps(edited))
+    try:
+        for command in (
+            lambda: evaluate_run(Evaluation(run=str(folder))),
+            lambda: export_run(Export(run=str(folder), output=str(folder / "x.safetensors"))),
+            lambda: run(load_config(f"--resume --output_dir {folder} --steps 99".split())),
+        ):
+            with pytest.raises(UsageError, match=r"columns.json has changed since the checkpoint was saved"):
                 command()
     finally:
         (folder / "columns.json").write_bytes(stored)
