@@ -167,9 +167,9 @@ class Casts:
     Attributes:
       inside: the dtype of the inputs.
       outside: the dtype of the outputs.
-      restores: whether an output with the shape of an input gets the dtype that this input had before the cast; of
-        several inputs of one shape, the last counts. A norm or a gate then does not change the dtype of its input, and
-        the logits of a head, which have another shape, are not rounded.
+      restores: whether an output with the shape of an input gets the dtype that this input had before the cast; for
+        several inputs of one shape, the dtype to which JAX promotes theirs. A norm or a gate then does not change the
+        dtype of its input, and the logits of a head, which have another shape, are not rounded.
     """
 
     inside: np.dtype | None
@@ -183,7 +183,9 @@ class Casts:
         Raises:
           DtypeError: the carry of a JAX loop in the module (`lax.scan`, `lax.while_loop`) changes its dtype.
         """
-        before = {x.shape: x.dtype for x in jax.tree.leaves((args, kwargs)) if is_floating(x)} if self.restores else {}
+        before: dict[tuple[int, ...], np.dtype] = {}
+        for x in filter(is_floating, jax.tree.leaves((args, kwargs)) if self.restores else ()):
+            before[x.shape] = widest(before.get(x.shape, x.dtype), x.dtype)
         args, kwargs = _cast_floating((args, kwargs), self.inside)
         try:
             outputs = _cast_floating(call(module, *args, **kwargs), self.outside)

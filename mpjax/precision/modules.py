@@ -50,9 +50,9 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
 
     Casts parameters to `param_dtype`, and makes layers compute in `compute_dtype`. Normalisation layers take their
     input, statistics and parameters in float32 (or wider) and cast their output to `compute_dtype`. The model casts its
-    output to `output_dtype`. The policy's rules override these defaults. A rule for a module that has variables, but no
-    layers and no `dtype` attribute, casts the floating inputs of its calls, and casts outputs with the shape of an
-    input back. A later call of `apply_policy` replaces the policy.
+    output to `output_dtype`. The policy's rules override these defaults. A rule for a module without a `dtype` attribute
+    and without layers in it, such as a softmax of your own, casts the floating inputs of its calls, and casts outputs
+    with the shape of an input back. A later call of `apply_policy` replaces the policy.
 
     >>> import mpjax
     >>> from flax import nnx
@@ -118,7 +118,7 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
 def ruled_modules(model: "nnx.Module") -> list[str]:
     """Lists the paths of the modules whose compute dtype a rule can set.
 
-    Modules that have only variables and their own `__call__` come first. Layers with a `dtype`, and norms, follow.
+    Modules with their own `__call__` and no layers in them come first. Layers with a `dtype`, and norms, follow.
     """
     modules = modules_of(model)
     with_own_code = [path for path, module in modules.items() if has_call(type(module)) and _is_own_code(module)]
@@ -126,12 +126,10 @@ def ruled_modules(model: "nnx.Module") -> list[str]:
 
 
 def _is_own_code(module: "nnx.Module") -> bool:
-    """True if a module holds floating variables, and neither it nor a submodule has a `dtype` to set or is a norm."""
+    """True if neither a module nor a submodule has a `dtype` to set or is a norm: its own code alone computes."""
     from flax import nnx
 
-    nodes = [node for _, node in nnx.iter_graph(module)]
-    layers = (node for node in nodes if isinstance(node, nnx.Module) and _is_layer(node))
-    return _has_floating(node for node in nodes if isinstance(node, nnx.Variable)) and not any(layers)
+    return not any(isinstance(node, nnx.Module) and _is_layer(node) for _, node in nnx.iter_graph(module))
 
 
 def _is_layer(module) -> bool:

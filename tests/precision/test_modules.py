@@ -217,6 +217,35 @@ def test_a_cell_starts_its_carry_in_the_dtype_of_its_parameters():
     assert [part.dtype for part in model.cell.initialize_carry((1, 8), nnx.Rngs(0))] == [F16, F16]
 
 
+class Gated(nnx.Module):
+    """A module without a parameter, called with values of several dtypes: the dtypes of its results by the second."""
+
+    class Gate(nnx.Module):
+        def __call__(self, x, gate):
+            self.computed = x.dtype, gate.dtype
+            return x * gate.astype(x.dtype)
+
+    def __init__(self):
+        self.gate = self.Gate()
+
+    def __call__(self, x):
+        return {str(other): self.gate(x, x.astype(other)).dtype for other in (BF16, F16, F32)}
+
+
+def test_a_rule_casts_the_inputs_of_a_module_without_parameters():
+    model = Gated()
+    report = rows(apply_policy(model, Policy("float32", "bfloat16", rules={"gate": "float32"})))
+    assert report["gate"] == ("gate", "Gate", None, F32, "gate")
+    model(jnp.ones(2, BF16))
+    assert model.gate.computed == (F32, F32)
+
+
+def test_an_output_of_a_ruled_module_is_not_rounded_to_the_narrowest_of_its_inputs():
+    model = Gated()
+    apply_policy(model, Policy("float32", "float16", rules={"gate": "float32"}))
+    assert model(jnp.ones(2, BF16)) == {"bfloat16": BF16, "float16": F32, "float32": F32}
+
+
 def test_integer_inputs_and_outputs_are_left_alone():
     class Labels(nnx.Module):
         def __init__(self, rngs):

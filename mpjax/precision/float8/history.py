@@ -45,8 +45,8 @@ def is_history(name: str) -> bool:
 def keep_history(module: Any, recipe: Recipe | None) -> None:
     """Makes a linear layer keep a history of `recipe.history` steps and scale its products by it, in place.
 
-    A history that the layer has stays, whatever its length; a new one is zeros. The layer is in training mode
-    afterwards. If `recipe` is None, removes the history and the wrapper that uses it instead.
+    A history that the layer has stays, whatever its length, and so does its mode; a new one is zeros, and the layer is
+    in training mode. If `recipe` is None, removes the history and the wrapper that uses it instead.
     """
     from flax import nnx
 
@@ -62,7 +62,8 @@ def keep_history(module: Any, recipe: Recipe | None) -> None:
     if getattr(module, HISTORY, None) is None:
         abstract = isinstance(kernel, jax.ShapeDtypeStruct)
         setattr(module, HISTORY, nnx.Variable(jax.ShapeDtypeStruct(shape, FLOAT32) if abstract else jnp.zeros(shape)))
-    module.use_running_average = False  # `model.eval()` sets it to True, as for batch norms
+    if not hasattr(module, "use_running_average"):
+        module.use_running_average = False  # `model.eval()` sets it to True, as for batch norms
     wrap(module, KeepsHistory(recipe))
 
 

@@ -52,6 +52,14 @@ def test_calls_of_a_step_in_training_remember_the_largest_values_and_those_in_ev
     np.testing.assert_array_equal(history_of(model), history)
 
 
+def test_a_second_policy_leaves_a_layer_in_evaluation_mode():
+    model = layer()
+    model.eval()
+    mpjax.apply_policy(model, POLICY)
+    called(model, np.full((2, 64), 7.0))
+    np.testing.assert_array_equal(history_of(model), np.zeros((3, 17)))
+
+
 def test_the_first_step_goes_by_the_present_and_later_ones_by_the_past():
     model = layer()
     np.testing.assert_array_equal(called(model, np.full((1, 64), 100.0))[0], 96.0)  # the nearest in e4m3
