@@ -50,9 +50,9 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
 
     Casts parameters to `param_dtype`, and makes layers compute in `compute_dtype`. Normalisation layers take their
     input, statistics and parameters in float32 (or wider) and cast their output to `compute_dtype`. The model casts its
-    output to `output_dtype`. The policy's rules override these defaults. A rule for a module without a `dtype` attribute
-    and without layers in it, such as a softmax of your own, casts the floating inputs of its calls, and casts outputs
-    with the shape of an input back. A later call of `apply_policy` replaces the policy.
+    output to `output_dtype`. The policy's rules override these defaults. A rule for a module that has no `dtype`
+    attribute and no layers in it, such as a softmax of your own, casts the floating inputs of its calls, and casts
+    outputs with the shape of an input back. A later call of `apply_policy` replaces the policy.
 
     >>> import mpjax
     >>> from flax import nnx
