@@ -146,10 +146,11 @@ def main() -> int:
 
 
 def _answer(option: str, argv: Sequence[str]) -> None:
-    """Runs an option of the program itself: prints the help, the version, or the completion script for `argv[0]`.
+    """Runs an option of the program itself: prints the help, the version, or the completions of the shell `argv[0]`.
 
     Raises:
-      UsageError: there is no such option or command (the message suggests a similar one), or no such shell.
+      UsageError: there is no such option or command (the message suggests a similar one, if any), or the shell is
+        missing or unknown.
     """
     match option:
         case "-h" | "--help":

@@ -187,7 +187,7 @@ def explain_now(run: Run, train_call: Callable, folder: pathlib.Path) -> Explain
 
 
 def explain_later(folder: pathlib.Path) -> Explain:
-    """Builds functions that only return the command with which the user diagnoses the run afterwards.
+    """Builds functions that only return a line with the command that diagnoses the run afterwards.
 
     They are for runs of several processes, because a diagnosis runs in one process.
     """

@@ -80,7 +80,9 @@ class Reader:
     def size(self, name: str, value: Any) -> tuple[int, int]:
         """Reads the width and height in pixels, in this order, of `value`, a stored image of the field `name`.
 
-        Pixels are not decoded. Raises UsageError if the header is damaged.
+        Pixels are not decoded, and a rotation in EXIF data is not applied: a DataWarning tells of it, and of frames
+        after the first. Raises UsageError if the header is damaged, if an array is not uint8 [H, W, C], or if the field
+        has another number of channels than 1, 3 or 4.
         """
         return self._opened(name, cast(Image, self.fields[name]), value).stored_size
 

@@ -121,10 +121,12 @@ def fastest_policy(model, loss_fn: Callable, batch, *, tolerance: float = 0.05) 
       loss_fn: `loss_fn(model, batch)`; returns a scalar, or a pair of the scalar and auxiliary values.
       batch: a pytree of arrays.
       tolerance: the largest accepted relative error of the loss, and the largest accepted fraction of a gradient's norm
-        that underflows to zero.
+        that underflows to zero. A larger error of a loss near zero is accepted if all gradients together are off by at
+        most half their norm. If the loss is right, other errors of gradients are not limited (`gradient_error`).
 
     Returns:
-      A `Fastest`: the best policy, all policies that were tried, and the layers for float8. It prints as text.
+      A `Fastest`: the best policy (None if only float32 will do), all policies that were tried, and the layers for
+      float8. It prints as text.
 
     Raises:
       UsageError: the step is not finite in float32, the model is not an NNX module, the loss is not a floating scalar,

@@ -136,7 +136,8 @@ def probe(model, loss_fn: Callable, batch, *, policy: "str | Policy" = "mixed_fl
       A `Layers`, a pytree of arrays that a jitted function may return. Its method `by_layer` fetches readable rows.
 
     Raises:
-      UsageError: the model is not an NNX module, or the loss is not a floating scalar.
+      UsageError: the policy is unknown, or `apply_policy` refuses it for the model; the model is not an NNX module; or
+        the loss is not a floating scalar.
     """
     return _probed(program_of_model(model, loss_fn, batch, get_policy(policy)), loss_scale)
 

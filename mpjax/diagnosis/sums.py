@@ -98,10 +98,10 @@ def long_sums(trace: Trace) -> list[tuple[Site, Reading]]:
 
 
 def sum_in_words(site: Site, program: Program, trace: Trace) -> str:
-    """Describes a sum: number of terms, the value whose cotangents it adds, dtype, operation, module and source line.
+    """Describes a sum: number of terms, the value whose cotangents it adds, dtype, operation, module, pass and line.
 
-    The value is named if exactly one parameter of the site's module has the site's shape. Otherwise only its shape is
-    given.
+    All additions of cotangents of one module, shape and pass count as one sum. The value is named if exactly one
+    parameter of the site's module has the site's shape. Otherwise only its shape is given.
     """
     terms = max(site.terms, _chains(trace.sites)[_kind(site)] + 1)
     parameters = [

@@ -128,7 +128,7 @@ def program_of_step(task: Task, key: jax.Array, state: TrainState, batch: Mappin
 
 
 def program_of_evaluation(task: Task, state: TrainState, batch: Mapping[str, jax.Array]) -> Program:
-    """Traces the mean loss of a batch of the test set in evaluation. All gradients are zero."""
+    """Traces the mean loss of a batch of the test set in evaluation, by its `weight`. All gradients are zero."""
 
     def loss_of(params, stats, batch):
         model = task.structure.assemble(jax.lax.stop_gradient(params), stats)  # an evaluation has no backward pass

@@ -1,6 +1,7 @@
 """Restores a checkpoint into a training state of any policy: casts where dtypes differ, and warns of lost values."""
 
 import functools
+import itertools
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -27,23 +28,25 @@ def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
     Blocks are stacked, or stacks are split, as the model of `state` has them. Parameters of a wider dtype, or of the
     other half precision, are restored from the saved float32 master weights. Without master weights they are restored
     from the sum of the parameters and their compensations, if there are any. Master weights and moving averages that
-    the checkpoint lacks are restored from its parameters. Moments are converted to float8, or from float8, as `state`
-    has them.
+    the checkpoint lacks are restored from its parameters, or from its master weights where these have more bits.
+    Moments are converted to float8, or from float8, as `state` has them.
 
     Args:
-      state: a `TrainState` of the run to resume, with initial values, or with shapes and shardings. Leaves of the
-        optimizer state and averages that the checkpoint lacks, or has in another shape, stay as they are. But new
-        counters of schedules and of stochastic rounding start at the checkpoint's step.
+      state: a `TrainState` of the run to resume, with initial values, or with shapes and shardings. Other leaves of the
+        optimizer state, and histories of float8 scales, that the checkpoint lacks or has in another shape stay as they
+        are. But new counters of schedules and of stochastic rounding start at the checkpoint's step. Moments of which
+        one kind is new, such as the squares of Adam, start afresh together with their counter.
       saved: arrays by path, from `read_checkpoint`, on the host or on the devices of `places_in`.
       same_scaling: True if the checkpoint's run scaled the loss as this run does. Otherwise the loss scale and its
         counters keep their initial values, without a warning.
 
     Warns:
-      PrecisionWarning: the checkpoint lacks loss-scale or other optimizer state, which keeps its initial values; or
-        values overflow or flush to zero in the dtypes of `state`.
+      PrecisionWarning: the checkpoint lacks loss-scale or other optimizer state, or histories of float8 scales, which
+        keep their initial values; or values overflow or flush to zero in the dtypes of `state`.
 
     Raises:
-      UsageError: parameters or statistics are missing, unexpected or of another shape; the message lists the first 20.
+      UsageError: parameters, or statistics other than histories, are missing, unexpected or of another shape; the
+        message lists the first 20.
     """
     saved = {_plain(path): value for path, value in saved.items()}
     leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
@@ -53,10 +56,12 @@ def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
     _refuse_other_model(targets, saved)
     saved = with_moments(with_weights(saved, targets), targets)
 
+    values = {name: _find(name, leaf, saved) for name, leaf in targets.items()}
+    afresh = _with_new_moments(values)
     missing, lossy, restored = [], [], []
     for name, (_, leaf) in zip(names, leaves, strict=True):
-        value = None if name in SCALER and not same_scaling else _find(name, leaf, saved)
-        if value is None and name.endswith(("/count", "/draws", "/roundings")):
+        value = None if name in afresh or (name in SCALER and not same_scaling) else values[name]
+        if value is None and name not in afresh and name.endswith((_COUNT, "/draws", "/roundings")):
             # A schedule or stochastic rounding that is new to this run continues at the run's step, not at 0.
             value = saved.get("step")
         if value is None:
@@ -92,6 +97,31 @@ def _find(name: str, leaf, saved: Mapping[str, Any]) -> Any:
         name = master
     value = saved.get(name)
     return value if value is None or value.shape == leaf.shape else None
+
+
+_COUNT = "/count"
+
+
+def _with_new_moments(values: Mapping[str, Any]) -> set[str]:
+    """Lists the paths of moments that start afresh, and of their counters.
+
+    A rule such as Adam divides its moments by what their counter says about their sums, so new moments need a counter
+    of 0. Moments of one counter start afresh together if there is no saved value for one kind of them (`mu`, `nu`). New
+    moments of some parameters, such as those that were frozen before, do not make a kind new.
+
+    Args:
+      values: the saved value for each path of the state to resume; None where there is none.
+    """
+    afresh: set[str] = set()
+    for counter in (name for name in values if name.endswith(_COUNT)):
+        group = counter.removesuffix(_COUNT) + "/"
+        kinds: dict[str, list[str]] = {}
+        for name in values:
+            if name.startswith(group) and name != counter:
+                kinds.setdefault(name.removeprefix(group).partition("/")[0], []).append(name)
+        if any(all(values[name] is None for name in members) for members in kinds.values()):
+            afresh |= {counter, *itertools.chain(*kinds.values())}
+    return afresh
 
 
 def _is_of_model(name: str) -> bool:

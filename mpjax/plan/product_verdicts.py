@@ -36,18 +36,21 @@ Wanted = Callable[[str], AskedDtypes | None]
 def rows_of_products(
     pairs: Sequence[PairedProduct], wanted: Wanted, target: Target, *, traced: bool, rounds: Collection[str] = ()
 ) -> list[ReceiptRow]:
-    """Builds a receipt's rows of products, convolutions, attentions and kernels; equal rows are merged and counted.
+    """Builds a receipt's rows of products, convolutions, attentions and kernels, each with its verdict.
 
-    A policy applies to differentiated functions. An optimizer's own products, and products in `mpjax.full_precision`,
-    are asked for as traced. If nothing is differentiated, the policy applies to all products outside `full_precision`.
+    A row has the dtypes that are asked for and the dtypes that run. Equal rows are merged and counted.
+
+    A policy applies to differentiated functions. Other products, such as the optimizer's, and products in
+    `mpjax.full_precision` are asked for as traced, and so are all products without a policy. If nothing is
+    differentiated, the policy applies to all products outside `full_precision`. In a program that differentiates,
+    tensorfloat32 counts as asked for in undifferentiated products of float32.
 
     Args:
       pairs: the products asked for and the products that run.
-      wanted: the dtypes that the policy asks for, by module path.
+      wanted: `(module path) -> dtypes` that the policy asks for; None of a path without a policy.
       target: the device that the program was compiled for.
       traced: whether the traced program is known; if not, the policy alone says which dtypes are asked for.
-      rounds: the dtypes that the policy names; values may be rounded to any of them, except float8, on their way to a
-        product.
+      rounds: the dtypes that the policy names; operands and results may be rounded to any of them, except float8.
     """
     gradients = any(pair.traced.differentiated for pair in pairs if pair.traced)
     return counted([_row_of_pair(pair, wanted, target, gradients, traced, rounds) for pair in pairs])

@@ -131,8 +131,10 @@ def _rounded_by_chance(params, before, after, key: jax.Array):
 def step_to(param: jax.Array, target: jax.Array, update: jax.Array) -> jax.Array:
     """Computes the float32 update that turns a half-precision `param` into `target` when `optax.apply_updates` adds it.
 
-    It is -0.0 where `param` equals `target`: added to `param`, which may be -0.0 or inf, it keeps every bit. For a
-    parameter that is not in half precision, returns the given `update`.
+    It is their difference, rounded to float32. The sum is exactly `target`, except for the sign of a zero, unless
+    `target` is over 2^13 times smaller than `param` (bfloat16: 2^16). An infinite `param` with another target becomes
+    NaN. The update is -0.0 where `param` equals `target`: added to `param`, which may be -0.0 or inf, it keeps every
+    bit. For a parameter that is not in half precision, returns the given `update`.
     """
     if param.dtype not in HALF:
         return update

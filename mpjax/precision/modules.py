@@ -148,7 +148,11 @@ def _has_floating(variables: Iterable) -> bool:
 
 
 def _output_dtype(path: str, module, tags: dict, policy: Policy, rule: str | None, value) -> np.dtype | None:
-    """The dtype of a module's results, if the policy or a rule sets it; else None."""
+    """The dtype wanted of results that may be logits, which decides the dtype of their sums; None if none is set.
+
+    It is the policy's `output_dtype` for the model itself, and for a head or an embedding that no rule of the user
+    decides. Otherwise it is the `output_dtype` of the rule that decides, if its value is a policy.
+    """
     from flax import nnx
 
     # An embedding may compute tied logits. A head that a preset keeps out of float8 still produces the output.

@@ -174,7 +174,9 @@ def later_turns(history: History, step: int) -> str:
 
 
 def gaps_of(history: History) -> list[str]:
-    """Lists the ranges of steps, first and last included, whose metrics are lost from metrics.jsonl.
+    """Lists, as text, the ranges of steps, first and last included, in which metrics are lost from metrics.jsonl.
+
+    Where it is not known which are lost, the range is all steps up to the checkpoint.
 
     >>> gaps_of([{"step": 20, "metrics_missing": [11, 20]}])
     ['11 to 20']

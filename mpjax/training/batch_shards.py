@@ -240,7 +240,8 @@ class ManyBatchShards(BatchShards):
     def sums(self, function: Callable) -> Callable:
         """Wraps `function(params, stats, batch) -> sums` to run on each device's examples, and adds up the sums.
 
-        If the batch does not divide evenly, each device computes the whole batch, and nothing is added.
+        `function` gets whole parameters, but those that a block gathers itself. If the batch does not divide evenly,
+        each device computes the whole batch, and nothing is added.
         """
 
         def add_up(sums: Any, divides: bool) -> Any:

@@ -38,7 +38,10 @@ def with_labels(
 
 @with_labels.defjvp
 def _with_labels_jvp(smoothing: float, primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
-    """The JVP rule of `with_labels`: the derivative of the loss by the logits is their softmax minus the target."""
+    """The JVP rule of `with_labels`: the derivative of the loss is the softmax of the logits minus the smoothed target.
+
+    It is NaN where the label is no class. The bool has no derivative.
+    """
     logits, labels = as_float32(primals[0]), primals[1].astype(jnp.int32)
     row = _Row.of(logits, labels)
     loss, hit = row.loss_and_hit(smoothing, labels, logits.shape[-1])

@@ -230,7 +230,8 @@ def initial_state(
 ) -> TrainState:
     """Creates the state of `make_state` in one compiled program, directly on its devices, divided by the layout.
 
-    `seed` is the seed of the initial values. `pretrained` arrays may be None for none.
+    `seed` is the seed of the initial values. `pretrained` arrays, by path, replace some of them; None replaces none. No
+    two arrays of the state share a buffer, so that it can be donated.
     """
     make = functools.partial(make_state, task, tx, ema=ema)
     arguments = jax.random.key(seed), pretrained or {}

@@ -216,6 +216,29 @@ def test_a_schedule_that_is_new_to_the_run_goes_on_where_the_run_is():
     assert [int(count) for count in counts] == [STEPS]
 
 
+@pytest.mark.parametrize("before", ["sgd", "lion"])
+def test_moments_of_another_rule_start_afresh_with_their_counter(before):
+    """Adam divides them by what the counter says: at step 6, new squares would be taken for sums of six."""
+    saved = to_arrays(state_of("float32", 1.0, inner=getattr(optax, before)(0.1)))
+    schedule = optax.linear_schedule(1.0, 0.0, 100)
+    with pytest.warns(PrecisionWarning, match="so they start afresh: opt_state/inner_state/0/count"):
+        state = adopt(state_of("float32", inner=optax.adam(schedule)), saved)
+    moments, _ = state.opt_state.inner_state
+    assert int(moments.count) == 0
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves((moments.mu, moments.nu)))
+    assert int(state.opt_state.inner_state[1].count) == STEPS
+
+
+def test_moments_of_parameters_that_were_frozen_do_not_take_the_counter_of_the_others_back():
+    whole = state_of("float32", 1.0)
+    saved = {name: leaf for name, leaf in saved_of(whole).items() if not ("head/bias" in name and "/0/" in name)}
+    counted = {name: np.asarray(7, leaf.dtype) if name.endswith("/count") else leaf for name, leaf in saved.items()}
+    with pytest.warns(PrecisionWarning, match="start afresh: opt_state/inner_state/0/mu/head/bias"):
+        state = adopt(state_of("float32"), counted)
+    assert int(state.opt_state.inner_state[0].count) == 7
+    assert float(state.opt_state.inner_state[0].mu["head/kernel"][0, 0]) == 0.25
+
+
 def test_an_array_of_a_checkpoint_belongs_where_its_like_is():
     mesh = make_mesh(fsdp=2, data=1)
     cut, whole = NamedSharding(mesh, PartitionSpec(None, "fsdp")), NamedSharding(mesh, PartitionSpec())

@@ -73,7 +73,7 @@ def _damage_told(folder: pathlib.Path) -> Iterator[None]:
 
     UsageErrors and errors of an exhausted machine pass unchanged. Only after an error are the files of the prepared set
     in `folder` read, up to the first damaged one. If all can be read, the message names the two files that describe the
-    set.
+    set, and the original error.
     """
     try:
         yield
@@ -128,7 +128,8 @@ def _object_in(file: pathlib.Path) -> Mapping[str, Any]:
 def _require_features_of_tfds(folder: pathlib.Path) -> None:
     """Raises UsageError if the features.json of a prepared set names classes outside tensorflow_datasets.
 
-    tensorflow-datasets would import and run them. A set without the file passes.
+    tensorflow-datasets would import and run them. A set without the file passes. Raises ValueError if the file holds no
+    JSON object, and OSError if it cannot be read.
     """
     file = folder / "features.json"
     classes = list(_classes_in(_object_in(file))) if file.exists() else []

@@ -128,7 +128,10 @@ _MARKS = ("_answer_begins", "_answer_ends")
 
 
 def _sandbox() -> type:
-    """Makes the class of environments in which a template reaches no attribute that could lead out of them."""
+    """Makes a class of Jinja's sandbox in which reading an unsafe attribute raises SecurityError at once.
+
+    A template cannot change the lists and dicts that it is given either.
+    """
     from jinja2.exceptions import SecurityError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

@@ -135,7 +135,9 @@ class WordsTokenizer:
         return _ragged([self._numbers(text) for text in texts])
 
     def framed(self, texts: Sequence[str], length: int) -> Ragged:
-        """Converts each text to a start token, the tokens of its words, and an end token: at most `length` in total.
+        """Converts each text to a start token, the tokens of its words and punctuation marks, and an end token.
+
+        The last words are cut, so that there are at most `length` tokens in total.
 
         Raises:
           UsageError: `length` is below 3.

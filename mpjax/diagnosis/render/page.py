@@ -78,7 +78,10 @@ def _verdict(d: Facts) -> str:
 
 
 def _advice(d: Facts) -> str:
-    """The HTML section with the advice, or with the change as text to copy if there is one; empty without either."""
+    """The HTML section with the advice, and with the change as text to copy if there is one; empty without either.
+
+    If the change has rules, a sentence says whether it was verified, and its FLOPs, in place of the first advice.
+    """
     if not d.toml and not d.advice:
         return ""
     lines = [f"<p>{_FLAG.sub(_as_code, html.escape(line))}</p>" for line in d.advice]
@@ -90,7 +93,8 @@ def _advice(d: Facts) -> str:
         )
         moved = f"{d.float32_flops:.1%}" if d.float32_flops else "None"
         moved_text = f" {moved} of the FLOPs of matrix products and convolutions move to float32." if d.rules else ""
-        lines = [f"<p>{proof}{moved_text}</p>"] if d.rules else lines
+        if d.rules:  # the first line has them, as the text to copy does
+            lines[:1] = [f"<p>{proof}{moved_text}</p>"]
         pasted = {
             "In a config file": d.toml,
             "Or on the command line": d.flags,

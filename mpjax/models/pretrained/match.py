@@ -228,7 +228,7 @@ def _summary(faults: list[str], layout: WeightMap) -> str:
 
 
 def _pattern(name: str, separator: str) -> str:
-    """The glob for all variables of the module that holds the variable `name`; `name` itself if it is in no module."""
+    """The glob for all variables, or keys of a file, in and below the module that holds `name`; else `name` itself."""
     module = name.rpartition(separator)[0]
     return f"{module}{separator}*" if module else name
 

@@ -99,6 +99,12 @@ def test_verdict_place_evidence_losses_and_lines_to_paste_are_on_it():
     assert "Not verified" in said(diagnosis(verified=False))
 
 
+def test_advice_beside_rules_is_on_it():
+    text = said(diagnosis(advice=("Keep in float32: ...", "Cheaper: only this line in float32, model.py:7.")))
+    assert "move to float32. Cheaper: only this line in float32, model.py:7." in text
+    assert "Keep in float32" not in text
+
+
 def test_the_table_says_what_its_shares_are_of():
     assert "Shares are of all half-precision results of a module in one direction together." in said(diagnosis())
 
