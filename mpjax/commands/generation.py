@@ -13,7 +13,7 @@ from mpjax import strict_json
 from mpjax.commands.evaluate import open_split, stored_settings, trained_state
 from mpjax.commands.jax_settings import set_up_jax
 from mpjax.config import Config
-from mpjax.config.choices import NEXT_TOKEN
+from mpjax.config.choices import CHATS, NEXT_TOKEN
 from mpjax.config.commands import FROM_FILES, Prediction
 from mpjax.config.folders import with_policy
 from mpjax.config.schema import with_settings
@@ -108,7 +108,7 @@ def _of_run(settings: Prediction) -> TextGenerator:
     model = task.structure.assemble(state.averaged if settings.ema else state.params, state.stats)
     parts, header = split(model, cast=task.cast), tuple(config.data.header)
     files = _ends(find_folder(config.model.folder)) if config.model.folder else frozenset()
-    if config.task == "instructions":
+    if config.task in CHATS:
         from mpjax.commands.chat import start_of_answer  # local, like all imports that few runs need
         from mpjax.data.text.instructions import load_chat
 

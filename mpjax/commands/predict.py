@@ -18,7 +18,7 @@ from PIL import Image
 from mpjax import data, strict_json
 from mpjax.commands.evaluate import open_split, stored_settings, trained_state
 from mpjax.config import Config
-from mpjax.config.choices import NEXT_TOKEN
+from mpjax.config.choices import CHATS, NEXT_TOKEN
 from mpjax.config.commands import Prediction
 from mpjax.config.paths import expanded
 from mpjax.data.given import Inputs, given_batches, given_images, given_split, takes_images
@@ -70,7 +70,7 @@ def predict_run(settings: Prediction) -> int:
     params = state.averaged if settings.ema else state.params
 
     prepare, policy = task.objective.prepare, plan.module_policy
-    outputs_of = outputs_for(config.task, prepare, policy, top=settings.top)
+    outputs_of = outputs_for(config.task, prepare, policy, top=settings.top, beta=config.training.beta)
     step = make_predict_step(task.structure, outputs_of, cast=task.cast, layout=layout)
     batch_size = settings.batch_size or config.data.eval_batch_size
     sharding = layout.evaluation(batch_size)
@@ -102,6 +102,8 @@ def predict_run(settings: Prediction) -> int:
                 record["mask"] = str(masks / _mask_name(inputs.names[owner]))
                 mask = inputs.mask(inputs.load([owner])[0], [row["mask"] for row in rows])
                 Image.fromarray(values[mask]).save(record["mask"])
+            elif config.task == "preference":
+                record |= _rewards(rows[0])
             elif config.task in NEXT_TOKEN:
                 record |= _loss(rows)
             elif config.task == "regression":
@@ -126,10 +128,10 @@ def _given(settings: Prediction, config: Config, source: data.Source) -> Inputs:
             f"{settings.inputs[0]}: the run's function --data.preprocess {config.data.preprocess} takes examples of "
             "its data set, and not files alone; write --split"
         )
-    if config.task == "instructions":
+    if config.task in CHATS:
         raise UsageError(
-            f"{settings.inputs[0]}: the run is for instructions, and a file of texts does not tell which are answers; "
-            "write --split for the loss of answers, or --prompt or --generate for answers"
+            f"{settings.inputs[0]}: the run is for {config.task}, and a file of texts does not tell which are answers; "
+            "write --split for those of its data set, or --prompt or --generate for new ones"
         )
     if "row" in source.fields:
         from mpjax.data.tabular_inputs import given_rows  # local, because images need no cells
@@ -203,6 +205,11 @@ def _labels(row: Mapping[str, Any], labels: Any) -> Record:
         if "labels" in row
         else {}
     )
+
+
+def _rewards(row: Mapping[str, Any]) -> Record:
+    chosen, rejected = float(row["chosen"]), float(row["rejected"])
+    return {"chosen": chosen, "rejected": rejected, "margin": chosen - rejected}
 
 
 def _loss(rows: Sequence[Mapping[str, Any]]) -> Record:

@@ -133,12 +133,16 @@ TaskName = Literal[
     "text_classification",
     "language_modeling",
     "instructions",
+    "preference",
     "regression",
     "multilabel",
     "own",
 ]
 
-NEXT_TOKEN: tuple[TaskName, ...] = ("language_modeling", "instructions")
+CHATS: tuple[TaskName, ...] = ("instructions", "preference")
+"""The tasks that learn from conversations, by the chat template of the tokenizer."""
+
+NEXT_TOKEN: tuple[TaskName, ...] = ("language_modeling", *CHATS)
 """The tasks whose model predicts each next token of a text."""
 
 Way = Literal["columns", "rows", "whole"]
@@ -164,6 +168,7 @@ TASKS: Mapping[TaskName, TaskKind] = {
     "text_classification": TaskKind(("text", "label"), "accuracy"),
     "language_modeling": TaskKind(("text",), "perplexity"),
     "instructions": TaskKind((), "perplexity"),
+    "preference": TaskKind((), "accuracy"),
     "regression": TaskKind(("image", "target"), "rmse"),
     "multilabel": TaskKind(("image", "labels"), "f1"),
     "own": TaskKind((), "loss"),
@@ -188,5 +193,6 @@ BEST: Mapping[str, Callable[[Sequence[float]], float]] = {
     "f1": max,
     "macro_f1": max,
     "exact": max,
+    "margin": max,
 }
 """For each metric, the function that chooses the best of several values."""

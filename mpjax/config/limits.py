@@ -67,6 +67,7 @@ def _of_config(config: Config) -> Iterator[str]:
         yield f"--data.text_template joins texts, which --task {config.task} does not read: leave it out"
     yield from _of_rows(config)
     yield from _of_numbers(config)
+    yield from _of_preference(config)
     yield from _others(config)
     yield from _of_distributed(config.distributed)
 
@@ -113,6 +114,28 @@ def _of_numbers(config: Config) -> Iterator[str]:
     for name in ("mixup", "cutmix", "mix"):
         if value := getattr(config.data, name):
             yield f"--data.{name} {_written(value)}: is not for --task {config.task}; leave it out"
+
+
+def _of_preference(config: Config) -> Iterator[str]:
+    """Yields messages about settings that a preference needs, lacks, or has alone."""
+    training = config.training
+    if config.task != "preference" or training.objective:
+        if training.beta != Training().beta:
+            reason = "--training.objective has its own loss" if training.objective else "is for --task preference"
+            yield f"--training.beta {training.beta}: {reason}; leave it out"
+        return
+    if not training.lora:
+        yield (
+            "--task preference compares the model with the one before training, which is the model without its "
+            'adapters: write --training.lora with patterns of layers, as in --training.lora "blocks/*"'
+        )
+    if training.lora_trained:
+        yield (
+            f"--training.lora_trained {_written(training.lora_trained)} with --task preference, which compares the "
+            "model with its weights before training: leave it out"
+        )
+    if training.chunked_loss:
+        yield f"--training.chunked_loss {training.chunked_loss} is not for --task preference: leave it out"
 
 
 def _written(value: Any) -> str:
@@ -200,7 +223,7 @@ def _of_other_rules(optimizer: Optimizer) -> Iterator[str]:
             yield f"{flag} {value} is for {rules}, not for --optimizer.name {rule}: leave it out, or write {usual}"
 
 
-_WITHOUT_SMOOTHING = ("segmentation", "regression", "multilabel")
+_WITHOUT_SMOOTHING = ("segmentation", "preference", "regression", "multilabel")
 
 
 def _own_parts(config: Config) -> Iterator[str]:

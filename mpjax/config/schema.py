@@ -325,6 +325,8 @@ class Training:
     """Regression: squared error, absolute error, or Huber's loss, of targets in units of their standard deviation."""
     huber_delta: Annotated[float, Limit("a positive number", lambda delta: 0 < delta < math.inf)] = 1.0
     """Regression: error, in standard deviations of the target, from which Huber's loss is linear."""
+    beta: Annotated[float, Limit("a positive number", lambda beta: 0 < beta < math.inf)] = 0.1
+    """Preference: how strongly DPO holds the model to the one before training, by its log-probabilities."""
     label_smoothing: BelowOne = 0.1
     """Share of the target probability spread evenly over all classes, in the task's own loss."""
     class_weights: Floats = ()

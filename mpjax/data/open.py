@@ -34,10 +34,10 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
 
     It chooses a column for each field, applies `config.preprocess` and numbers the classes; with a preprocess function,
     that function numbers them. For a text task, all texts are tokenized now, and the tokens are held in memory. For the
-    task `own`, every column is a field (`all_columns`); for `instructions`, conversations are tokenized
-    (`conversations`). A sample of the masks is read to find their values. The numbers of a regression are standardised
-    by the statistics of the `encoding`, or else by those of the training split, whose numbers are all read now
-    (`with_targets`).
+    task `own`, every column is a field (`all_columns`). For `instructions` and `preference`, conversations are
+    tokenized (`conversations`, `preferences`). A sample of the masks is read to find their values. The numbers of a
+    regression are standardised by the statistics of the `encoding`, or else by those of the training split, whose
+    numbers are all read now (`with_targets`).
 
     Raises:
       UsageError: a field has no column, a column does not fit its field, or the data set needs a setting that is
@@ -49,6 +49,10 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
         from mpjax.data.text.instructions import conversations  # late, as in _table
 
         return conversations(table, config)
+    if task == "preference":
+        from mpjax.data.text.preferences import preferences  # late, as in _table
+
+        return preferences(table, config)
     if task in ("regression", "multilabel"):
         from mpjax.data.image_targets import with_targets  # late, as in _table
 

@@ -99,7 +99,7 @@ def _from_folder(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Mo
 
 def _require_fields(config: schema.Model, fields: Fields, task: TaskName) -> None:
     """Raises UsageError if the fields are not those of the model's task; the message names models that fit the data."""
-    read = {name: field for name, field in fields.items() if name != ANSWERS}
+    read = {name: field for name, field in fields.items() if name not in _OF_LOSS}
     if not _accepts(config.name, task, read):
         fitting = [name for name, other in ENTRIES.items() if _accepts(name, other.task, read)]
         raise UsageError(
@@ -212,8 +212,8 @@ def _signature(make: Callable) -> inspect.Signature:
 FROM_FOLDER = ("scan_blocks",)
 """The settings that a model of `hf:FOLDER` reads; all else is in its files."""
 
-ANSWERS = "answers"
-"""The field that says which tokens count in the loss; no model reads it."""
+_OF_LOSS = ("answers", "rejected", "rejected_answers")
+"""The fields of conversations that the loss alone reads, beside `tokens`."""
 
 _FIELDS: Mapping[TaskName, tuple[str, ...]] = {
     "classification": ("image", "label"),

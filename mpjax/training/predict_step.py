@@ -57,13 +57,14 @@ def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
     return of_inputs
 
 
-def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) -> Callable:
+def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, beta: float = 0.0) -> Callable:
     """Builds the function `(model, batch) -> outputs` of a task, a dict of arrays.
 
     Classification outputs `classes` and `probabilities`, [B, top], the most probable first. Segmentation outputs
     `mask`, the class of each pixel, uint8 [B, H, W]. Language modelling outputs `loss` and `tokens`, both [B]: the sum
     of the losses of the first `count` predicted tokens of an example (`count` is a field of the batch; without it, all
-    tokens), and the number of these tokens; for instructions, these are the tokens of answers. Regression outputs
+    tokens), and the number of these tokens; for instructions, these are the tokens of answers. Preferences
+    output `chosen` and `rejected` [B], the rewards of both. Regression outputs
     `numbers`, standardised, float32 [B, targets]; several labels output `applies`, their probabilities, float32 [B,
     labels]. All tasks output `finite` [B], False for examples with a NaN or infinite logit; with next tokens, with a
     NaN or infinite loss of a counted token.
@@ -73,6 +74,7 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) 
       prepare: as in `RunObjective`.
       policy: casts the images to its compute dtype.
       top: the number of classes to output in classification; more than there are means all.
+      beta: the factor of rewards, for preferences.
     """
 
     logits_of = logits_for(task, prepare, policy)
@@ -103,6 +105,12 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) 
         count = jnp.sum(counted.astype(jnp.int32), axis=1)
         return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
 
+    def preference(model, batch) -> Arrays:
+        from mpjax.training.preference import rewards  # local, like all imports that few runs need
+
+        chosen, rejected = rewards(model, batch, beta=beta)
+        return {"chosen": chosen, "rejected": rejected, "finite": jnp.isfinite(chosen - rejected)}
+
     def regression(model, batch) -> Arrays:
         numbers = as_float32(logits_of(model, batch))
         return {"numbers": numbers, "finite": _finite(numbers)}
@@ -117,6 +125,7 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) 
         "segmentation": segmentation,
         "language_modeling": language_modeling,
         "instructions": instructions,
+        "preference": preference,
         "regression": regression,
         "multilabel": multilabel,
     }

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,9 +21,7 @@ from mpjax.errors import UsageError
 FORMS: tuple[tuple[str, ...], ...] = (("messages",), ("prompt", "completion"), ("instruction", "output"))
 """The columns that a conversation can be stored in; `input`, where it is there, is a part of `instruction`."""
 
-_WANTED = " or ".join(" and ".join(form) for form in FORMS)
-
-_AT_ONCE = 1000  # conversations: enough to occupy the tokenizer's threads
+AT_ONCE = 1000  # conversations: enough to occupy the tokenizer's threads
 
 
 class Chat(NamedTuple):
@@ -54,6 +51,29 @@ class Chat(NamedTuple):
         added = self.tokenizer.tokenizer.get_added_tokens_decoder()
         return {number: token.content for number, token in added.items() if token.special}
 
+    def has_special(self, messages: Sequence[Message]) -> bool:
+        """True if the text of a message has that of a special token."""
+        texts = self.special.values()
+        return any(text in message["content"] for message in messages for text in texts)
+
+    def marked(
+        self, talks: Sequence[Sequence[Message]], shared: Sequence[int] | None = None
+    ) -> list[tuple[list[int], np.ndarray]]:
+        """Tokenizes conversations: for each its tokens, and True for those of an answer, bool [tokens].
+
+        Answers among the first `shared` messages of a conversation are not marked.
+        """
+        marked = [self.template.conversation(messages) for messages in talks]
+        encoded = self.tokenizer.with_places([text for text, _ in marked])
+        early = [
+            sum(message["role"] == ASSISTANT for message in messages[:first])
+            for messages, first in zip(talks, shared or [0] * len(talks), strict=True)
+        ]
+        return [
+            (tokens, _in_answers(answers[first:], places))
+            for (_, answers), first, (tokens, places) in zip(marked, early, encoded, strict=True)
+        ]
+
 
 def load_chat(name: str) -> Chat:
     """Loads a tokenizer of Hugging Face and its chat template.
@@ -63,7 +83,7 @@ def load_chat(name: str) -> Chat:
     """
     if name in PLAIN:
         raise UsageError(
-            f"--data.tokenizer {name} has no chat template, which --task instructions needs: write --data.tokenizer "
+            f"--data.tokenizer {name} has no chat template, which conversations need: write --data.tokenizer "
             "FOLDER, a folder with tokenizer.json and tokenizer_config.json of a model for chats"
         )
     tokenizer: Any = load_tokenizer(name)
@@ -88,6 +108,16 @@ class Conversations(Examples):
     starts: np.ndarray
     length: int
     padding: int
+
+    @classmethod
+    def of(
+        cls, tokens: Sequence[np.ndarray], marks: Sequence[np.ndarray], length: int, tokenizer: HuggingFaceTokenizer
+    ) -> "Conversations":
+        """Concatenates the tokens and marks of conversations, each [at most `length` + 1]; there is at least one."""
+        small = np.uint16 if tokenizer.vocabulary <= 2**16 else np.uint32
+        starts = np.cumsum([0, *map(len, tokens)])
+        values = np.concatenate(tokens).astype(small)
+        return cls(values, np.concatenate(marks), starts, length, tokenizer.padding)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -117,7 +147,22 @@ def conversations(table: Table, config: Data) -> Source:
         template cannot be used (`load_chat`), or no conversation of a split has an answer.
     """
     chat = load_chat(config.tokenizer)
-    columns = _columns(table, config)
+    notes: list[str] = []
+    train, test = (
+        _tokenized(rows, chat, config.length, split, notes) for rows, split in stored_rows(table, config, FORMS)
+    )
+    vocabulary = chat.tokenizer.vocabulary
+    fields = {"tokens": Tokens(config.length + 1, vocabulary), "answers": Numbers((config.length + 1,), np.dtype(bool))}
+    return Source(table.name, fields, train, test, notes=tuple(dict.fromkeys(notes)))
+
+
+def stored_rows(table: Table, config: Data, forms: Sequence[Sequence[str]]) -> list[tuple[Examples, str]]:
+    """Opens both splits of a stored set as rows of one of some forms, each with its name for messages.
+
+    Raises:
+      UsageError: the set has the columns of no form or of several, or `config.preprocess` cannot be used.
+    """
+    columns = _columns(table, config, forms)
     rename = functools.partial(renamed, columns)
     splits: Any = table.open(tuple(dict.fromkeys(columns.values())))
     splits = [MappedExamples(split, rename) for split in splits]
@@ -125,19 +170,16 @@ def conversations(table: Table, config: Data) -> Source:
         function = load_preprocess(config.preprocess)
         kinds = {field: table.columns[column] for field, column in columns.items()}
         splits = [PreprocessedExamples(split, function, str(config.preprocess), kinds) for split in splits]
-    notes: list[str] = []
-    names = (config.train_split, config.test_split)
-    train, test = (
-        _tokenized(split, chat, config.length, f"split '{name}' of '{table.name}'", notes)
-        for split, name in zip(splits, names, strict=True)
-    )
-    vocabulary = chat.tokenizer.vocabulary
-    fields = {"tokens": Tokens(config.length + 1, vocabulary), "answers": Numbers((config.length + 1,), np.dtype(bool))}
-    return Source(table.name, fields, train, test, notes=tuple(dict.fromkeys(notes)))
+    names = (f"split '{name}' of '{table.name}'" for name in (config.train_split, config.test_split))
+    return list(zip(splits, names, strict=True))
 
 
-def _columns(table: Table, config: Data) -> dict[str, str]:
-    known = [*dict.fromkeys(itertools.chain(*FORMS)), "input"]
+def _wanted(forms: Sequence[Sequence[str]]) -> str:
+    return " or ".join(" and ".join(form) for form in forms)
+
+
+def _columns(table: Table, config: Data, forms: Sequence[Sequence[str]]) -> dict[str, str]:
+    known = [*dict.fromkeys(itertools.chain(*forms)), *(["input"] if ("instruction", "output") in forms else [])]
     if unknown := sorted(set(config.columns) - set(known)):
         raise UsageError(f"--data.columns {unknown[0]}: conversations have the fields {', '.join(known)}")
     if missing := [name for name in config.columns.values() if name not in table.columns]:
@@ -145,16 +187,17 @@ def _columns(table: Table, config: Data) -> dict[str, str]:
     if config.preprocess:
         return dict(config.columns) or {name: name for name in table.columns}
     named = {name: name for name in known if name in table.columns} | dict(config.columns)
-    forms = [form for form in FORMS if all(field in named for field in form)]
+    there = [form for form in forms if all(field in named for field in form)]
     if config.columns:
-        forms = [form for form in forms if not {*config.columns}.isdisjoint(form)]
-    if len(forms) != 1:
-        which = " and ".join("/".join(form) for form in forms)
+        there = [form for form in there if not {*config.columns}.isdisjoint(form)]
+    if len(there) != 1:
+        which = " and ".join("/".join(form) for form in there)
         raise UsageError(
-            f"data set '{table.name}' has {f'conversations in {which}' if forms else 'no conversations'}; its columns "
-            f"are {', '.join(table.columns)}; wanted {_WANTED}; write --data.columns {(forms or FORMS)[0][0]} COLUMN"
+            f"data set '{table.name}' has {f'conversations in {which}' if there else 'no conversations'}; its columns "
+            f"are {', '.join(table.columns)}; wanted {_wanted(forms)}; write --data.columns {(there or forms)[0][0]} "
+            "COLUMN"
         )
-    (form,) = forms
+    (form,) = there
     also = ("input",) if form[0] == "instruction" and "input" in named else ()
     return {field: named[field] for field in (*form, *also)}
 
@@ -167,15 +210,22 @@ def messages_of(example: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """
     form = next((form for form in FORMS if all(field in example for field in form)), None)
     if form is None:
-        raise UsageError(f"{where} has {', '.join(example)}; wanted {_WANTED}")
+        raise UsageError(f"{where} has {', '.join(example)}; wanted {_wanted(FORMS)}")
     if form == ("messages",):
-        messages = example["messages"]
-    else:
-        asked, answered = (example[field] for field in form)
-        more = example.get("input") if form[0] == "instruction" else None
-        if isinstance(asked, str) and more:
-            asked = f"{asked}\n\n{more}"
-        messages = [*_as_messages(asked, "user"), *_as_messages(answered, ASSISTANT)]
+        return checked_messages(example["messages"], where)
+    asked, answered = (example[field] for field in form)
+    more = example.get("input") if form[0] == "instruction" else None
+    if isinstance(asked, str) and more:
+        asked = f"{asked}\n\n{more}"
+    return checked_messages([*as_messages(asked, "user"), *as_messages(answered, ASSISTANT)], where)
+
+
+def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:
+    """Copies the messages of a conversation as dicts; what is None in a message is left out.
+
+    Raises:
+      UsageError: there are none, or a message has no role or no text.
+    """
     if not isinstance(messages, list | tuple | np.ndarray) or not len(messages):
         raise UsageError(f"{where}: messages are {messages!r:.60}; wanted a list of messages")
     read = []
@@ -191,24 +241,21 @@ def messages_of(example: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     return read
 
 
-def _as_messages(value: Any, role: str) -> list[Any]:
+def as_messages(value: Any, role: str) -> list[Any]:
+    """The messages of a stored value: a list of messages itself, or a text as the one message of `role`."""
     return list(value) if isinstance(value, list | tuple) else [{"role": role, "content": value}]
 
 
 def _tokenized(examples: Examples, chat: Chat, length: int, split: str, notes: list[str]) -> Conversations:
     values: list[np.ndarray] = []
     marks: list[np.ndarray] = []
-    special = re.compile("|".join(map(re.escape, chat.special.values())) or r"(?!)")  # without any, it matches nothing
     cut = empty = taken = 0
-    for start in range(0, len(examples), _AT_ONCE):
-        numbers = range(start, min(start + _AT_ONCE, len(examples)))
+    for start in range(0, len(examples), AT_ONCE):
+        numbers = range(start, min(start + AT_ONCE, len(examples)))
         rows = zip(numbers, examples.__getitems__(numbers), strict=True)
         talks = [messages_of(row, f"{split}, example {number}") for number, row in rows]
-        taken += sum(any(special.search(message["content"]) for message in messages) for messages in talks)
-        marked = [chat.template.conversation(messages) for messages in talks]
-        encoded = chat.tokenizer.with_places([text for text, _ in marked])
-        for (_, answers), (tokens, places) in zip(marked, encoded, strict=True):
-            mark = _in_answers(answers, places)
+        taken += sum(map(chat.has_special, talks))
+        for tokens, mark in chat.marked(talks):
             cut += len(tokens) > length + 1
             # The first token is predicted from none.
             if not mark[1 : length + 1].any():
@@ -221,20 +268,23 @@ def _tokenized(examples: Examples, chat: Chat, length: int, split: str, notes: l
             f"{split}: {cut:,} of {len(examples):,} conversations have more than {length + 1} tokens and are cut to "
             f"them (--data.length {length}); {empty:,} have no token of an answer in them and are left out"
         )
-    if taken:
-        notes.append(
-            f"{split}: messages of {taken:,} conversations have the text of a special token, such as an end of a turn, "
-            "and are read as having the token there"
-        )
+    notes += taken_as_special(split, taken)
     if not values:
         raise UsageError(
             f"{split}: none of {len(examples):,} conversations has an answer within {length + 1} tokens; write a "
             "larger --data.length, or look at the roles: answers are those of `assistant`"
         )
-    small = np.uint16 if chat.tokenizer.vocabulary <= 2**16 else np.uint32
-    starts = np.cumsum([0, *map(len, values)])
-    together = np.concatenate(values).astype(small)
-    return Conversations(together, np.concatenate(marks), starts, length, chat.tokenizer.padding)
+    return Conversations.of(values, marks, length, chat.tokenizer)
+
+
+def taken_as_special(split: str, count: int) -> list[str]:
+    """Writes a note on the conversations of a split whose messages have the text of a special token, if any do."""
+    if not count:
+        return []
+    return [
+        f"{split}: messages of {count:,} conversations have the text of a special token, such as an end of a turn, "
+        "and are read as having the token there"
+    ]
 
 
 def _in_answers(answers: Sequence[tuple[int, int]], places: Sequence[tuple[int, int]]) -> np.ndarray:

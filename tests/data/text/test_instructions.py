@@ -132,9 +132,7 @@ def test_columns_choose_among_forms(chat_tokenizer):
 
 
 def test_a_tokenizer_without_a_template_is_an_error(chat_tokenizer):
-    with pytest.raises(
-        UsageError, match="--data.tokenizer bytes has no chat template, which --task instructions needs"
-    ):
+    with pytest.raises(UsageError, match="--data.tokenizer bytes has no chat template, which conversations need"):
         source_of("bytes", talk("a", "b"))
     (chat_tokenizer / "tokenizer_config.json").unlink()
     with pytest.raises(UsageError, match="has no chat template: .* put one there"):
