@@ -75,7 +75,7 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
         function = instructions(label_smoothing=smoothing, chunk=config.training.chunked_loss)
         complete = objectives.with_perplexity
     elif task == "preference":
-        from mpjax.training.preference import preference
+        from mpjax.training.dpo import preference
 
         function = preference(beta=config.training.beta)
     elif task == "segmentation":

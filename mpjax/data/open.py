@@ -50,7 +50,7 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
 
         return conversations(table, config)
     if task == "preference":
-        from mpjax.data.text.preferences import preferences  # late, as in _table
+        from mpjax.data.text.answer_pairs import preferences  # late, as in _table
 
         return preferences(table, config)
     if task in ("regression", "multilabel"):

@@ -183,7 +183,7 @@ class Casts:
         Raises:
           DtypeError: the carry of a JAX loop in the module (`lax.scan`, `lax.while_loop`) changes its dtype.
         """
-        before: dict[tuple[int, ...], np.dtype] = {}
+        before: dict[tuple[int, ...], Any] = {}
         for x in filter(is_floating, jax.tree.leaves((args, kwargs)) if self.restores else ()):
             before[x.shape] = widest(before.get(x.shape, x.dtype), x.dtype)
         args, kwargs = _cast_floating((args, kwargs), self.inside)

@@ -106,7 +106,7 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
         return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
 
     def preference(model, batch) -> Arrays:
-        from mpjax.training.preference import rewards  # local, like all imports that few runs need
+        from mpjax.training.dpo import rewards  # local, like all imports that few runs need
 
         chosen, rejected = rewards(model, batch, beta=beta)
         return {"chosen": chosen, "rejected": rejected, "finite": jnp.isfinite(chosen - rejected)}

@@ -111,13 +111,13 @@ class Conversations(Examples):
 
     @classmethod
     def of(
-        cls, tokens: Sequence[np.ndarray], marks: Sequence[np.ndarray], length: int, tokenizer: HuggingFaceTokenizer
+        cls, encoded: Sequence[tuple[np.ndarray, np.ndarray]], length: int, tokenizer: HuggingFaceTokenizer
     ) -> "Conversations":
-        """Concatenates the tokens and marks of conversations, each [at most `length` + 1]; there is at least one."""
+        """Concatenates at least one conversation; each is its tokens and its marks, both [at most `length` + 1]."""
         small = np.uint16 if tokenizer.vocabulary <= 2**16 else np.uint32
+        tokens, marks = zip(*encoded, strict=True)
         starts = np.cumsum([0, *map(len, tokens)])
-        values = np.concatenate(tokens).astype(small)
-        return cls(values, np.concatenate(marks), starts, length, tokenizer.padding)
+        return cls(np.concatenate(tokens).astype(small), np.concatenate(marks), starts, length, tokenizer.padding)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -247,8 +247,7 @@ def as_messages(value: Any, role: str) -> list[Any]:
 
 
 def _tokenized(examples: Examples, chat: Chat, length: int, split: str, notes: list[str]) -> Conversations:
-    values: list[np.ndarray] = []
-    marks: list[np.ndarray] = []
+    encoded: list[tuple[np.ndarray, np.ndarray]] = []
     cut = empty = taken = 0
     for start in range(0, len(examples), AT_ONCE):
         numbers = range(start, min(start + AT_ONCE, len(examples)))
@@ -261,20 +260,19 @@ def _tokenized(examples: Examples, chat: Chat, length: int, split: str, notes: l
             if not mark[1 : length + 1].any():
                 empty += 1
                 continue
-            values.append(np.asarray(tokens[: length + 1], np.uint32))
-            marks.append(mark[: length + 1])
+            encoded.append((np.asarray(tokens[: length + 1], np.uint32), mark[: length + 1]))
     if cut or empty:
         notes.append(
             f"{split}: {cut:,} of {len(examples):,} conversations have more than {length + 1} tokens and are cut to "
             f"them (--data.length {length}); {empty:,} have no token of an answer in them and are left out"
         )
     notes += taken_as_special(split, taken)
-    if not values:
+    if not encoded:
         raise UsageError(
             f"{split}: none of {len(examples):,} conversations has an answer within {length + 1} tokens; write a "
             "larger --data.length, or look at the roles: answers are those of `assistant`"
         )
-    return Conversations.of(values, marks, length, chat.tokenizer)
+    return Conversations.of(encoded, length, chat.tokenizer)
 
 
 def taken_as_special(split: str, count: int) -> list[str]:

@@ -8,8 +8,8 @@ import pytest
 from mpjax.config.schema import Data
 from mpjax.data.examples import conform
 from mpjax.data.table import Other, Table, Text
+from mpjax.data.text.answer_pairs import preferences
 from mpjax.data.text.instructions import load_chat
-from mpjax.data.text.preferences import preferences
 from mpjax.errors import UsageError
 
 

@@ -8,9 +8,9 @@ from flax import nnx
 
 from mpjax.models.gpt2 import GPT2
 from mpjax.models.lora import Adapter, add_lora
+from mpjax.training.dpo import log_probabilities, preference
 from mpjax.training.objective import RunObjective
 from mpjax.training.objectives import language_modeling
-from mpjax.training.preference import log_probabilities, preference
 
 
 BATCH = {

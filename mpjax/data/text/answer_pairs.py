@@ -74,7 +74,7 @@ def preferences(table: Table, config: Data) -> Source:
     return Source(table.name, fields, train, test, notes=tuple(dict.fromkeys(notes)))
 
 
-def pair_of(example: Mapping[str, Any], where: str) -> tuple[list[Message], list[Message]]:
+def pair_of(example: Mapping[str, Any], where: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Reads the preferred and the rejected conversation of a stored example.
 
     Raises:
@@ -130,7 +130,7 @@ def _tokenized(examples: Examples, chat: Chat, length: int, split: str, notes: l
             f"{split}: none of {len(examples):,} pairs has two different answers within {length + 1} tokens; write a "
             "larger --data.length, or look at the roles: answers are those of `assistant`"
         )
-    chosen, rejected = (Conversations.of(*zip(*side, strict=True), length, chat.tokenizer) for side in sides)
+    chosen, rejected = (Conversations.of(side, length, chat.tokenizer) for side in sides)
     return Preferences(chosen, rejected)
 
 
