@@ -30,12 +30,14 @@ class Cells:
       rows: the number of each row in its file, from 1; a line of names is not counted.
       files: the name of the file of each row.
       notes: how the files were read, for the user.
+      dropped: the columns of the files that `config.drop` names.
     """
 
     columns: Mapping[str, Column]
     rows: np.ndarray
     files: Sequence[str]
     notes: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -92,14 +94,16 @@ def read_cells(path: pathlib.Path, config: Data, wanted: Collection[str] = ()) -
         return name not in config.drop and (not wanted or name in wanted)
 
     if kind == ".parquet":
-        columns, notes = _parquet(path, is_read), ()
+        names, columns, notes = *_parquet(path, is_read), ()
     else:
         columns, notes = _delimited(path, kind, config.header)
+        names = list(columns)
         columns = {name: cells for name, cells in columns.items() if is_read(name)}
     count = len(next(iter(columns.values()), ()))
     if not count:
         raise UsageError(f"{path}: there are no rows, or --data.drop leaves no column; wanted at least one of both")
-    return Cells(columns, np.arange(1, count + 1), [path.name] * count, notes)
+    dropped = tuple(name for name in config.drop if name in names)
+    return Cells(columns, np.arange(1, count + 1), [path.name] * count, notes, dropped)
 
 
 # Commas come last: they may also be in the numbers of a file whose cells are separated by semicolons.
@@ -174,7 +178,8 @@ def _names(path: pathlib.Path, first: Sequence[str], header: Sequence[str]) -> S
     return first
 
 
-def _parquet(path: pathlib.Path, is_read: Callable[[str], bool]) -> dict[str, Column]:
+def _parquet(path: pathlib.Path, is_read: Callable[[str], bool]) -> tuple[list[str], dict[str, Column]]:
+    """Reads the names of all columns, and the columns of which `is_read` is true."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -182,7 +187,8 @@ def _parquet(path: pathlib.Path, is_read: Callable[[str], bool]) -> dict[str, Co
         raise UsageError(f"{path}: reading parquet files needs pyarrow: pip install 'mpjax[hf]'") from error
     try:
         file = parquet.ParquetFile(path)
-        table = file.read([name for name in file.schema_arrow.names if is_read(name)])
+        names = list(file.schema_arrow.names)
+        table = file.read([name for name in names if is_read(name)])
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"{path}: {first_line(error)}") from error
     types: Any = pa.types
@@ -200,4 +206,4 @@ def _parquet(path: pathlib.Path, is_read: Callable[[str], bool]) -> dict[str, Co
                 f"{path}: column '{name}' is {kind}; wanted numbers or texts; store its parts as numbers, or write "
                 f"--data.drop {name}"
             )
-    return columns
+    return names, columns

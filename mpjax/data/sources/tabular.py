@@ -56,6 +56,7 @@ def open_tabular(where: str, task: TaskName, config: Data, stored: Encoding | No
     )
     notes = list(dict.fromkeys(train.notes + test.notes))
     if stored is None:
+        _require_dropped(files, config)
         stored, told = fitted(train, _targets(train, task, config), task, config)
         notes += told
     else:
@@ -107,6 +108,14 @@ def _require_columns(files: Mapping[str, Cells], config: Data) -> None:
         for name in getattr(config, setting):
             if name not in cells.columns:
                 raise _no_column(f"--data.{setting} {name}", name, cells.columns)
+
+
+def _require_dropped(files: Mapping[str, Cells], config: Data) -> None:
+    """Raises UsageError if `config.drop` names a column that no file has: with a typo, the column would be an input."""
+    for name in config.drop:
+        if not any(name in cells.dropped for cells in files.values()):
+            columns = dict.fromkeys(column for cells in files.values() for column in (*cells.columns, *cells.dropped))
+            raise _no_column(f"--data.drop {name}", name, columns)
 
 
 def _no_column(where: str, name: str, columns: Iterable[str]) -> UsageError:

@@ -160,6 +160,9 @@ def test_files_that_cannot_be_read_as_one_table_are_errors(tmp_path):
     refused(tmp_path, "", "is empty", targets=("a",))
     refused(tmp_path, "a,b\n", "there are no rows", targets=("b",))
     refused(tmp_path, HOUSES, "--data.targets prise", "did you mean price?", targets=("prise",))
+    refused(
+        tmp_path, HOUSES, "--data.drop twon: there is no such", "did you mean town?", drop=("twon",), targets=("price",)
+    )
     refused(tmp_path, HOUSES, "wanted a file that ends in .csv", name="t.xlsx", targets=("price",))
 
 
