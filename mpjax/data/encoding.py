@@ -277,13 +277,25 @@ def _column_of(name: str, train: Cells, config: Data) -> NumericColumn | Categor
         return "constant"
     if not marked and _counts_rows(present, train):
         return "counts"
-    with np.errstate(over="ignore"):
-        mean, std = float(present.mean()), float(present.std())
     if present.min() == present.max():
-        mean, std = float(present[0]), 1.0  # only its gaps vary
+        return NumericColumn(name, float(present[0]), 1.0, marked)  # only its gaps vary
+    return NumericColumn(name, *moments_of(f"column '{name}'", present), marked)
+
+
+def moments_of(called: str, numbers: np.ndarray) -> tuple[float, float]:
+    """Computes the mean and the standard deviation of numbers [N], not all alike, by which they are standardised.
+
+    Raises:
+      UsageError: float64 does not hold the deviation, whose square is computed: numbers of 1e155 or of 1e-163.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        mean, std = float(numbers.mean()), float(numbers.std())
     if not (np.isfinite(mean) and np.isfinite(std) and std > 0):
-        raise UsageError(f"column '{name}': mean {mean} and deviation {std} of its numbers; wanted numbers of float64")
-    return NumericColumn(name, mean, std, marked)
+        raise UsageError(
+            f"{called}: its numbers, from {numbers.min():g} to {numbers.max():g}, have a mean of {mean:g} and a "
+            f"deviation of {std:g} in float64, by which none can be standardised; store them in another unit"
+        )
+    return mean, std
 
 
 def _categories_of(name: str, column: list[str], others: Sequence[int], numbers: int, train: Cells) -> Categories | str:
@@ -323,7 +335,8 @@ def _of_targets(
         for name, numbers in zip(targets, values, strict=True):
             if numbers.min() == numbers.max():
                 raise UsageError(f"target '{name}' is {numbers[0]} in all training rows: there is nothing to learn")
-        return (), tuple(float(x.mean()) for x in values), tuple(float(x.std()) for x in values)
+        moments = [moments_of(f"target '{name}'", numbers) for name, numbers in zip(targets, values, strict=True)]
+        return (), tuple(mean for mean, _ in moments), tuple(std for _, std in moments)
     if task == "multilabel":
         return (), (), ()
     labels = class_texts(train, targets[0])

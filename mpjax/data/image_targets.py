@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpjax.config.schema import Data
-from mpjax.data.encoding import Encoding, require_settings, settings_of
+from mpjax.data.encoding import Encoding, moments_of, require_settings, settings_of
 from mpjax.data.examples import Example, Examples, MappedExamples, Source, array
 from mpjax.data.fields import Field, Image, Label
 from mpjax.data.image_range import in_range
@@ -139,7 +139,8 @@ def _encoding_of(values: Examples, field: str, columns: Sequence[str], task: str
                 f"target '{names[alike[0]]}' is {numbers[0, alike[0]]} in all training examples: there is nothing to "
                 "learn"
             )
-        mean, std = (tuple(map(float, x)) for x in (numbers.mean(axis=0), numbers.std(axis=0)))
+        moments = [moments_of(f"target '{name}'", column) for name, column in zip(names, numbers.T, strict=True)]
+        mean, std = tuple(mean for mean, _ in moments), tuple(std for _, std in moments)
     return Encoding((), (), task, names, (), mean, std, settings_of(config))
 
 

@@ -36,6 +36,11 @@ def test_a_number_is_standardised_and_comes_back():
     assert target.in_units(values_of(source, "target")).tolist() == [[1], [3], [1], [123457]]
 
 
+def test_a_target_whose_deviation_float64_does_not_hold_is_told():
+    with pytest.raises(UsageError, match=r"target 'target': its numbers, from 1e\+300 to 3e\+300.*a deviation of inf"):
+        opened("regression", target=np.array([1e300, 3e300, 1e300, 3e300]))
+
+
 def test_several_columns_and_a_column_of_lists_are_several_targets():
     x, y = np.array([1.0, 2, 3, 4]), np.array([10, 10, 20, 20])
     apart = opened("regression", targets=("x", "y"), x=x, y=y).fields["target"]

@@ -178,6 +178,14 @@ def test_targets_that_are_no_numbers_are_told(tmp_path):
     assert error.value.repair == {"data.targets": ("price",)}
 
 
+@pytest.mark.parametrize(("small", "large", "deviation"), [("1e300", "3e300", "inf"), ("1e-300", "3e-300", "0")])
+def test_numbers_whose_deviation_float64_does_not_hold_are_told(tmp_path, small, large, deviation):
+    text = f"x,y\n{small},1\n{large},2\n{small},3\n{large},4\n"
+    told = f"from {float(small):g} to {float(large):g}"
+    refused(tmp_path, text, "column 'x': its numbers, " + told, f"a deviation of {deviation} in", targets=("y",))
+    refused(tmp_path, text, "target 'x': its numbers, " + told, f"a deviation of {deviation} in", targets=("x",))
+
+
 def test_a_target_has_float32_and_comes_back_with_its_digits(tmp_path):
     source = opened(tmp_path, HOUSES, targets=("price", "area"), test_split="train[:1]")
     target = source.fields["target"]
