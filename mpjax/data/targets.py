@@ -99,7 +99,8 @@ class NumericTarget(FromColumn):
         with np.errstate(invalid="ignore"):
             tens = np.round(values / steps)
             # Where a step is a fraction, dividing by its inverse gives the nearest float64 to the decimal number.
-            return np.where(steps < 1, tens / np.round(1 / steps), tens * steps) + 0.0  # no -0.0
+            inverse = np.maximum(np.round(1 / steps), 1)  # 0 for steps above 2, which are not divided by it
+            return np.where(steps < 1, tens / inverse, tens * steps) + 0.0  # no -0.0
 
 
 @dataclasses.dataclass(frozen=True)

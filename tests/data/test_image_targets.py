@@ -36,6 +36,12 @@ def test_a_number_is_standardised_and_comes_back():
     assert target.in_units(values_of(source, "target")).tolist() == [[1], [3], [1], [123457]]
 
 
+def test_large_numbers_come_back_without_a_warning_of_numpy():
+    target = NumericTarget(("price", "tax"), (45_270_468.0, 0.5), (14_790_690.0, 0.25))
+    with np.errstate(all="raise"):
+        assert target.in_units([[0, 1], [-1, -2]]).tolist() == [[45_270_470, 0.75], [30_479_780, 0]]
+
+
 def test_a_target_whose_deviation_float64_does_not_hold_is_told():
     with pytest.raises(UsageError, match=r"target 'target': its numbers, from 1e\+300 to 3e\+300.*a deviation of inf"):
         opened("regression", target=np.array([1e300, 3e300, 1e300, 3e300]))
