@@ -107,6 +107,10 @@ def _with_numbers(field: str, columns: Sequence[str], image: str | None, example
         values = [np.atleast_1d(array(name, value)) for name, value in zip(columns, values, strict=True)]
         if any(value.ndim > 1 for value in values):
             raise UsageError(f"{field}: shape {values[0].shape}; wanted a number, or a list of them, per example")
+        if others := [value.dtype for value in values if value.dtype.kind in "cmM"]:  # complex, spans, times
+            raise UsageError(
+                f"{field}: dtype {others[0]}; wanted numbers; store what is to be predicted as floats, in the unit meant"
+            )
         values = np.concatenate([value.astype(np.float64) for value in values])
     return ({} if image is None else {"image": example[image]}) | {field: values}
 

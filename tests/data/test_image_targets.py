@@ -86,6 +86,8 @@ def test_labels_are_zeros_and_ones():
         ({"age": ["1", "2", "3", "x"]}, ("age",), "column 'age' of .* is text; .*write --task classification"),
         ({"age": np.array([1, np.nan, 2, 3])}, ("age",), "target 'age' is nan in example 1 of split 'train'"),
         ({"age": np.full(4, 7)}, ("age",), "target 'age' is 7.0 in all training examples"),
+        ({"age": np.arange(4) + 1j}, ("age",), "target: dtype complex128; wanted numbers; store .* as floats"),
+        ({"age": np.arange(4).astype("datetime64[D]")}, ("age",), r"target: dtype datetime64\[D\]; wanted numbers"),
     ],
 )
 def test_what_cannot_be_predicted_is_told(columns, targets, message):
