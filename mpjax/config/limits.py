@@ -89,6 +89,8 @@ def _of_rows(config: Config) -> Iterator[str]:
                 yield f"{flag}: the columns of a table are inputs but for --data.targets and --data.drop; write these"
             else:
                 yield f"{flag}: --data.name {data.name} is a table, which has no such setting; leave it out"
+    if twice := [name for name in dict.fromkeys(data.targets) if data.targets.count(name) > 1]:
+        yield f"--data.targets {_written(data.targets)} names {twice[0]!r} twice: it would count twice; write it once"
     if data.targets and not config.is_encoded:
         yield (
             f"--data.targets {_written(data.targets)} is for tables, --task regression and --task multilabel; for the "

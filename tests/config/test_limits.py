@@ -70,6 +70,13 @@ def test_shares_of_a_mixture_leave_some_to_the_first_set(mix, says):
     check(load_config(["--data.mix", "b", "0.001", "c", "0.998"]))
 
 
+def test_a_target_is_named_once():
+    table = ["--task", "regression", "--data.name", "tabular:t.csv", "--data.targets"]
+    with pytest.raises(UsageError, match="--data.targets x y x names 'x' twice"):
+        check(load_config([*table, "x", "y", "x"]))
+    check(load_config([*table, "x", "y"]))
+
+
 def test_a_way_to_resize_needs_a_size():
     with pytest.raises(UsageError, match="--data.no_antialias without --data.image_size, which is 0"):
         check(load_config(["--data.no_antialias"]))
