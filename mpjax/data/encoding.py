@@ -145,9 +145,14 @@ _SEPARATED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?|[+-]?\d{1,3}(\.\d{3})+(,
 _MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
 
 
+def _missing_words(config: Data) -> set[str]:
+    """The words that mean a missing number, in lower case."""
+    return _MISSING | {word.lower() for word in config.missing}
+
+
 def parser(config: Data) -> Callable[[str], float | None]:
     """Builds the function from a cell to its number, float64: NaN if it is missing, None if the cell is no number."""
-    missing = _MISSING | {word.lower() for word in config.missing}
+    missing = _missing_words(config)
     thousands = {".": ",", ",": ".", "": ""}[config.decimal]
     grouped = re.compile(rf"[+-]?\d{{1,3}}({re.escape(thousands)}\d{{3}})+(?!\d)") if thousands else None
 
@@ -339,20 +344,30 @@ def _of_targets(
         return (), tuple(mean for mean, _ in moments), tuple(std for _, std in moments)
     if task == "multilabel":
         return (), (), ()
-    labels = class_texts(train, targets[0])
+    labels = class_texts(train, targets[0], config)
     classes = tuple(sorted(set(labels), key=_in_order))
     if len(classes) == 1:
         raise UsageError(f"label '{targets[0]}' is {classes[0]!r} in all training rows: there is nothing to learn")
     return classes, (), ()
 
 
-def class_texts(cells: Cells, name: str) -> list[str]:
+def class_texts(cells: Cells, name: str, config: Data) -> list[str]:
     """Reads the label of each row as text: 1, 1.0 and 1e0 are one class.
 
     Raises:
-      UsageError: a label is missing, or is a number with a fraction.
+      UsageError: a label is missing, which NA and the like mean beside whole numbers alone, or is a number with a
+        fraction.
     """
     texts = texts_of(cells.columns[name])
+    words = _missing_words(config) - {""}
+    absent = [at for at, text in enumerate(texts) if text.lower() in words and not _NUMBER.fullmatch(text)]
+    others = {*texts} - {texts[at] for at in absent} - {""}
+    if absent and others and all(map(_NUMBER.fullmatch, others)):
+        raise UsageError(
+            f"label '{name}' is {texts[absent[0]]!r} in {cells.place(absent[0])}, and a number in others, so that it "
+            f"means a missing one, in {len(absent)} of {len(texts)} rows: drop these rows from the file, or give the "
+            "class another name if it is one"
+        )
     if "" in texts:
         raise UsageError(
             f"label '{name}' is empty in {cells.place(texts.index(''))}, {texts.count('')} of {len(texts)} rows; "

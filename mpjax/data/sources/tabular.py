@@ -192,7 +192,7 @@ def targets_of(encoding: Encoding, cells: Cells, config: Data) -> dict[str, np.n
     if encoding.task == "multilabel":
         return {"labels": np.stack([_zeros_and_ones(cells, name) for name in encoding.targets], axis=1)}
     (name,), numbers = encoding.targets, {text: number for number, text in enumerate(encoding.classes)}
-    texts = class_texts(cells, name)
+    texts = class_texts(cells, name, config)
     if unseen := [at for at, text in enumerate(texts) if text not in numbers]:
         raise UsageError(
             f"label '{name}' is {texts[unseen[0]]!r} in {cells.place(unseen[0])}, a class that no training row has "

@@ -214,6 +214,15 @@ def test_classes_are_those_of_the_training_split(tmp_path):
     assert repair == {"task": "regression"}
 
 
+def test_a_word_for_a_missing_number_is_no_class_beside_numbers(tmp_path):
+    text = "x,kind\n1,0\n2,1\n3,NA\n4,0\n"
+    says = "label 'kind' is 'NA' in row 3 of t.csv, and a number in others", "in 1 of 3 rows"
+    refused(tmp_path, text, *says, task="classification", targets=("kind",))
+    regions = text.replace(",0", ",EU").replace(",1", ",SA")
+    source = opened(tmp_path, regions, task="classification", targets=("kind",))
+    assert source.fields["label"].names == ("EU", "NA", "SA")
+
+
 def test_several_labels_are_zeros_and_ones(tmp_path):
     text = "x,a,b\n1,0,True\n2,1,False\n3,1,true\n4,0,1\n"
     source = opened(tmp_path, text, task="multilabel", targets=("a", "b"))
