@@ -154,7 +154,8 @@ def parser(config: Data) -> Callable[[str], float | None]:
     """Builds the function from a cell to its number, float64: NaN if it is missing, None if the cell is no number."""
     missing = _missing_words(config)
     thousands = {".": ",", ",": ".", "": ""}[config.decimal]
-    grouped = re.compile(rf"[+-]?\d{{1,3}}({re.escape(thousands)}\d{{3}})+(?!\d)") if thousands else None
+    # No thousands begin with 0: 0,125 is a fraction in another way of writing.
+    grouped = re.compile(rf"[+-]?[1-9]\d{{0,2}}({re.escape(thousands)}\d{{3}})+(?!\d)") if thousands else None
 
     def number(cell: str) -> float | None:
         if cell.lower() in missing:
@@ -173,7 +174,7 @@ def parser(config: Data) -> Callable[[str], float | None]:
 
 def _repair(cell: str) -> dict[str, str]:
     """The setting with which a cell is a number, if only one of the two can be meant: 3,14 is never thousands."""
-    return {"data.decimal": ","} if re.fullmatch(r"[+-]?\d*,(\d{1,2}|\d{4,})", cell) else {}
+    return {"data.decimal": ","} if re.fullmatch(r"[+-]?(\d*,(\d{1,2}|\d{4,})|0?,\d+)", cell) else {}
 
 
 def is_of_numbers(column: Column, config: Data) -> bool:
@@ -198,6 +199,8 @@ def numbers_of(cells: Cells, name: str, config: Data) -> np.ndarray:
                 repair=_repair(column[at]),
             )
         column = np.asarray(parsed, np.float64)
+    if stated := [float(word) for word in config.missing if _NUMBER.fullmatch(word)]:
+        column = np.where(np.isin(column, stated), np.nan, column)  # -999 is also -999.0, and stored as a number
     if (infinite := np.flatnonzero(np.isinf(column))).size:
         raise UsageError(f"column '{name}' is infinite in {cells.place(int(infinite[0]))}; wanted finite numbers")
     return column

@@ -88,6 +88,21 @@ def test_a_missing_number_is_the_mean_and_an_input_says_so(tmp_path, gap):
     assert "missing numbers become the mean, and an input says that they are missing: x" in source.notes
 
 
+def test_a_number_that_means_a_missing_one_does_so_however_it_is_written(tmp_path):
+    text = "x,y\n1,1\n-999,2\n3,3\n-999.0,4\n"
+    whole = {"train_split": "train", "test_split": "train"}
+    source = opened(tmp_path, text, targets=("y",), missing=("-999",), **whole)
+    assert rows_of(source.train).tolist() == [[-1, 0], [0, 1], [1, 0], [0, 1]]
+    refused(tmp_path, text, "target 'x' is missing in row 2", targets=("x",), missing=("-999",), **whole)
+
+
+def test_no_thousands_begin_with_zero(tmp_path):
+    text = "x;y\n0,125;1\n0,250;2\n1,500;3\n2,000;4\n"
+    repair = refused(tmp_path, text, "column 'x' has", "'0,125' in row 1", targets=("y",), decimal=".")
+    assert repair == {"data.decimal": ","}
+    assert opened(tmp_path, text, targets=("y",), decimal=",").encoding.columns[0].mean == 0.625
+
+
 def test_a_gap_that_training_has_not_is_told(tmp_path):
     with pytest.warns(DataWarning, match="column 'x' is missing in 1 of 1 rows, and in no training row"):
         source = opened(tmp_path, "x,y\n1,1\n2,2\n3,3\n,4\n", targets=("y",))
