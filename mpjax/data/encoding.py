@@ -212,6 +212,8 @@ def _advice(cell: str) -> str:
             "wanted a number such as 1234.5; if its decimal sign is a point and commas separate thousands, write "
             "--data.decimal . and if it is a comma, --data.decimal ,"
         )
+    if _NUMBER.fullmatch(cell):  # only with --data.decimal ,
+        return "wanted a number whose decimal sign is a comma, as --data.decimal , says; write one sign in all columns"
     return f"wanted a number; if it means a missing one, write --data.missing {cell!r}; repair it otherwise"
 
 
@@ -314,9 +316,11 @@ def _categories_of(name: str, column: list[str], others: Sequence[int], numbers:
             f"column '{name}' has {numbers} numbers, but {first!r} in {train.place(others[0])}; "
             f"{_advice(first)}; if all are categories, write --data.categories {name}"
         )
-    if all(map(_SEPARATED.fullmatch, (column[at] for at in others))):
+    if all(_SEPARATED.fullmatch(column[at]) or _NUMBER.fullmatch(column[at]) for at in others):
         raise UsageError(
-            f"column '{name}' has {first!r} in {train.place(others[0])}; {_advice(first)}", repair=_repair(first)
+            f"column '{name}' has {first!r} in {train.place(others[0])}; {_advice(first)}; if all are categories, write "
+            f"--data.categories {name}",
+            repair=_repair(first),
         )
     values = sorted(set(column), key=_in_order)
     if len(values) >= 10 and 2 * len(values) > len(column):

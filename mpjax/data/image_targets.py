@@ -109,7 +109,7 @@ def _with_numbers(field: str, columns: Sequence[str], image: str | None, example
             raise UsageError(f"{field}: shape {values[0].shape}; wanted a number, or a list of them, per example")
         if others := [value.dtype for value in values if value.dtype.kind in "cmM"]:  # complex, spans, times
             raise UsageError(
-                f"{field}: dtype {others[0]}; wanted numbers; store what is to be predicted as floats, in the unit meant"
+                f"{field}: dtype {others[0]}; wanted numbers; store what is to be predicted as floats, in its unit"
             )
         values = np.concatenate([value.astype(np.float64) for value in values])
     return ({} if image is None else {"image": example[image]}) | {field: values}

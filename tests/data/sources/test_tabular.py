@@ -153,6 +153,13 @@ def test_signs_in_numbers_are_never_guessed(tmp_path):
     assert repair == {"data.decimal": ","}
 
 
+def test_a_column_of_numbers_with_the_other_sign_is_no_column_of_categories(tmp_path):
+    text = "x;z;y\n1,5;1.5;1\n2,5;2.5;2\n3,5;1.5;3\n4,5;2.5;4\n"
+    refused(tmp_path, text, "'z' has '1.5' in row 1", "as --data.decimal , says", targets=("y",), decimal=",")
+    source = opened(tmp_path, text, targets=("y",), decimal=",", categories=("z",))
+    assert source.fields["row"].inputs == ("x", "z = 1.5", "z = 2.5")
+
+
 def test_a_word_among_numbers_is_an_error_and_not_a_category(tmp_path):
     text = "x,y\n1,1\n2,2\noops,3\n4,4\n"
     refused(tmp_path, text, "column 'x' has 2 numbers, but 'oops' in row 3", "--data.missing 'oops'", targets=("y",))
