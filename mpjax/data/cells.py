@@ -78,7 +78,8 @@ def joined(parts: Sequence[Cells]) -> Cells:
 def read_cells(path: pathlib.Path, config: Data, wanted: Collection[str] = ()) -> Cells:
     """Reads the columns `wanted` of a csv, tsv or parquet file that has them; empty: all columns.
 
-    Columns that `config.drop` names are left out.
+    Columns that `config.drop` names are left out. A file whose first line names all that is `wanted` has a line of
+    names, whatever `config.header`.
 
     Raises:
       UsageError: the file is of another kind, is not UTF-8, has no rows, has rows of several lengths or columns of one
@@ -96,7 +97,7 @@ def read_cells(path: pathlib.Path, config: Data, wanted: Collection[str] = ()) -
     if kind == ".parquet":
         names, columns, notes = *_parquet(path, is_read), ()
     else:
-        columns, notes = _delimited(path, kind, config.header)
+        columns, notes = _delimited(path, kind, config.header, wanted)
         names = list(columns)
         columns = {name: cells for name, cells in columns.items() if is_read(name)}
     count = len(next(iter(columns.values()), ()))
@@ -110,7 +111,9 @@ def read_cells(path: pathlib.Path, config: Data, wanted: Collection[str] = ()) -
 _SIGNS = {"tab": "\t", "semicolon": ";", "bar": "|", "comma": ","}
 
 
-def _delimited(path: pathlib.Path, kind: str, header: Sequence[str]) -> tuple[dict[str, Column], tuple[str, ...]]:
+def _delimited(
+    path: pathlib.Path, kind: str, header: Sequence[str], wanted: Collection[str]
+) -> tuple[dict[str, Column], tuple[str, ...]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -124,6 +127,8 @@ def _delimited(path: pathlib.Path, kind: str, header: Sequence[str]) -> tuple[di
     if not lines:
         raise UsageError(f"{path} is empty")
     first = [cell.strip() for cell in lines[0][1]]
+    if wanted:
+        header = _header_of(path, first, header, wanted)
     names = _names(path, first, header)
     rows = lines if header else lines[1:]
     for number, line in rows:
@@ -153,15 +158,35 @@ def _sign_of(text: str) -> str:
     return "comma"
 
 
+def _header_of(
+    path: pathlib.Path, first: Sequence[str], header: Sequence[str], wanted: Collection[str]
+) -> Sequence[str]:
+    """Chooses the names of the columns of rows to predict: `header`, or none if the first line names all `wanted`.
+
+    Raises:
+      UsageError: with `header`, the first line gives only some names, or has another number of cells.
+    """
+    if {*wanted} <= {*first}:
+        return ()
+    if header and (len(header) != len(first) or sum(name in header for name in first) > 1):
+        raise UsageError(
+            f"{path}: the first line is {','.join(first)}; wanted one that names the columns {', '.join(wanted)}, or "
+            f"an example with the columns of the run, {', '.join(header)}"
+        )
+    return header
+
+
 def _names(path: pathlib.Path, first: Sequence[str], header: Sequence[str]) -> Sequence[str]:
     if header:
         if len(header) != len(first):
             raise UsageError(
                 f"--data.header has {len(header)} names, but {path} has {len(first)} columns; wanted a name for each"
             )
-        if as_compared(first) == as_compared(header):
+        here = as_compared(first)
+        if here == as_compared(header) or sum(name in here for name in as_compared(header)) > 1:
             raise UsageError(
-                f"--data.header {' '.join(header)}: the first line of {path} has these names already; leave it out",
+                f"--data.header {' '.join(header)}: the first line of {path} has these names already, in "
+                f"{'this' if here == as_compared(header) else 'another'} order; leave it out",
                 repair={"data.header": ()},
             )
         return header

@@ -318,8 +318,8 @@ def _categories_of(name: str, column: list[str], others: Sequence[int], numbers:
         )
     if all(_SEPARATED.fullmatch(column[at]) or _NUMBER.fullmatch(column[at]) for at in others):
         raise UsageError(
-            f"column '{name}' has {first!r} in {train.place(others[0])}; {_advice(first)}; if all are categories, write "
-            f"--data.categories {name}",
+            f"column '{name}' has {first!r} in {train.place(others[0])}; {_advice(first)}; if all are categories, "
+            f"write --data.categories {name}",
             repair=_repair(first),
         )
     values = sorted(set(column), key=_in_order)

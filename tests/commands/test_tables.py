@@ -70,6 +70,24 @@ def test_no_policy_rounds_a_prediction_to_half_precision(houses, policy, capsys)
     assert np.mean(np.abs(standardised - half) > 1e-5 * np.abs(standardised)) > 0.5
 
 
+def test_a_run_without_a_line_of_names_predicts_files_with_and_without_one(tmp_path, capsys):
+    plain = tmp_path / "plain.csv"
+    plain.write_text("".join(f"{size},{town},{price}\n" for size, town, price in ROWS))
+    flags = "--task regression --data.targets price --data.header size town price --steps 2"
+    folder = str(trained(tmp_path / "run", flags, plain))
+    capsys.readouterr()
+    named = tmp_path / "named.csv"
+    named.write_text("town,note,size\nb,x,7\nc,y,14\n")
+    new, known = (lines_of(capsys, inputs=(str(file),), run=folder) for file in (named, plain))
+    assert [line["prediction"] for line in new] == [line["prediction"] for line in known[1:3]]
+    named.write_text("town,size,price\n")
+    with pytest.raises(UsageError, match="there are no rows"):
+        lines_of(capsys, inputs=(str(named),), run=folder)
+    named.write_text("7,b\n14,c\n")
+    with pytest.raises(UsageError, match="the first line is 7,b; wanted one that names the columns size, town, or an"):
+        lines_of(capsys, inputs=(str(named),), run=folder)
+
+
 def test_rows_of_a_file_without_prices_are_predicted_as_those_of_the_split(houses, tmp_path, capsys):
     folder, _ = houses
     (tmp_path / "new.tsv").write_text("town\tnote\tsize\nb\tx\t7\nc\ty\t14\n")

@@ -174,6 +174,9 @@ def test_a_file_without_a_line_of_names_is_told_and_read_by_the_names_that_are_g
     source = opened(tmp_path, text, header=("x", "y"), targets=("y",))
     assert len(source.train) + len(source.test) == 5
     refused(tmp_path, HOUSES, "has these names already", header=("area", "town", "price"), targets=("price",))
+    words = "x,c,y\nu,s,0\nv,t,1\nu,t,0\nv,s,1\n"
+    other = {"header": ("c", "x", "label"), "task": "classification", "targets": ("label",)}
+    assert refused(tmp_path, words, "these names already, in another order", **other) == {"data.header": ()}
 
 
 def test_files_that_cannot_be_read_as_one_table_are_errors(tmp_path):
