@@ -213,6 +213,8 @@ def _parquet(path: pathlib.Path, is_read: Callable[[str], bool]) -> tuple[list[s
     try:
         file = parquet.ParquetFile(path)
         names = list(file.schema_arrow.names)
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UsageError(f"{path}: two columns are named {twice[0]!r}; wanted different names")
         table = file.read([name for name in names if is_read(name)])
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"{path}: {first_line(error)}") from error
@@ -222,8 +224,14 @@ def _parquet(path: pathlib.Path, is_read: Callable[[str], bool]) -> tuple[list[s
         column = stored.cast(stored.type.value_type) if types.is_dictionary(stored.type) else stored
         kind = column.type
         if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
-            numbers = [np.nan if value is None else float(value) for value in column.to_pylist()]
-            columns[name] = np.asarray(numbers, np.float64)
+            values = column.to_pylist()
+            numbers = [np.nan if value is None else float(value) for value in values]
+            there = [(value, number) for value, number in zip(values, numbers, strict=True) if value is not None]
+            if types.is_integer(kind) and any(int(number) != value for value, number in there):
+                # As categories or classes, such integers differ, and in float64 they may be one number.
+                columns[name] = ["" if value is None else str(value) for value in values]
+            else:
+                columns[name] = np.asarray(numbers, np.float64)
         elif types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind):
             columns[name] = ["" if value is None else value.strip() for value in column.to_pylist()]
         else:

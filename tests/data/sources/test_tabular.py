@@ -1,5 +1,7 @@
 """Rows of csv, tsv and parquet files: what a cell becomes, by statistics of the training split alone."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -280,6 +282,32 @@ def test_parquet_has_the_rows_of_the_same_csv(tmp_path):
     )
     assert stored.fields == written.fields
     np.testing.assert_array_equal(rows_of(stored.train), rows_of(written.train))
+
+
+def test_parquet_keeps_integers_apart_that_are_one_number_in_float64(tmp_path):
+    pa = pytest.importorskip("pyarrow", reason="needs pip install 'mpjax[hf]'")
+    from pyarrow import parquet
+
+    large = 2**53
+    table = pa.table({"x": [1, 2, 3, 4], "id": [large + 1, large, large, large + 1]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    config = Data(name=f"tabular:{tmp_path / 't.parquet'}", train_split="train", test_split="train")
+    source = open_source(dataclasses.replace(config, targets=("id",)), tmp_path)
+    assert source.fields["label"].names == ("9007199254740992", "9007199254740993")
+    assert [source.train[n]["label"] for n in range(4)] == [1, 0, 0, 1]
+    inputs = dataclasses.replace(config, targets=("x",), categories=("id",))
+    assert rows_of(open_source(inputs, tmp_path, "regression").train).tolist() == [[0, 1], [1, 0], [1, 0], [0, 1]]
+
+
+def test_parquet_columns_of_one_name_are_an_error(tmp_path):
+    pa = pytest.importorskip("pyarrow", reason="needs pip install 'mpjax[hf]'")
+    from pyarrow import parquet
+
+    columns = [pa.array([1, 2]), pa.array([5, 6]), pa.array([0, 1])]
+    parquet.write_table(pa.table(columns, names=["x", "x", "y"]), tmp_path / "t.parquet")
+    config = Data(name=f"tabular:{tmp_path / 't.parquet'}", targets=("y",), train_split="train", test_split="train")
+    with pytest.raises(UsageError, match="two columns are named 'x'"):
+        open_source(config, tmp_path, "regression")
 
 
 def test_a_folder_has_a_file_for_each_split(tmp_path):
