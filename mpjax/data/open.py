@@ -103,10 +103,15 @@ def _require_scalars(table: Table, name: str) -> None:
     """Raises UsageError if the label column `name` holds more than a scalar per example: an image, a mask or a list."""
     column = table.columns[name]
     if isinstance(column, (Mask, Image)) or (isinstance(column, Other) and column.rank):
-        raise UsageError(
-            f"data set '{table.name}': label (column '{name}'): {column}; wanted one class number per example; for "
-            "one-hot labels write --data.num_classes N --data.preprocess FILE.py:FUNCTION with\n"
+        alone = isinstance(column, Other) and column.described.endswith("[1]")  # whose argmax would always be 0
+        advice = (
+            f"store {name}[:, 0], whole numbers as integers"
+            if alone
+            else "for one-hot labels write --data.num_classes N --data.preprocess FILE.py:FUNCTION with\n"
             "  def FUNCTION(example): return {**example, 'label': np.argmax(example['label'])}"
+        )
+        raise UsageError(
+            f"data set '{table.name}': label (column '{name}'): {column}; wanted one class number per example; {advice}"
         )
 
 

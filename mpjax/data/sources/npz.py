@@ -199,15 +199,25 @@ def _splits(headers: Mapping[str, Header], set_name: str) -> dict[str, dict[str,
     Names count as those of splits only if most arrays have one: `x`, `y` and `val_loss` are one split.
 
     Raises:
-      UsageError: arrays of a split differ in length, so that it is not known how many examples there are.
+      UsageError: arrays of a split differ in length, so that it is not known how many examples there are, or two are
+        one column, as `x_train` and `train_x` are.
     """
     splits: dict[str, dict[str, str]] = {}
+    twice: tuple[str, ...] = ()
     for name in headers:
         if matched := _OF_SPLIT.fullmatch(name):
             first, after, before, last = matched.groups()
-            splits.setdefault((first or last).lower(), {})[after or before] = name
+            columns = splits.setdefault((first or last).lower(), {})
+            if other := columns.get(after or before):
+                twice = other, name
+            columns[after or before] = name
     if sum(map(len, splits.values())) <= len(headers) / 2:
         splits = {_WHOLE: {name: name for name in headers}}
+    elif twice:
+        raise UsageError(
+            f"data set '{set_name}': {' and '.join(map(repr, twice))} are one column of one split; store one of them, "
+            "or under another name"
+        )
     return {split: _of_one_length(arrays, headers, f"data set '{set_name}'") for split, arrays in splits.items()}
 
 

@@ -56,6 +56,19 @@ def test_splits_are_read_from_the_names_of_the_arrays(tmp_path, names):
     assert np.array_equal(source.test[0]["image"][..., 0], IMAGES[4])
 
 
+@pytest.mark.parametrize("stored", [LABELS.astype(float), np.asarray(["a", "b", "c", "a", "b", "c"])])
+def test_the_advice_on_labels_in_rows_of_their_own_is_not_to_take_their_largest(tmp_path, stored):
+    with pytest.raises(UsageError, match=r"wanted one class number per example; store y\[:, 0\]") as error:
+        opened(written(tmp_path, x=IMAGES, y=stored[:, None]), **PARTS)
+    assert "argmax" not in str(error.value)
+
+
+def test_two_arrays_that_are_one_column_of_a_split_are_an_error(tmp_path):
+    path = written(tmp_path, x_train=IMAGES, train_x=IMAGES[::-1], y_train=LABELS)
+    with pytest.raises(UsageError, match="'x_train' and 'train_x' are one column of one split"):
+        opened(path, test_split="train")
+
+
 def test_one_name_like_that_of_a_split_among_others_makes_no_split(tmp_path):
     path = written(tmp_path, x=IMAGES, y=LABELS, val_loss=np.zeros(3))
     assert labels(opened(path, **PARTS).test) == [1, 2]
