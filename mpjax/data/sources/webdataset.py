@@ -3,8 +3,10 @@
 import dataclasses
 import glob
 import os
+import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
 from mpjax.data.examples import Example, Examples
 from mpjax.data.fields import Label
+from mpjax.data.images.decoding import FileBytes
 from mpjax.data.sources.class_numbers import Numbered, classes_of
 from mpjax.data.sources.own import Joined
 from mpjax.data.sources.tar_columns import IMAGES, ColumnReader, columns_of
@@ -23,7 +26,6 @@ from mpjax.errors import UsageError
 NAME = "webdataset"
 _WHOLE = "train"  # the only split of shards whose names name none
 _PREFERRED = {
-    "image": tuple(sorted(IMAGES)),
     "label": ("cls", "json.label", "json.cls", "json.class"),
     "mask": ("mask.png", "seg.png"),
     "text": ("txt", "text", "caption", "json.text", "json.caption"),
@@ -82,6 +84,7 @@ def open_webdataset(where: str, config: Data) -> Table:
         for name, column, reading in columns_of(extension, first):
             columns[name], readings[name] = column, reading
     preferred = {field: next((name for name in names if name in columns), "") for field, names in _PREFERRED.items()}
+    preferred["image"] = images[0] if len(images := [name for name in columns if name in IMAGES]) == 1 else ""
 
     def table(columns: Mapping[str, Column], readings: Mapping[str, ColumnReader]) -> Table:
         def open_columns(names: Sequence[str]) -> tuple[Examples, Examples]:
@@ -96,7 +99,7 @@ def open_webdataset(where: str, config: Data) -> Table:
             if isinstance(columns[name], Label) or (config.num_classes and not isinstance(columns[name], Text)):
                 return table(columns, readings)
             label, number = _classes(name, readings[name], [p.split for p in train], [p.split for p in test])
-            value = readings[name].value
+            value = _as_class(readings[name].value)
             numbered = ColumnReader(readings[name].extension, lambda stored: number(np.asarray(value(stored)))[()])
             return table({**columns, name: label}, {**readings, name: numbered})
 
@@ -105,16 +108,26 @@ def open_webdataset(where: str, config: Data) -> Table:
     def _classes(
         name: str, reading: ColumnReader, training: Sequence[str], testing: Sequence[str]
     ) -> tuple[Label, Numbered]:
-        values = {}
+        values, value = {}, _as_class(reading.value)
         for split in dict.fromkeys([*training, *testing]):
             shards[split].require(reading.extension)
-            values[split] = np.asarray([reading.value(stored) for stored in shards[split].read_all(reading.extension)])
+            values[split] = np.asarray([value(stored) for stored in shards[split].read_all(reading.extension)])
         # A name that only the test split has would change the number of others from one test split to another.
         is_text = all(values[split].dtype.kind in "SU" for split in training)
         splits = dict.fromkeys(training if is_text else [*training, *testing])
         return classes_of([values[split] for split in splits], name, set_name, config.ignore_index)
 
     return table(columns, readings)
+
+
+def _as_class(value: Callable[[FileBytes], Any]) -> Callable[[FileBytes], Any]:
+    """Reads the name of a class without white space around it: editors and `echo` end a file with a line break."""
+
+    def name(stored: FileBytes) -> Any:
+        read = value(stored)
+        return read.strip() if isinstance(read, str) else read
+
+    return name
 
 
 def _paths_by_split(where: str, set_name: str) -> dict[str, list[str]]:
@@ -129,6 +142,7 @@ def _paths_by_split(where: str, set_name: str) -> dict[str, list[str]]:
         for folder in (sorted(entry.name for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else ())
     }
     if folders := {folder: paths for folder, paths in folders.items() if paths}:
+        _require_all_read(path, folders, set_name)
         return folders
     if path.is_dir():
         paths = sorted(glob.glob(os.path.join(glob.escape(str(path)), "*.tar")))
@@ -148,6 +162,20 @@ def _paths_by_split(where: str, set_name: str) -> dict[str, list[str]]:
             "others; wanted a split in all names or in none; move the file elsewhere"
         )
     return {split or _WHOLE: paths for split, paths in splits.items()}
+
+
+def _require_all_read(path: pathlib.Path, folders: Mapping[str, Sequence[str]], set_name: str) -> None:
+    """Raises UsageError if a tar file below `path` is in none of the folders of splits: it would be left out."""
+    read = {pathlib.Path(shard) for paths in folders.values() for shard in paths}
+    for shard in sorted(path.rglob("*.tar")):
+        folder, *inside = shard.relative_to(path).parts
+        if shard in read or any(part.startswith(".") for part in (folder, *inside)):
+            continue
+        where = f"in a folder of the split {folder}" if inside else f"beside the folders {', '.join(folders)}"
+        raise UsageError(
+            f"data set '{set_name}': {shard} lies {where}, and would not be read; wanted all tar files in folders "
+            "named like splits, or all in one folder; move it"
+        )
 
 
 def _expanded_range(path: str) -> list[str]:

@@ -261,3 +261,32 @@ def test_a_path_alone_is_answered_with_the_name_to_write(tmp_path, where):
     with pytest.raises(UsageError, match=f"write --data.name webdataset:{path}") as refused:
         open_source(Data(name=path), tmp_path / "data")
     assert refused.value.repair == {"data.name": f"webdataset:{path}"}
+
+
+def test_a_line_break_behind_the_name_of_a_class_makes_no_other_class(tmp_path):
+    names = (b"dog", b"cat\n", b"cat", b"dog\r\n")
+    written(
+        tmp_path / "0.tar", {f"{n}.{e}": c for n, name in enumerate(names) for e, c in (("png", png(n)), ("txt", name))}
+    )
+    source = opened(tmp_path, columns={"label": "txt"}, **WHOLE)
+    assert source.fields["label"] == Label(2, origin="column 'txt'", names=("cat", "dog"))
+    assert numbers(source.train) == [(0, 1), (1, 0), (2, 0), (3, 1)]
+
+
+def test_a_tar_file_that_would_be_left_out_is_an_error(tmp_path):
+    for name in ("train/0.tar", "val/0.tar", "more.tar"):
+        shard(tmp_path / name, 0, 3)
+    with pytest.raises(UsageError, match=r"more.tar lies beside the folders train, val, and would"):
+        opened(tmp_path, test_split="val")
+    (tmp_path / "more.tar").unlink()
+    shard(tmp_path / "train" / "more" / "1.tar", 0, 3)
+    with pytest.raises(UsageError, match=r"1.tar lies in a folder of the split train"):
+        opened(tmp_path, test_split="val")
+
+
+def test_of_images_with_two_extensions_none_is_guessed(tmp_path):
+    files = {f"{n}.{end}": c for n in range(3) for end, c in (("jpg", png(n)), ("png", png(9 - n)), ("cls", b"0"))}
+    written(tmp_path / "0.tar", files)
+    with pytest.raises(UsageError, match=r"several columns that could be the image.*--data.columns image COLUMN"):
+        opened(tmp_path, **WHOLE)
+    assert numbers(opened(tmp_path, columns={"image": "png"}, **WHOLE).train) == [(9, 0), (8, 0), (7, 0)]
