@@ -21,6 +21,7 @@ _TEXTS = ("string", "large_string", "string_view")
 # The texts that pandas reads as a missing number.
 _MISSING = ("", "NA", "N/A", "n/a", "#NA", "#N/A", "#N/A N/A", "<NA>", "NULL", "null", "None", "NaN", "nan", "-NaN")
 _MISSING += ("-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")
+_AT_ONCE = 10_000  # lines of a csv or tsv file whose types pandas infers together, in `datasets`
 _TABLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {"csv": ("csv", {}), "tsv": ("csv", {"sep": "\t"})}
 """The formats whose first line may hold column names, with the name and settings of their reader in `datasets`."""
 
@@ -111,8 +112,8 @@ def _require_no_header(what: str, header: Sequence[str]) -> None:
 def _read(datasets: Any, what: str, reading: Mapping[str, Any], header: Sequence[str], **where: Any) -> Any:
     """Loads files with `datasets.load_dataset`, and gives the columns of csv and tsv files the names `header`, if any.
 
-    In csv and tsv files, an empty text, NA or None in a column of text stays a text, and is a missing value in a column
-    of numbers; the files may be loaded twice for that.
+    In csv and tsv files, an empty text, NA, None or 007 in a column of text stays a text, and an empty text, NA or None
+    is a missing value in a column of numbers; the files may be loaded twice for that.
 
     Args:
       datasets: the module.
@@ -135,11 +136,15 @@ def _read(datasets: Any, what: str, reading: Mapping[str, Any], header: Sequence
         require_names(split, header)
     names = list(first.features)
     texts = {name for name, feature in first.features.items() if getattr(feature, "dtype", "") in _TEXTS}
-    if any(split.data.column(name).null_count for split in loaded.values() for name in texts):
+    in_parts = any(len(split) > _AT_ONCE for split in loaded.values())
+    if any(split.data.column(name).null_count for split in loaded.values() for name in texts) or (texts and in_parts):
         # Load again now that the columns are known. Without _MISSING, a number column with gaps would become text.
-        # pandas numbers the columns if there is no line of names.
-        gaps = {at if header else name: list(_MISSING) for at, name in enumerate(names) if name not in texts}
-        loaded = datasets.load_dataset(what, keep_default_na=False, na_values=gaps, **settings)
+        # pandas numbers the columns if there is no line of names. A part of a column of text may have numbers alone:
+        # without `converters`, 007 would be 7 there.
+        keys = {at if header else name: name in texts for at, name in enumerate(names)}
+        gaps = {key: list(_MISSING) for key, is_text in keys.items() if not is_text}
+        as_written = {key: str for key, is_text in keys.items() if is_text}
+        loaded = datasets.load_dataset(what, keep_default_na=False, na_values=gaps, converters=as_written, **settings)
     return loaded.rename_columns(dict(zip(names, header, strict=True))) if header else loaded
 
 

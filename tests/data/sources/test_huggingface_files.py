@@ -30,6 +30,13 @@ def write(path, kind):
         data.to_parquet(path)
 
 
+def test_texts_that_are_numbers_stay_as_written_in_a_long_file(tmp_path):
+    """pandas infers the types of each 10,000 lines for themselves."""
+    words = ["text,label"] + ["a,0"] * 10_000
+    (tmp_path / "long.csv").write_text("\n".join([*words, "007,1", "1.10,1"]))
+    assert load_splits(str(tmp_path / "long.csv"))["train"][10_000:] == {"text": ["007", "1.10"], "label": [1, 1]}
+
+
 @pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl", "parquet", "CSV", "TSV"])
 def test_one_file_is_one_split(tmp_path, kind):
     write(tmp_path / f"all.{kind}", kind.lower())
