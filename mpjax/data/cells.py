@@ -79,7 +79,8 @@ def read_cells(path: pathlib.Path, config: Data, wanted: Collection[str] = ()) -
     """Reads the columns `wanted` of a csv, tsv or parquet file that has them; empty: all columns.
 
     Columns that `config.drop` names are left out. A file whose first line names all that is `wanted` has a line of
-    names, whatever `config.header`.
+    names, whatever `config.header`. Rows without any cell are left out; of rows to predict only those at both ends,
+    so that each row of the file has its place.
 
     Raises:
       UsageError: the file is of another kind, is not UTF-8, has no rows, has rows of several lengths or columns of one
@@ -121,9 +122,11 @@ def _delimited(
     sign = "tab" if kind == ".tsv" else _sign_of(text)
     try:
         reader = _reader(text, sign)
-        lines = [(reader.line_num, line) for line in reader if any(map(str.strip, line))]
+        lines = [(reader.line_num, line) for line in reader if _is_filled(line) or (wanted and len(line) > 1)]
     except csv.Error as error:
         raise UsageError(f"{path}: {error}; repair its quotes") from None
+    filled = [at for at, (_, line) in enumerate(lines) if _is_filled(line)]
+    lines = lines[filled[0] : filled[-1] + 1] if filled else []  # spreadsheets write empty rows behind the last one
     if not lines:
         raise UsageError(f"{path} is empty")
     first = [cell.strip() for cell in lines[0][1]]
@@ -144,6 +147,10 @@ def _delimited(
 
 def _reader(text: str, sign: str) -> Any:
     return csv.reader(io.StringIO(text, newline=""), delimiter=_SIGNS[sign], strict=True, skipinitialspace=True)
+
+
+def _is_filled(line: Sequence[str]) -> bool:
+    return any(map(str.strip, line))
 
 
 def _sign_of(text: str) -> str:

@@ -12,7 +12,7 @@ from mpjax.commands.predict import predict_run
 from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.config.commands import Evaluation, Export, Prediction
-from mpjax.errors import UsageError
+from mpjax.errors import DataWarning, UsageError
 
 
 ROWS = [(n * 7 % 30, "abc"[n % 3], 123_400 + 10 * (n * 7 % 30) + 5 * (n % 3)) for n in range(60)]
@@ -68,6 +68,15 @@ def test_no_policy_rounds_a_prediction_to_half_precision(houses, policy, capsys)
     half = np.asarray(standardised).astype(jnp.bfloat16 if "bfloat" in policy else np.float16).astype(np.float64)
     # A number that was rounded is in float16 to 1e-6 of itself: only these do the digits of a line leave.
     assert np.mean(np.abs(standardised - half) > 1e-5 * np.abs(standardised)) > 0.5
+
+
+def test_an_empty_row_between_others_keeps_its_place(houses, tmp_path, capsys):
+    folder, _ = houses
+    (tmp_path / "new.csv").write_text("town,size\nb,7\n,\nc,14\n,\n,\n")
+    size, town = "column 'size' is missing in 1 of 3 rows", "column 'town' has '' in 1 of 3 rows"
+    with pytest.warns(DataWarning, match=size), pytest.warns(DataWarning, match=town):
+        lines = lines_of(capsys, inputs=(str(tmp_path / "new.csv"),), run=str(folder))
+    assert [line["input"].removeprefix(str(tmp_path)) for line in lines] == [f"/new.csv[{n}]" for n in range(3)]
 
 
 def test_a_run_without_a_line_of_names_predicts_files_with_and_without_one(tmp_path, capsys):
