@@ -159,6 +159,7 @@ class Source:
         the rest of the training examples, and all test examples.
       notes: messages to the user about how the examples are read.
       encoding: what a run stores to read other examples alike: statistics of the training split. None: nothing.
+      places: for each test example, its place in its file, if its number in the split does not tell it; else empty.
 
     Raises:
       UsageError: `fields` is empty.
@@ -171,6 +172,7 @@ class Source:
     mix: "tuple[Portion, ...]" = ()
     notes: tuple[str, ...] = ()
     encoding: "Encoding | None" = None
+    places: Sequence[str] = ()
 
     def __post_init__(self):
         if not self.fields:

@@ -184,7 +184,9 @@ def _joined(rows: Sequence[tuple[int, Arrays]], batch_size: int) -> GivenBatch:
 
 
 def given_split(source: Source, config: Data) -> Inputs:
-    """Builds `Inputs` of the examples of the test split, read as for evaluation and named `SPLIT[0]` and so on.
+    """Builds `Inputs` of the examples of the test split, read as for evaluation.
+
+    They are named `SPLIT[0]` and so on, or by their places in a file (`Source.places`).
 
     If the set has masks, only the images are read. If `config` also resizes images, each is cut into squares
     (`squares_of`), so that the whole image gets a mask.
@@ -192,7 +194,7 @@ def given_split(source: Source, config: Data) -> Inputs:
     Raises:
       UsageError: see `reader`.
     """
-    names = [f"{config.test_split}[{index}]" for index in range(len(source.test))]
+    names = source.places or [f"{config.test_split}[{index}]" for index in range(len(source.test))]
     if isinstance(source.fields.get("mask"), Mask):
 
         def images(positions: Sequence[int]) -> list[Any]:

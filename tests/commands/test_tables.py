@@ -51,6 +51,9 @@ def test_a_regression_learns_and_its_predictions_have_the_metrics_of_its_evaluat
     metrics = evaluate_run(Evaluation(run=str(folder)))
     capsys.readouterr()
     lines = lines_of(capsys, run=str(folder), split="train[50:]")
+    # The rows of the random part are those of the file.
+    assert all(line["target"]["price"] == ROWS[int(line["input"][11:-1])][2] for line in lines)
+    assert {line["input"][:11] for line in lines} == {"houses.csv["}
     errors = np.array([line["prediction"]["price"] - line["target"]["price"] for line in lines])
     assert {line["target"]["price"] for line in lines} <= {float(price) for _, _, price in ROWS}
     assert metrics["test/rmse"] == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-3)

@@ -66,6 +66,9 @@ def open_tabular(where: str, task: TaskName, config: Data, stored: Encoding | No
             "a part of a file is of its rows in a fixed random order; for rows in the order of time write --data.rows "
             "stored"
         )
+    # A row of a random part is found again in its file by the name that predict.py gives the rows of files.
+    is_random = config.rows == "shuffled" and any(part.stop - part.start < sizes[part.split] for part in parts[1])
+    places = [f"{file}[{row - 1}]" for file, row in zip(test.files, test.rows, strict=True)] if is_random else []
     fields: dict[str, Field] = {"row": Row(stored.inputs), **fields_of(stored)}
     train, test = (
         ArrayRows(
@@ -73,7 +76,7 @@ def open_tabular(where: str, task: TaskName, config: Data, stored: Encoding | No
         )
         for split, cells in ((config.train_split, train), (config.test_split, test))
     )
-    return Source(name, fields, train, test, notes=tuple(notes), encoding=stored)
+    return Source(name, fields, train, test, notes=tuple(notes), encoding=stored, places=places)
 
 
 def _files(where: str, name: str) -> dict[str, pathlib.Path]:
