@@ -65,7 +65,8 @@ class Encoding:
 
     Attributes:
       columns: the columns that are inputs, in order.
-      constant: the columns whose cells are all alike in the training split, and those that count the rows.
+      constant: the columns whose cells are all alike in the training split, those that count the rows, and those
+        without a name.
       task: the task of the run.
       targets: the columns to predict.
       classes: the names of the classes, in the order of their numbers; empty but for classification.
@@ -227,21 +228,21 @@ def texts_of(column: Column) -> list[str]:
 def fitted(train: Cells, targets: Sequence[str], task: str, config: Data) -> tuple[Encoding, list[str]]:
     """Chooses what each column becomes from the cells of the training split; also returns notes for the user.
 
-    Columns of numbers are standardised, others are categories. Columns that are constant or count the rows are left
-    out.
+    Columns of numbers are standardised, others are categories. Columns that are constant, count the rows or have no
+    name are left out.
 
     Raises:
       UsageError: a column looks like an id, mixes numbers and words, or has numbers in a form that has to be stated; no
         column is left; or a target does not suit the task.
     """
     columns, constant, ids = [], [], []
-    counting = []
+    counting, indices = [], []
     for name in train.columns:
         if name in targets:
             continue
         column = _column_of(name, train, config)
         if isinstance(column, str):
-            {"constant": constant, "id": ids, "counts": counting}[column].append(name)
+            {"constant": constant, "id": ids, "counts": counting, "index": indices}[column].append(name)
         else:
             columns.append(column)
     if ids:
@@ -252,11 +253,13 @@ def fitted(train: Cells, targets: Sequence[str], task: str, config: Data) -> tup
             repair={"data.drop": (*config.drop, *ids)},
         )
     if not columns:
-        raise UsageError("no column is left as an input: all are targets, dropped, constant or count the rows")
+        raise UsageError(
+            "no column is left as an input: all are targets, dropped, constant, nameless or count the rows"
+        )
     classes, mean, std = _of_targets(train, targets, task, config)
     encoding = Encoding(
         tuple(columns),
-        (*constant, *counting),
+        (*constant, *counting, *indices),
         task,
         tuple(targets),
         classes,
@@ -264,12 +267,18 @@ def fitted(train: Cells, targets: Sequence[str], task: str, config: Data) -> tup
         std,
         settings_of(config),
     )
-    return encoding, [*_told(encoding, train, constant, counting)]
+    return encoding, [*_told(encoding, train, constant, counting, indices)]
+
+
+_INDEX = re.compile(r"(__index_level_\d+__)?")
+"""The names of an index without a name: what pandas writes to parquet, and to csv."""
 
 
 def _column_of(name: str, train: Cells, config: Data) -> NumericColumn | Categories | str:
-    """Chooses what a column becomes; "constant", "counts" or "id" if it is not to be an input."""
+    """Chooses what a column becomes; "constant", "counts", "index" or "id" if it is not to be an input."""
     column = train.columns[name]
+    if _INDEX.fullmatch(name) and name not in config.categories:
+        return "index"  # where a row stood in a file before it was filtered or split tells what it was sorted by
     if name in config.categories:
         values = tuple(sorted(set(texts_of(column)), key=_in_order))
         return Categories(name, values) if len(values) > 1 else "constant"
@@ -416,7 +425,9 @@ def _quoted(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
-def _told(encoding: Encoding, train: Cells, constant: Sequence[str], counting: Sequence[str]) -> Iterator[str]:
+def _told(
+    encoding: Encoding, train: Cells, constant: Sequence[str], counting: Sequence[str], indices: Sequence[str]
+) -> Iterator[str]:
     numbers = [column for column in encoding.columns if isinstance(column, NumericColumn)]
     categories = [column for column in encoding.columns if isinstance(column, Categories)]
     parts = []
@@ -432,6 +443,11 @@ def _told(encoding: Encoding, train: Cells, constant: Sequence[str], counting: S
         yield f"left out, since they are the same in all training rows: {', '.join(constant)}"
     if counting:
         yield f"left out, since they count the rows: {', '.join(counting)}"
+    if indices:
+        yield (
+            f"left out, since it has no name, as the index that pandas writes: {_quoted(indices)}; to have it as an "
+            "input, give it one"
+        )
     if encoding.mean:
         yield encoding.told_targets
 

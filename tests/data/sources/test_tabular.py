@@ -120,6 +120,14 @@ def test_a_constant_column_and_one_that_counts_the_rows_are_left_out_and_told(tm
     assert "left out, since they count the rows: id" in source.notes
 
 
+@pytest.mark.parametrize("name", ["", "__index_level_0__"])
+def test_an_index_that_pandas_wrote_is_no_input(tmp_path, name):
+    text = f"{name},x,y\n17,1,1\n3,2,2\n8,4,3\n5,3,4\n"
+    source = opened(tmp_path, text, targets=("y",))
+    assert source.fields["row"].inputs == ("x",)
+    assert any(f"left out, since it has no name, as the index that pandas writes: '{name}'" in n for n in source.notes)
+
+
 def test_texts_that_are_nearly_all_different_are_an_id(tmp_path):
     text = "name,x,y\n" + "".join(f"person {n},{n % 3},{n % 5}\n" for n in range(12))
     repair = refused(
