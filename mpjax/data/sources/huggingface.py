@@ -213,7 +213,9 @@ def _stored(name: str, train: Any, test: Any) -> Image:
     both: Any = datasets.concatenate_datasets([split.select_columns([name]) for split in (train, test)])
 
     def stored(index: int) -> bytes | str:
-        value = arrow.flat(both[[index]][name]).to_pylist()[0] or b""
+        value = arrow.flat(both[[index]][name]).to_pylist()[0]
+        if value is None:
+            raise UsageError(f"column '{name}' has no image in row {index} of the splits read; drop or fill such rows")
         if isinstance(value, bytes):
             return value
         return value["path"] if value["bytes"] is None else value["bytes"]

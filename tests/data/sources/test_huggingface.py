@@ -225,6 +225,13 @@ def test_missing_values_are_refused_by_column(tmp_path, column):
         opened(saved(tmp_path, **columns), "text_classification")
 
 
+def test_a_missing_image_is_said_to_be_missing(tmp_path):
+    images = [{"bytes": encoded(10), "path": None}, None]
+    name = saved(tmp_path, features(image=datasets.Image(), label=datasets.ClassLabel(2)), image=images, label=[0, 1])
+    with pytest.raises(UsageError, match="column 'image' has no image in row 1 of the splits read"):
+        opened(name)
+
+
 def test_a_wrong_shape_is_refused_by_column(tmp_path):
     lists = datasets.List(datasets.List(datasets.Value("uint8")))
     name = saved(
