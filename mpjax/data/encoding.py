@@ -225,6 +225,13 @@ def texts_of(column: Column) -> list[str]:
     return ["" if np.isnan(x) else str(int(x)) if float(x).is_integer() else repr(float(x)) for x in column]
 
 
+def _category(text: str) -> str:
+    """The category of a cell: 1.0 and 1e0 are 1, as where numbers are stored; 01 and 1.10 are what they say."""
+    if not _NUMBER.fullmatch(text) or not {*text} & {*".eE"} or not abs(number := float(text)) < 2**53:
+        return text
+    return str(int(number)) if number.is_integer() else text
+
+
 def fitted(train: Cells, targets: Sequence[str], task: str, config: Data) -> tuple[Encoding, list[str]]:
     """Chooses what each column becomes from the cells of the training split; also returns notes for the user.
 
@@ -280,7 +287,7 @@ def _column_of(name: str, train: Cells, config: Data) -> NumericColumn | Categor
     if _INDEX.fullmatch(name) and name not in config.categories:
         return "index"  # where a row stood in a file before it was filtered or split tells what it was sorted by
     if name in config.categories:
-        values = tuple(sorted(set(texts_of(column)), key=_in_order))
+        values = tuple(sorted(set(map(_category, texts_of(column))), key=_in_order))
         return Categories(name, values) if len(values) > 1 else "constant"
     if not isinstance(column, np.ndarray):
         parse = parser(config)
@@ -331,7 +338,7 @@ def _categories_of(name: str, column: list[str], others: Sequence[int], numbers:
             f"write --data.categories {name}",
             repair=_repair(first),
         )
-    values = sorted(set(column), key=_in_order)
+    values = sorted(set(map(_category, column)), key=_in_order)
     if len(values) >= 10 and 2 * len(values) > len(column):
         return "id"
     return Categories(name, tuple(values)) if len(values) > 1 else "constant"
@@ -483,7 +490,7 @@ def encoded(encoding: Encoding, cells: Cells, config: Data, called: str) -> np.n
         if isinstance(column, Categories):
             texts = texts_of(cells.columns[column.name])
             numbers = {value: at for at, value in enumerate(column.values)}
-            places = np.asarray([numbers.get(text, -1) for text in texts])
+            places = np.asarray([numbers.get(text, numbers.get(_category(text), -1)) for text in texts])
             if unseen := sorted({text for text, at in zip(texts, places, strict=True) if at < 0}):
                 _warn(
                     f"{called}: column '{column.name}' has {', '.join(map(repr, unseen[:5]))} in "

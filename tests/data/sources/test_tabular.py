@@ -145,6 +145,13 @@ def test_numbers_that_are_categories_are_so_where_asked(tmp_path):
     assert source.fields["row"].inputs == ("month = 2", "month = 10")
 
 
+def test_a_whole_number_is_one_category_however_it_is_written(tmp_path):
+    text = "month,y\n1,1\n1.0,2\n02,3\n1e0,4\n"
+    source = opened(tmp_path, text, targets=("y",), categories=("month",))
+    assert source.fields["row"].inputs == ("month = 1", "month = 02")
+    assert (rows_of(source.train).tolist(), rows_of(source.test).tolist()) == ([[1, 0], [1, 0], [0, 1]], [[1, 0]])
+
+
 @pytest.mark.parametrize(
     ("cell", "decimal", "number"),
     [("1,234", ".", 1234), ("1,234.5", ".", 1234.5), ("1.234,5", ",", 1234.5), ("3,14", ",", 3.14), ("1e3", "", 1000)],
