@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import re
 import warnings
 from collections.abc import Mapping
 
@@ -62,15 +63,15 @@ def _may_be_one_of_several(environment: Mapping[str, str]) -> bool:
     return on_tpu or ("KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment)
 
 
-def _count(environment: Mapping[str, str], name: str) -> int:
-    """Reads a number of tasks from the variable `name`; 1 if it is not set, or empty, as users set it to train alone.
+def _count(environment: Mapping[str, str], name: str, unset: int = 1) -> int:
+    """Reads a number from the variable `name`; `unset` if it is not set, or empty, as users set it to train alone.
 
     Raises:
       UsageError: the variable is not a number.
     """
-    text = environment.get(name) or "1"
+    text = environment.get(name) or str(unset)
     if not text.isdecimal():
-        raise UsageError(f"{name} is {text!r} in the environment: wanted a number of tasks, {_ALONE}")
+        raise UsageError(f"{name} is {text!r} in the environment: wanted a number, {_ALONE}")
     return int(text)
 
 
@@ -136,14 +137,14 @@ def own_gpus(environment: Mapping[str, str]) -> tuple[int, ...] | None:
     number on its node: the wrong one with `--gpus-per-task`, and too few if there are fewer tasks than GPUs.
 
     Raises:
-      UsageError: the GPUs of the node do not divide evenly among its tasks.
+      UsageError: the GPUs of the node do not divide evenly among its tasks, or a variable of SLURM is malformed.
     """
-    tasks, local = _tasks_on_node(environment), int(environment.get("SLURM_LOCALID", "0"))
+    tasks, local = _tasks_on_node(environment), _count(environment, "SLURM_LOCALID", 0)
     gpus = _visible_gpus(environment)
     bound = "SLURM_GPUS_PER_TASK" in environment or "gpu" in environment.get("SLURM_TRES_PER_TASK", "")
     # --gpu-bind shows each task GPUs of its own: those of all tasks are on the node. An old SLURM does not say how many
     # there are.
-    on_node = int(environment.get("SLURM_GPUS_ON_NODE", tasks if "CUDA_VISIBLE_DEVICES" in environment else 0))
+    on_node = _count(environment, "SLURM_GPUS_ON_NODE", tasks if "CUDA_VISIBLE_DEVICES" in environment else 0)
     if tasks == 1 or gpus == 0 or bound or gpus * tasks <= on_node:
         return None
     if gpus % tasks:
@@ -157,13 +158,18 @@ def own_gpus(environment: Mapping[str, str]) -> tuple[int, ...] | None:
 
 
 def _tasks_on_node(environment: Mapping[str, str]) -> int:
-    """Parses the number of tasks on this node from SLURM's list for all nodes, such as `2(x3),1`; 1 without one."""
+    """Parses the number of tasks on this node from SLURM's list for all nodes, such as `2(x3),1`; 1 without one.
+
+    Raises:
+      UsageError: the list or the number of the node is malformed.
+    """
     text = environment.get("SLURM_STEP_TASKS_PER_NODE", environment.get("SLURM_TASKS_PER_NODE", "1"))
     counts: list[int] = []
     for group in text.split(","):
-        count, _, times = group.rstrip(")").partition("(x")
-        counts += [int(count)] * int(times or 1)
-    return counts[min(int(environment.get("SLURM_NODEID", "0")), len(counts) - 1)]
+        if not (matched := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", group)):
+            raise UsageError(f"SLURM's list of tasks is {text!r}: wanted numbers, as in 2(x3),1; {_ALONE}")
+        counts += [int(matched[1])] * int(matched[2] or 1)
+    return counts[min(_count(environment, "SLURM_NODEID", 0), len(counts) - 1)]
 
 
 def _visible_gpus(environment: Mapping[str, str]) -> int:

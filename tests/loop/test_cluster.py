@@ -44,7 +44,7 @@ def test_without_a_cluster_a_process_is_alone(environment):
 
 
 def test_a_number_of_tasks_that_is_none_is_an_error():
-    with pytest.raises(UsageError, match=r"SLURM_NTASKS is 'two' .*: wanted a number of tasks, or --distributed"):
+    with pytest.raises(UsageError, match=r"SLURM_NTASKS is 'two' .*: wanted a number, or --distributed"):
         seat_of(Distributed(), {"SLURM_NTASKS": "two"})
 
 
@@ -110,3 +110,16 @@ def test_gpus_that_do_not_divide_among_tasks_are_an_error():
     says = "started 4 tasks on this node, which has 6 GPUs: write --ntasks-per-node=6, one task for each GPU, or"
     with pytest.raises(UsageError, match=says):
         own_gpus({**STEP, "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("SLURM_LOCALID", "one", "SLURM_LOCALID is 'one' in the environment: wanted a number"),
+        ("SLURM_NODEID", "-", "SLURM_NODEID is '-' in the environment: wanted a number"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2(x3", r"SLURM's list of tasks is '2\(x3': wanted numbers, as in 2\(x3\),1"),
+    ],
+)
+def test_a_malformed_variable_of_slurm_is_an_error(name, value, says):
+    with pytest.raises(UsageError, match=says):
+        own_gpus({**STEP, name: value})
