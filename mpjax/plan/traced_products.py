@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,8 @@ UNTRACED = TracedProgram((), (), ())
 class _Value:
     """The known properties of a value of a jaxpr. Two values are equal only if they are the same object.
 
+    Equal operations on the same values have the same results, since XLA computes them once.
+
     Attributes:
       narrow: the float8 dtype that the value was quantised to, even if it was widened again; empty for none.
       constant: whether the value depends on no input.
@@ -139,15 +141,24 @@ def traced_program(jaxpr: Any) -> TracedProgram:
     _mark_needed(body, [True] * len(body.outvars), needed)
     products: list[TracedProduct] = []
     sums: list[tuple[str, str]] = []
-    apply = functools.partial(_apply, context=_Context(), needed=needed, products=products, sums=sums)
-    outputs = evaluated(jaxpr, [_Value() for _ in body.invars], _constant, apply)
+    computed: dict[Hashable, _Value] = {}
+    apply = functools.partial(
+        _apply, context=_Context(), needed=needed, products=products, sums=sums, computed=computed
+    )
+    outputs = evaluated(jaxpr, [_Value() for _ in body.invars], _constant(computed), apply)
     gradients, rounded = (output.gradient for output in outputs), (output.rounded for output in outputs)
     dtypes, cast = ([pair[index] for pair in sums] for index in (0, 1))
     return TracedProgram(tuple(products), tuple(dtypes), tuple(gradients), tuple(rounded), tuple(cast))
 
 
-def _constant(variable: Any, value: Any) -> _Value:
-    return _Value(constant=True)  # a new object, so that products of different constants differ
+def _constant(computed: dict[Hashable, _Value]) -> Callable[[Any, Any], _Value]:
+    """Makes the function from a constant to its `_Value`: one for equal numbers, one for each array."""
+
+    def constant(variable: Any, value: Any) -> _Value:
+        number = (str(variable.aval), repr(value)) if np.ndim(value) == 0 else id(value)
+        return computed.setdefault(("constant", number), _Value(constant=True))
+
+    return constant
 
 
 def _apply(
@@ -160,17 +171,21 @@ def _apply(
     needed: set[int],
     products: list[TracedProduct],
     sums: list[tuple[str, str]],
+    computed: dict[Hashable, _Value],
 ) -> Sequence[_Value]:
     """Computes the known properties of the results of an equation, as `evaluated` calls it.
 
     If an output depends on the equation (`needed`), its product is added to `products`, and the dtype and `cast` of
     each array that it adds over devices to `sums`. Equations inside calls, loops and branches are visited too.
+    `computed` has the results so far, by operation, pass and operands.
     """
     name = eqn.primitive.name
     if holds_bodies(eqn):
         inside = _inside(eqn, context)
-        apply_inside = functools.partial(_apply, context=inside, needed=needed, products=products, sums=sums)
-        return _entered(eqn, operands, apply_inside)
+        apply_inside = functools.partial(
+            _apply, context=inside, needed=needed, products=products, sums=sums, computed=computed
+        )
+        return _entered(eqn, operands, apply_inside, _constant(computed))
     if id(eqn) in needed:
         if name == "pallas_call" and (inside := _products_inside(eqn)):
             products.append(_kernel(eqn, inside, context))
@@ -181,7 +196,10 @@ def _apply(
             sums += [(str(var.aval.dtype), value.cast) for var, value in added if is_floating(var.aval)]
     if name == "optimization_barrier":
         return list(operands)
-    return [_result(eqn, operands, context)] * len(eqn.outvars)
+    result = _result(eqn, operands, context)
+    if not eqn.effects:
+        result = computed.setdefault((name, str(eqn.params), result.gradient, *operands), result)
+    return [result] * len(eqn.outvars)
 
 
 def _traced_product(eqn: Any, operands: list[_Value], context: _Context) -> TracedProduct:
@@ -276,7 +294,7 @@ def _joined(*stacks: str) -> str:
     return "/".join(filter(None, stacks))
 
 
-def _entered(eqn: Any, operands: list[_Value], apply: Any) -> list[_Value]:
+def _entered(eqn: Any, operands: list[_Value], apply: Any, constant: Callable[[Any, Any], _Value]) -> list[_Value]:
     """Evaluates the bodies of a call, loop or branch with `apply`; returns the known properties of its results.
 
     Of the results of loops and branches, only roundings are known.
@@ -294,10 +312,10 @@ def _entered(eqn: Any, operands: list[_Value], apply: Any) -> list[_Value]:
             values = [_Value(rounded=value.rounded) for value in arguments]
             consts, carried = scan_counts(eqn.params)
             # A rounded carry is an operand of the next iteration.
-            once = evaluated(held, list(values), _constant, functools.partial(apply, products=[], sums=[]))
+            once = evaluated(held, list(values), constant, functools.partial(apply, products=[], sums=[]))
             for number, carry in enumerate(once[:carried], start=consts):
                 values[number] = _Value(rounded=together([values[number].rounded, carry.rounded]))
-        outputs.append(evaluated(held, values, _constant, apply))
+        outputs.append(evaluated(held, values, constant, apply))
     fitting = [results for results in outputs if len(results) == len(eqn.outvars)]
     if len(bodies) == 1 and name != "scan" and fitting:
         return fitting[0]
