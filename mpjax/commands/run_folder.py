@@ -19,7 +19,7 @@ from mpjax.files import locked
 from mpjax.loop.company import Alone, Company
 from mpjax.loop.resume import adopt, places_in
 from mpjax.loop.roll_call import numbers
-from mpjax.loop.stored import BASE, CHECKPOINTS, ENCODING, complete_checkpoints, set_aside
+from mpjax.loop.stored import BASE, CHECKPOINTS, DECODER, ENCODING, complete_checkpoints, set_aside
 from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.report.history import History
 from mpjax.training import TrainState
@@ -180,6 +180,10 @@ def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning
         from mpjax.commands.encoding_of_run import digest_of_encoding  # local, as few runs have statistics
 
         about[ENCODING] = digest_of_encoding(run.source.encoding)
+    if run.config.model.folder:
+        from mpjax.commands.decoder_of_run import described_decoder  # local, as few runs read a decoder from files
+
+        about[DECODER] = described_decoder(run.config.model)
     if run.config.training.lora:
         from mpjax.commands.base_weights import described_base  # local, as few runs have adapters
 

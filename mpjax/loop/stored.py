@@ -227,6 +227,9 @@ BASE = "base"
 ENCODING = "columns"
 """The entry of a description with the SHA-256, in hexadecimal, of the statistics by which the run reads its columns."""
 
+DECODER = "decoder"
+"""The entry of a description with the settings of the decoder that `--model.name hf:FOLDER` built."""
+
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "policy": str,
     "loss_scale": str,
@@ -239,6 +242,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "checksums": dict,
     BASE: dict,
     ENCODING: str,
+    DECODER: dict,
 }
 """The types of the values in a description. A valid digest does not show who wrote it."""
 

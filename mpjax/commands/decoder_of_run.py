@@ -1,0 +1,51 @@
+"""The settings of a run's decoder: its checkpoints name them, since the config.json that they are read from may change.
+
+Most of them, such as the angles of position embeddings, are in no shape of an array.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mpjax.config.schema import Model
+from mpjax.errors import UsageError
+from mpjax.models.decoder.config_json import CONFIG, read_settings
+from mpjax.models.pretrained.files import find_folder
+from mpjax.strict_json import encode
+
+
+_NO_EFFECT = ("length",)
+"""Settings that change no logit: a run may go on with longer texts."""
+
+
+def described_decoder(model: Model) -> dict[str, Any]:
+    """The settings of the decoder in the folder that `model` names, as nested values of JSON."""
+    settings = dataclasses.asdict(read_settings(find_folder(model.folder)))
+    return json.loads(encode({name: value for name, value in settings.items() if name not in _NO_EFFECT}))
+
+
+def verify_decoder(model: Model, expected: Mapping[str, Any]) -> None:
+    """Checks that the folder that `model` names has the decoder that a checkpoint was trained with.
+
+    Raises:
+      UsageError: its config.json has other settings. The weights would compute something else.
+    """
+    before, now = (dict(_flat(settings)) for settings in (expected, described_decoder(model)))
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if names:
+        first = names[0]
+        raise UsageError(
+            f"{find_folder(model.folder) / CONFIG} has another decoder than the checkpoint: {first} is "
+            f"{encode(now.get(first))}, before {encode(before.get(first))}"
+            f"{f', and {len(names) - 1} more' if names[1:] else ''}; put the file of before back"
+        )
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the numbers, texts and nulls of nested settings by path, such as `layers/0/window`."""
+    if not isinstance(value, Mapping | list):
+        yield path, value
+        return
+    for name, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+        yield from _flat(inner, f"{path}/{name}" if path else str(name))
