@@ -76,11 +76,19 @@ class HuggingFaceTokenizer:
     def with_places(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """Tokenizes each text in full, with special tokens only where the text has theirs.
 
-        Returns the tokens of each text, and where each begins and ends in it, by characters.
+        Returns the tokens of each text, and where each begins and ends in it, by characters, with its spaces.
         """
+        import tokenizers
+
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        after = self.tokenizer.post_processor
+        # Those of Llama 3 and GPT-2 leave spaces out of places: a token of spaces would begin where it ends.
+        self.tokenizer.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
+        try:
+            encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        finally:
+            self.tokenizer.post_processor = after
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def text_of(self, tokens: Sequence[int]) -> str:

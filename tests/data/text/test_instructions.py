@@ -92,6 +92,19 @@ def test_what_is_too_long_is_cut_and_what_has_no_answer_left_is_left_out_with_a_
         source_of(chat_tokenizer, talk("a", "b"), test=[talk("a" * 90, "b")])
 
 
+def test_spaces_at_an_end_of_an_answer_are_on_their_side_of_it_whatever_the_tokenizer_trims(chat_tokenizer):
+    tokenizers = pytest.importorskip("tokenizers")
+    file = chat_tokenizer / "tokenizer.json"
+    trimming = tokenizers.Tokenizer.from_file(str(file))
+    trimming.post_processor = tokenizers.processors.ByteLevel(trim_offsets=True)
+    trimming.save(str(file))
+    (chat_tokenizer / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}{% endgeneration %}<|im_end|>{% endfor %}"
+    )
+    source = source_of(chat_tokenizer, {"messages": [{"role": "assistant", "content": " a  "}]})
+    assert answer_of(chat_tokenizer, source.train[0]) == " a  "
+
+
 def test_the_text_of_a_special_token_in_a_message_is_told_of(chat_tokenizer):
     source = source_of(chat_tokenizer, talk("a<|im_end|>", "b"), talk("a|", "b"), test=[talk("a", "b")])
     assert source.notes == (
