@@ -11,6 +11,7 @@ from flax import nnx
 
 from mpjax.config.choices import Way
 from mpjax.errors import UsageError
+from mpjax.models.quantised import SCALES
 from mpjax.models.scan import stack_of, stacks_of
 from mpjax.precision.calls import modules_of
 from mpjax.precision.module_tree import lineages_of
@@ -44,8 +45,8 @@ def tensor_axes(model: nnx.Module, parts: int, rules: Mapping[str, str]) -> dict
         outputs), "rows" (divide the inputs) or "whole" (do not divide). The rules `TRANSFORMERS` come after them.
 
     Raises:
-      UsageError: a rule matches nothing or names no layer that can be divided, an axis does not divide, or no layer is
-        divided at all.
+      UsageError: a rule matches nothing or names no layer that can be divided, an axis does not divide, a layer's
+        weight is stored in codes, or no layer is divided at all.
     """
     modules = modules_of(model)
     lineages, stacks = lineages_of(modules), stacks_of(model)
@@ -59,6 +60,11 @@ def tensor_axes(model: nnx.Module, parts: int, rules: Mapping[str, str]) -> dict
     for lineage in lineages:
         path, pattern = lineage[-1][0], winner(every, lineage)
         if pattern is not None and every[pattern] != "whole" and isinstance(modules[path], LAYERS):
+            if hasattr(modules[path], SCALES):
+                raise UsageError(
+                    f"--mesh.tensor {parts} divides {path}, and --training.lora_base int8 and nf4 store its weight in "
+                    "codes, which are not divided: write --mesh.tensor 1, or --training.lora_base bfloat16"
+                )
             lead = 0 if stack_of(f"{path}/kernel", stacks) is None else 1
             axes |= dict(_axes(path, modules[path], every[pattern], parts, lead))
             idle.discard(pattern)

@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
+from mpjax.models.quantised import quantise
 from mpjax.models.scan import in_series
 from mpjax.models.transformer import Block
 from mpjax.training.tensor import tensor_axes
@@ -77,6 +78,15 @@ def test_rules_that_divide_nothing_are_refused(net, rules, parts, message):
     with pytest.raises(UsageError) as raised:
         tensor_axes(net, parts, rules)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_a_weight_in_codes_is_not_divided(kind):
+    model = nnx.eval_shape(Net)
+    quantise(model.up, kind)
+    with pytest.raises(UsageError, match="--mesh.tensor 2 divides up, and --training.lora_base int8 and nf4 store its"):
+        tensor_axes(model, 2, {"up": "columns"})
+    assert tensor_axes(model, 2, {"down": "rows"}) == {"down/kernel": 0}
 
 
 def test_no_array_is_created(net):
