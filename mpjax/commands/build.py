@@ -19,7 +19,7 @@ from mpjax.config.limits import check
 from mpjax.config.schema import with_settings
 from mpjax.data.labels import check_labels
 from mpjax.errors import UsageError
-from mpjax.loop.stored import BASE, CHECKPOINTS, DECODER, ENCODING, read_checkpoint
+from mpjax.loop.stored import BASE, CHECKPOINTS, DECODER, ENCODING, TOKENIZER, read_checkpoint
 from mpjax.loop.when import When
 from mpjax.models.scan import apart_in, stacks_of
 from mpjax.precision.calls import modules_of
@@ -255,6 +255,9 @@ def read_whole(
     Raises:
       UsageError: as `read_checkpoint`; the file of the frozen weights is not there or has others; or the statistics of
         the columns, or the settings of a decoder in its folder, have changed since the checkpoint was saved.
+
+    Warns:
+      CheckpointWarning: as `read_checkpoint`, or the files of the tokenizer have changed.
     """
     position, saved, about = read_checkpoint(folder / CHECKPOINTS, which, **reading)
     if ENCODING in about:
@@ -265,6 +268,10 @@ def read_whole(
         from mpjax.commands.decoder_of_run import verify_decoder  # local, like all imports that few runs need
 
         verify_decoder(config.model, about[DECODER])
+    if TOKENIZER in about:
+        from mpjax.commands.tokenizer_of_run import compare_tokenizer  # local, like all imports that few runs need
+
+        compare_tokenizer(config.data, about[TOKENIZER])
     if BASE in about:
         from mpjax.commands.base_weights import with_base  # local, like all imports that few runs need
 

@@ -19,7 +19,7 @@ from mpjax.files import locked
 from mpjax.loop.company import Alone, Company
 from mpjax.loop.resume import adopt, places_in
 from mpjax.loop.roll_call import numbers
-from mpjax.loop.stored import BASE, CHECKPOINTS, DECODER, ENCODING, complete_checkpoints, set_aside
+from mpjax.loop.stored import BASE, CHECKPOINTS, DECODER, ENCODING, TOKENIZER, complete_checkpoints, set_aside
 from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.report.history import History
 from mpjax.training import TrainState
@@ -184,6 +184,10 @@ def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning
         from mpjax.commands.decoder_of_run import described_decoder  # local, as few runs read a decoder from files
 
         about[DECODER] = described_decoder(run.config.model)
+    if "tokens" in run.source.fields:
+        from mpjax.commands.tokenizer_of_run import digests_of_tokenizer  # local, as few runs read texts
+
+        about[TOKENIZER] = digests_of_tokenizer(run.config.data)
     if run.config.training.lora:
         from mpjax.commands.base_weights import described_base  # local, as few runs have adapters
 

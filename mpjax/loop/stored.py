@@ -230,6 +230,9 @@ ENCODING = "columns"
 DECODER = "decoder"
 """The entry of a description with the settings of the decoder that `--model.name hf:FOLDER` built."""
 
+TOKENIZER = "tokenizer"
+"""The entry of a description with the SHA-256, in hexadecimal, of each file of the tokenizer."""
+
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "policy": str,
     "loss_scale": str,
@@ -243,6 +246,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     BASE: dict,
     ENCODING: str,
     DECODER: dict,
+    TOKENIZER: dict,
 }
 """The types of the values in a description. A valid digest does not show who wrote it."""
 
