@@ -84,6 +84,17 @@ def test_products_of_the_same_operands_are_the_same():
     assert first.same == second.same != third.same
 
 
+def test_products_of_operands_that_are_computed_twice_are_the_same():
+    """XLA computes them once: the same operations on the same values, numbers and arrays."""
+
+    def twice(x, w):
+        return jnp.tanh(2.0 * x) @ w, jnp.tanh(2.0 * x) @ w, jnp.tanh(3.0 * x) @ w, jnp.sin(2.0 * x) @ w
+
+    first, second, *others = traced_program(jax.make_jaxpr(twice)(*[jnp.ones((2, 2))] * 2)).products
+    assert first.same == second.same
+    assert first.same not in [other.same for other in others]
+
+
 def test_a_kernel_with_a_product_inside_is_asked_for_and_one_without_is_not():
     def kernel(x, w, out):
         out[...] = jnp.dot(x[...], w[...])
