@@ -13,13 +13,14 @@ from jax.sharding import NamedSharding
 from mpjax import data
 from mpjax.commands.jax_settings import set_up_jax
 from mpjax.commands.learner import Learner, make_learner, make_task
+from mpjax.commands.outside_files import compare_files
 from mpjax.config import Config
 from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
 from mpjax.config.schema import with_settings
 from mpjax.data.labels import check_labels
 from mpjax.errors import UsageError
-from mpjax.loop.stored import BASE, CHECKPOINTS, DECODER, ENCODING, TOKENIZER, read_checkpoint
+from mpjax.loop.stored import BASE, CHECKPOINTS, read_checkpoint
 from mpjax.loop.when import When
 from mpjax.models.scan import apart_in, stacks_of
 from mpjax.precision.calls import modules_of
@@ -253,25 +254,13 @@ def read_whole(
     """Reads a checkpoint in a run's folder by `read_checkpoint`, and adds frozen weights that it leaves to their file.
 
     Raises:
-      UsageError: as `read_checkpoint`; the file of the frozen weights is not there or has others; or the statistics of
-        the columns, or the settings of a decoder in its folder, have changed since the checkpoint was saved.
+      UsageError: as `read_checkpoint` or `compare_files`, or the file of the frozen weights is not there or has others.
 
     Warns:
-      CheckpointWarning: as `read_checkpoint`, or the files of the tokenizer have changed.
+      CheckpointWarning: as `read_checkpoint` or `compare_files`.
     """
     position, saved, about = read_checkpoint(folder / CHECKPOINTS, which, **reading)
-    if ENCODING in about:
-        from mpjax.commands.encoding_of_run import verify_encoding  # local, like all imports that few runs need
-
-        verify_encoding(folder, about[ENCODING])
-    if DECODER in about and config.model.folder:
-        from mpjax.commands.decoder_of_run import verify_decoder  # local, like all imports that few runs need
-
-        verify_decoder(config.model, about[DECODER])
-    if TOKENIZER in about:
-        from mpjax.commands.tokenizer_of_run import compare_tokenizer  # local, like all imports that few runs need
-
-        compare_tokenizer(config.data, about[TOKENIZER])
+    compare_files(config, folder, about)
     if BASE in about:
         from mpjax.commands.base_weights import with_base  # local, like all imports that few runs need
 

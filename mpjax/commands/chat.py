@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 
-from mpjax.data.text.instructions import Chat, messages_of
+from mpjax.data.text.instructions import Chat, checked_messages
 from mpjax.errors import UsageError
 
 
@@ -24,6 +24,6 @@ def start_of_answer(chat: Chat) -> Callable[[str], list[int]]:
                 f"a prompt that begins with [{{ is no JSON ({error}): wanted a list of messages, as in "
                 '[{"role": "user", "content": "..."}]'
             ) from error
-        return chat.prompt(messages_of({"messages": messages}, "a prompt"))
+        return chat.prompt(checked_messages(messages, "a prompt"))
 
     return start

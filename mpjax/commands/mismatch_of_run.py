@@ -37,8 +37,9 @@ def told_of_mismatch(run: Run, state: TrainState) -> str:
             raise
         return "the probabilities under the policy are not compared with float32: the logits of a text do not fit"
     low, high = compared.band
+    lost = f"; {compared.not_finite} of them a probability of 0 or NaN" if compared.not_finite else ""
     return (
         f"of {compared.tokens} tokens of a test text, {compared.outside:.1%} have another probability than in float32 "
-        f"(ratio outside [{low:g}, {high:g}]); ratio {compared.mean:.5f} on average, {compared.lowest:.5f} to "
+        f"(ratio outside [{low:g}, {high:g}]){lost}; ratio {compared.mean:.5f} on average, {compared.lowest:.5f} to "
         f"{compared.highest:.5f}"
     )

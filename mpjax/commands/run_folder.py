@@ -9,6 +9,7 @@ from typing import Any
 
 from mpjax import report
 from mpjax.commands.build import ENVIRONMENT_FILE, Run, fresh_state, read_whole, resumed_state
+from mpjax.commands.outside_files import described_files
 from mpjax.config import Config, to_toml
 from mpjax.config.folders import resume_command, run_folder
 from mpjax.config.load import CONFIG_FILE
@@ -19,7 +20,7 @@ from mpjax.files import locked
 from mpjax.loop.company import Alone, Company
 from mpjax.loop.resume import adopt, places_in
 from mpjax.loop.roll_call import numbers
-from mpjax.loop.stored import BASE, CHECKPOINTS, DECODER, ENCODING, TOKENIZER, complete_checkpoints, set_aside
+from mpjax.loop.stored import BASE, CHECKPOINTS, complete_checkpoints, set_aside
 from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.report.history import History
 from mpjax.training import TrainState
@@ -176,18 +177,7 @@ def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning
         "config": to_toml(run.config),
         "data": company.gather(data)[0],
     }
-    if run.config.is_encoded:
-        from mpjax.commands.encoding_of_run import digest_of_encoding  # local, as few runs have statistics
-
-        about[ENCODING] = digest_of_encoding(run.source.encoding)
-    if run.config.model.folder:
-        from mpjax.commands.decoder_of_run import described_decoder  # local, as few runs read a decoder from files
-
-        about[DECODER] = described_decoder(run.config.model)
-    if "tokens" in run.source.fields:
-        from mpjax.commands.tokenizer_of_run import digests_of_tokenizer  # local, as few runs read texts
-
-        about[TOKENIZER] = digests_of_tokenizer(run.config.data)
+    about |= described_files(run.config, run.source)
     if run.config.training.lora:
         from mpjax.commands.base_weights import described_base  # local, as few runs have adapters
 

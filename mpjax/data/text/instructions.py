@@ -202,8 +202,10 @@ def _columns(table: Table, config: Data, forms: Sequence[Sequence[str]]) -> dict
     return {field: named[field] for field in (*form, *also)}
 
 
-def messages_of(example: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def messages_of(example: Mapping[str, Any], where: str) -> tuple[list[dict[str, Any]], int]:
     """Reads the messages of a stored example of one of `FORMS`; what is None in a message is left out.
+
+    Returns the messages, and how many of them are a prompt, whose answers do not count.
 
     Raises:
       UsageError: it has none of the forms, or a message without a role or a text.
@@ -212,12 +214,13 @@ def messages_of(example: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     if form is None:
         raise UsageError(f"{where} has {', '.join(example)}; wanted {_wanted(FORMS)}")
     if form == ("messages",):
-        return checked_messages(example["messages"], where)
+        return checked_messages(example["messages"], where), 0
     asked, answered = (example[field] for field in form)
     more = example.get("input") if form[0] == "instruction" else None
     if isinstance(asked, str) and more:
         asked = f"{asked}\n\n{more}"
-    return checked_messages([*as_messages(asked, "user"), *as_messages(answered, ASSISTANT)], where)
+    prompt = as_messages(asked, "user")
+    return checked_messages([*prompt, *as_messages(answered, ASSISTANT)], where), len(prompt)
 
 
 def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:
@@ -252,9 +255,10 @@ def _tokenized(examples: Examples, chat: Chat, length: int, split: str, notes: l
     for start in range(0, len(examples), AT_ONCE):
         numbers = range(start, min(start + AT_ONCE, len(examples)))
         rows = zip(numbers, examples.__getitems__(numbers), strict=True)
-        talks = [messages_of(row, f"{split}, example {number}") for number, row in rows]
+        read = [messages_of(row, f"{split}, example {number}") for number, row in rows]
+        talks = [messages for messages, _ in read]
         taken += sum(map(chat.has_special, talks))
-        for tokens, mark in chat.marked(talks):
+        for tokens, mark in chat.marked(talks, [asked for _, asked in read]):
             cut += len(tokens) > length + 1
             # The first token is predicted from none.
             if not mark[1 : length + 1].any():

@@ -77,6 +77,12 @@ def test_all_forms_are_one_conversation(chat_tokenizer, row):
     }
 
 
+def test_answers_in_a_prompt_do_not_count(chat_tokenizer):
+    prompt, completion = talk("a", "b", "c")["messages"], [{"role": "assistant", "content": "d"}]
+    source = source_of(chat_tokenizer, {"prompt": prompt, "completion": completion}, length=80)
+    assert answer_of(chat_tokenizer, source.train[0]) == "d<|im_end|>\n"
+
+
 def test_what_is_too_long_is_cut_and_what_has_no_answer_left_is_left_out_with_a_line(chat_tokenizer):
     rows = talk("a", "b"), talk("a", "b" * 90), talk("a" * 90, "b"), talk("only a question")
     source = source_of(chat_tokenizer, *rows)
@@ -173,7 +179,7 @@ def test_tokens_and_marks_are_those_of_transformers(chat_tokenizer):
     row = talk("Hé?", "Jö", "so", "ok")
     example = source_of(chat_tokenizer, row, length=80).train[0]
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(chat_tokenizer).apply_chat_template(
-        messages_of(row, "row"), return_dict=True, return_assistant_tokens_mask=True
+        messages_of(row, "row")[0], return_dict=True, return_assistant_tokens_mask=True
     )
     size = len(theirs["input_ids"])
     assert example["tokens"][:size].tolist() == theirs["input_ids"]
