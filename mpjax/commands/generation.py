@@ -108,13 +108,8 @@ def _of_run(settings: Prediction) -> TextGenerator:
     model = task.structure.assemble(state.averaged if settings.ema else state.params, state.stats)
     parts, header = split(model, cast=task.cast), tuple(config.data.header)
     files = _ends(find_folder(config.model.folder)) if config.model.folder else frozenset()
-    if config.task in CHATS:
-        from mpjax.commands.chat import start_of_answer  # local, like all imports that few runs need
-        from mpjax.data.text.instructions import load_chat
-
-        chat = load_chat(config.data.tokenizer)
-        ends = files | chat.ends | {chat.tokenizer.end}
-        return TextGenerator(parts, task.cast, chat.tokenizer, start_of_answer(chat), ends, header, between="\n")
+    if settings.chat or config.task in CHATS:
+        return _of_chats(config.data.tokenizer, parts, task.cast, files, header)
     tokenizer = load_tokenizer(config.data.tokenizer)
 
     def start(text: str) -> list[int]:
@@ -134,14 +129,34 @@ def _of_files(settings: Prediction) -> TextGenerator:
             "--policy mixed_float16"
         )
     set_up_jax(config, plan)
-    tokenizer = load_tokenizer(str(folder))
     model = split(load_decoder(folder, policy=plan.module_policy))
+    if settings.chat:
+        return _of_chats(str(folder), model, uncast, _ends(folder))
+    tokenizer = load_tokenizer(str(folder))
 
     def start(text: str) -> list[int]:
         """Tokenizes a whole text, with the special tokens that the tokenizer itself puts before and behind it."""
         return tokenizer.framed([text], 1 << 30).values.tolist()
 
     return TextGenerator(model, uncast, tokenizer, start, _ends(folder) or frozenset({tokenizer.end}))
+
+
+def _of_chats(
+    tokenizer: str, model: SplitModel, cast: Callable, ends: frozenset[int], header: tuple[str, ...] = ()
+) -> TextGenerator:
+    """Makes the generator of answers to prompts, by the chat template of a tokenizer.
+
+    A text ends at one of `ends`, or at a special token with which the template or the tokenizer ends one.
+
+    Raises:
+      UsageError: as `load_chat`.
+    """
+    from mpjax.commands.chat import start_of_answer  # local, like all imports that few runs need
+    from mpjax.data.text.instructions import load_chat
+
+    chat = load_chat(tokenizer)
+    ends |= chat.ends | {chat.tokenizer.end}
+    return TextGenerator(model, cast, chat.tokenizer, start_of_answer(chat), ends, header, between="\n")
 
 
 def _ends(folder: pathlib.Path) -> frozenset[int]:

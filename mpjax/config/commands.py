@@ -77,7 +77,7 @@ class Evaluation(CommandSettings):
 FROM_FILES = "hf:"
 """The prefix of a model of Hugging Face files in place of a run."""
 
-_OF_TEXTS = ("json", "max_tokens", "stop", "temperature", "top_k", "top_p", "seed")
+_OF_TEXTS = ("json", "chat", "max_tokens", "stop", "temperature", "top_k", "top_p", "seed")
 """The settings of texts that are continued."""
 
 
@@ -118,6 +118,9 @@ class Prediction(CommandSettings):
     """Texts to continue with a language model. They are printed as they are written, one after the other."""
     generate: bool = False
     """Continue the inputs with a language model: a JSON line for each."""
+    chat: bool = False
+    """Put each prompt into the chat template of the tokenizer, as a message of the user, and write the answer. A run of
+    conversations always does."""
     json: bool = False
     """Print a JSON line for each `--prompt` too. So does `--output`."""
     max_tokens: Annotated[int, at_least(1)] = 128

@@ -111,6 +111,21 @@ def test_a_folder_without_a_run_writes_what_transformers_does(saved, capsys):
     (folder / "generation_config.json").unlink()
 
 
+def test_a_chat_without_a_run_is_what_transformers_makes_of_the_template(chat_tokenizer, capsys):
+    torch.manual_seed(0)
+    settings = SIZES | {"vocab_size": 260, "max_position_embeddings": 128, "eos_token_id": 256}
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**settings))
+    model.save_pretrained(chat_tokenizer)
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    prompts = {"hi": [{"role": "user", "content": "hi"}], json.dumps(turns): turns}
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(chat_tokenizer)
+    predict_run(Prediction(run=f"hf:{chat_tokenizer}", prompt=tuple(prompts), json=True, max_tokens=8, chat=True))
+    for line, messages in zip(capsys.readouterr().out.splitlines(), prompts.values(), strict=True):
+        prompt = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+        expected = theirs_behind(model, prompt, 8)
+        assert json.loads(line)["text"] == theirs.decode(expected, skip_special_tokens=True)
+
+
 def test_drawn_tokens_are_as_frequent_as_those_of_transformers_with_the_same_settings():
     """Of the first token behind a prompt, by the warpers of transformers."""
     import jax
