@@ -194,6 +194,10 @@ def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning
     return Beginning(step, state, about, before, report.read_metrics(metrics) if metrics.exists() else [], None)
 
 
+_OF_MODEL = ("model.", "training.lora", "data.num_classes", "task")
+"""Prefixes of the settings that say which arrays a model has."""
+
+
 def _resumed(run: Run, folder: pathlib.Path, about: dict, company: Alone | Company) -> tuple[int, TrainState, dict]:
     """Reads the last undamaged checkpoint; returns its position (attempted steps), unpacked state and description.
 
@@ -216,7 +220,14 @@ def _resumed(run: Run, folder: pathlib.Path, about: dict, company: Alone | Compa
                 + "\nresume with the data of before, or, if this is meant, write --other_data"
             )
         checkpoint.extend((position, then))
-        return adopt(shapes, saved, same_scaling=then["loss_scale"] == about["loss_scale"])
+        try:
+            return adopt(shapes, saved, same_scaling=then["loss_scale"] == about["loss_scale"])
+        except UsageError as error:
+            since = changes(then["config"], about["config"])
+            lines = [f"--{name} is {new}, before {old}" for name, old, new in since if name.startswith(_OF_MODEL)]
+            raise UsageError(
+                "\n  ".join([f"{error}\nthese settings are others:", *lines] if lines else [str(error)])
+            ) from None
 
     state = resumed_state(run, read)
     position, then = checkpoint
