@@ -69,7 +69,7 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
 
     Returns:
       A `PolicyReport`. It prints as a table and iterates over rows (`path`, `type`, `param_dtype`, `compute_dtype`,
-      `rule`), one for each submodule that has parameters or a `dtype`.
+      `rule`), one for each submodule that has parameters or a `dtype`, or whose calls a rule casts.
 
     Raises:
       UsageError: a rule matches no module, or only modules that earlier rules decide; a dtype is float64 without 64-bit
