@@ -19,6 +19,7 @@ from mpjax.commands.out_of_memory import memory_told, require_memory
 from mpjax.commands.run_folder import begin, held_folder, resumption_told
 from mpjax.commands.run_records import Records, put_records, put_results
 from mpjax.config import Config
+from mpjax.config.choices import NEXT_TOKEN
 from mpjax.config.folders import check_run_folder
 from mpjax.config.limits import is_auto, require_types
 from mpjax.config.schema import Distributed
@@ -248,9 +249,7 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
         )
         if (attempts := int(state.attempts)) < when.steps:
             writer.message(f"stopped at step {attempts} of {when.steps}{callbacks.reason}")
-        elif (
-            config.task == "language_modeling" and config.model.weights and company.processes == 1 and run.plan.is_half
-        ):
+        elif config.task in NEXT_TOKEN and config.model.weights and company.processes == 1 and run.plan.is_half:
             from mpjax.commands.mismatch_of_run import told_of_mismatch
 
             writer.message(told_of_mismatch(run, state))

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.extra
 
 
 @pytest.fixture
-def run(chat_tokenizer, tmp_path, monkeypatch):
-    """The folder of a run that learns to repeat a letter."""
+def flags(chat_tokenizer, tmp_path, monkeypatch):
+    """The arguments of a run that learns to repeat a letter."""
     pytest.importorskip("datasets")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     rows = [
@@ -30,10 +30,15 @@ def run(chat_tokenizer, tmp_path, monkeypatch):
     data = ["--data.name", f"hf:{file}", "--data.train_split", "train[:8]", "--data.test_split", "train[8:]"]
     data += ["--data.tokenizer", str(chat_tokenizer), "--data.length", "32", "--data.batch_size", "4"]
     model = ["--model.name", "gpt2", "--model.width", "16", "--model.depth", "1", "--model.heads", "2"]
-    folder = tmp_path / "run"
     steps = ["--steps", "2", "--precision.policy", "mixed_bfloat16", "--report.no_plot", "--report.no_tensorboard"]
-    train(load_config(["--task", "instructions", *data, *model, *steps, "--output_dir", str(folder)]))
-    return str(folder)
+    return ["--task", "instructions", *data, *model, *steps]
+
+
+@pytest.fixture
+def run(flags, tmp_path):
+    """The folder of the run."""
+    train(load_config([*flags, "--output_dir", str(tmp_path / "run")]))
+    return str(tmp_path / "run")
 
 
 def test_every_command_reads_a_run_of_instructions(run, tmp_path, capsys):
@@ -58,3 +63,14 @@ def test_every_command_reads_a_run_of_instructions(run, tmp_path, capsys):
         lines(inputs=(str(text),))
     with pytest.raises(UsageError, match="wanted a list of messages"):
         lines(prompt=("[{]",))
+
+
+def test_a_run_that_begins_with_weights_compares_the_probabilities_of_an_answer_with_float32(
+    run, flags, tmp_path, capsys
+):
+    weights = str(tmp_path / "weights.safetensors")
+    export_run(Export(run=run, output=weights))
+    capsys.readouterr()
+    train(load_config([*flags, "--model.pretrained", weights, "--output_dir", str(tmp_path / "tuned")]))
+    # A letter, the end of the turn and a line feed.
+    assert "of 3 tokens of a test text, " in capsys.readouterr().out

@@ -391,7 +391,9 @@ def test_another_model_is_refused_with_all_faults(stopped):
     assert message.startswith("the checkpoint is of another model:")
     assert "unexpected: params/layers/1/kernel" in message
     assert "shape: params/head/kernel is (8, 10), wanted (4, 10)" in message
-    assert message.endswith("these settings are others:\n  --model.depth is 1, before 0\n  --model.width is 4, before 8")
+    assert message.endswith(
+        "these settings are others:\n  --model.depth is 1, before 0\n  --model.width is 4, before 8"
+    )
     assert (metrics_of(stopped), (stopped / "config.toml").read_text()) == before
 
 
