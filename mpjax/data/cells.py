@@ -75,6 +75,11 @@ def joined(parts: Sequence[Cells]) -> Cells:
     return Cells(columns, rows, [file for part in parts for file in part.files], notes)
 
 
+def quoted(names: Sequence[str]) -> str:
+    """Names columns for a message, as in `'area', 'town'`."""
+    return ", ".join(f"'{name}'" for name in names)
+
+
 def read_cells(path: pathlib.Path, config: Data, wanted: Collection[str] = ()) -> Cells:
     """Reads the columns `wanted` of a csv, tsv or parquet file that has them; empty: all columns.
 

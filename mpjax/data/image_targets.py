@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from mpjax.config.schema import Data
-from mpjax.data.encoding import Encoding, moments_of, require_settings, settings_of
+from mpjax.data.column_statistics import target_moments
+from mpjax.data.encoding import Encoding, require_settings, settings_of
 from mpjax.data.examples import Example, Examples, MappedExamples, Source, array
 from mpjax.data.fields import Field, Image, Label
 from mpjax.data.image_range import in_range
@@ -138,13 +139,7 @@ def _encoding_of(values: Examples, field: str, columns: Sequence[str], task: str
                 f"target '{names[column]}' is {numbers[example, column]} in example {example} of split "
                 f"'{config.train_split}', and in {len(bad)} in all; wanted a number in every example: drop them"
             )
-        if (alike := np.flatnonzero(np.ptp(numbers, axis=0) == 0)).size:
-            raise UsageError(
-                f"target '{names[alike[0]]}' is {numbers[0, alike[0]]} in all training examples: there is nothing to "
-                "learn"
-            )
-        moments = [moments_of(f"target '{name}'", column) for name, column in zip(names, numbers.T, strict=True)]
-        mean, std = tuple(mean for mean, _ in moments), tuple(std for _, std in moments)
+        mean, std = target_moments(names, numbers.T, "examples")
     return Encoding((), (), task, names, (), mean, std, settings_of(config))
 
 

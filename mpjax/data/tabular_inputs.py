@@ -6,7 +6,8 @@ from typing import Any
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
 from mpjax.data.cells import Cells, joined, read_cells
-from mpjax.data.encoding import Encoding, encoded, require_inputs
+from mpjax.data.encoded_rows import encoded, require_inputs
+from mpjax.data.encoding import Encoding
 from mpjax.data.given import Inputs, files_of
 from mpjax.data.stacking import Arrays
 from mpjax.errors import UsageError

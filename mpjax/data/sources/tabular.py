@@ -9,19 +9,13 @@ import numpy as np
 from mpjax.config.choices import OF_ROWS, TABULAR, TaskName
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
+from mpjax.data.cell_values import is_of_numbers
 from mpjax.data.cells import SUFFIXES, Cells, joined, read_cells
-from mpjax.data.encoding import (
-    Encoding,
-    class_texts,
-    encoded,
-    fitted,
-    is_of_numbers,
-    require_settings,
-    target_numbers,
-    texts_of,
-)
+from mpjax.data.encoded_rows import encoded, targets_of
+from mpjax.data.encoding import Encoding, require_settings
 from mpjax.data.examples import Source
 from mpjax.data.fields import Field, Label
+from mpjax.data.fitted_encoding import fitted
 from mpjax.data.sources.own import ArrayRows
 from mpjax.data.table import SplitPart, parts_of
 from mpjax.data.targets import Labels, NumericTarget, Row
@@ -181,40 +175,3 @@ def fields_of(encoding: Encoding) -> dict[str, Field]:
     if encoding.task == "multilabel":
         return {"labels": Labels(encoding.targets)}
     return {"label": Label(len(encoding.classes), names=encoding.classes)}
-
-
-def targets_of(encoding: Encoding, cells: Cells, config: Data) -> dict[str, np.ndarray]:
-    """Reads what is predicted: `label` int32 [N], `target` float32 [N, K] standardised, or `labels` int32 [N, K].
-
-    Raises:
-      UsageError: a cell is empty, no number, neither 0 nor 1, or a class that no training row has.
-    """
-    if encoding.task == "regression":
-        numbers = np.stack([target_numbers(cells, name, config) for name in encoding.targets], axis=1)
-        return {"target": NumericTarget(encoding.targets, encoding.mean, encoding.std).standardised(numbers)}
-    if encoding.task == "multilabel":
-        return {"labels": np.stack([_zeros_and_ones(cells, name) for name in encoding.targets], axis=1)}
-    (name,), numbers = encoding.targets, {text: number for number, text in enumerate(encoding.classes)}
-    texts = class_texts(cells, name, config)
-    if unseen := [at for at, text in enumerate(texts) if text not in numbers]:
-        raise UsageError(
-            f"label '{name}' is {texts[unseen[0]]!r} in {cells.place(unseen[0])}, a class that no training row has "
-            f"(they have {', '.join(encoding.classes[:8])}), in {len(unseen)} rows; drop them, or write a "
-            "--data.train_split that has the class"
-        )
-    return {"label": np.asarray([numbers[text] for text in texts], np.int32)}
-
-
-_TRUTH = {"0": 0, "1": 1, "false": 0, "true": 1, "0.0": 0, "1.0": 1}
-
-
-def _zeros_and_ones(cells: Cells, name: str) -> np.ndarray:
-    texts = texts_of(cells.columns[name])
-    values = [_TRUTH.get(text.lower(), -1) for text in texts]
-    if -1 in values:
-        at = values.index(-1)
-        raise UsageError(
-            f"--task multilabel: label '{name}' is {texts[at]!r} in {cells.place(at)}; wanted 0 or 1 (or false and "
-            "true) in every row, and a column for each label; for a column of classes write --task classification"
-        )
-    return np.asarray(values, np.int32)
