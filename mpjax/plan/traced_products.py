@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from mpjax.plan.compiled_products import in_order
@@ -13,7 +14,7 @@ from mpjax.plan.hlo import Module, module_named
 from mpjax.plan.verdicts import NARROWER, WIDER, compared, dtype_of_bits, together
 from mpjax.precision.casting.flops import product_flops, stands_in
 from mpjax.precision.casting.interpreter import FULL_PRECISION
-from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened, scan_counts
+from mpjax.precision.casting.jaxprs import is_jaxpr, is_recomputed, is_transposed, opened, scan_counts
 from mpjax.precision.casting.primitives import ARRANGES, CALLS, CASTS, CHOOSES, MATRIX_PRODUCTS, REPEATS, SCALES, TAKES
 from mpjax.precision.casting.walk import Body, equations, evaluated, held_by, holds_bodies
 from mpjax.precision.dtypes import is_floating
@@ -50,7 +51,7 @@ class TracedProduct:
       constant: whether the operands depend on no input of the program.
       values: a key of each operand of a matrix product, equal for another product that sums over the same axes of the
         same operand; empty for other kinds.
-      same: a key that is equal for products with the same operands.
+      same: a key that is equal for products with the same operands and parameters, such as strides and precision.
     """
 
     kind: str
@@ -141,7 +142,7 @@ def traced_program(jaxpr: Any) -> TracedProgram:
     _mark_needed(body, [True] * len(body.outvars), needed)
     products: list[TracedProduct] = []
     sums: list[tuple[str, str]] = []
-    computed: dict[Hashable, _Value] = {}
+    computed: dict[Hashable, Any] = {}
     apply = functools.partial(
         _apply, context=_Context(), needed=needed, products=products, sums=sums, computed=computed
     )
@@ -151,14 +152,45 @@ def traced_program(jaxpr: Any) -> TracedProgram:
     return TracedProgram(tuple(products), tuple(dtypes), tuple(gradients), tuple(rounded), tuple(cast))
 
 
-def _constant(computed: dict[Hashable, _Value]) -> Callable[[Any, Any], _Value]:
+def _constant(computed: dict[Hashable, Any]) -> Callable[[Any, Any], _Value]:
     """Makes the function from a constant to its `_Value`: one for equal numbers, one for each array."""
 
     def constant(variable: Any, value: Any) -> _Value:
-        number = (str(variable.aval), repr(value)) if np.ndim(value) == 0 else id(value)
+        is_number = np.ndim(value) == 0 and jnp.issubdtype(getattr(value, "dtype", type(value)), np.number)
+        # Not repr, which shortens numbers.
+        number = (str(variable.aval), np.asarray(value).tobytes()) if is_number else id(value)
         return computed.setdefault(("constant", number), _Value(constant=True))
 
     return constant
+
+
+def _divided(eqn: Any, specs: str, values: list[_Value], computed: dict[Hashable, Any]) -> list[_Value]:
+    """The values that a `shard_map` divides over devices or puts together: equal if they are so by the same `specs`."""
+    if eqn.primitive.name != "shard_map":
+        return values
+    mesh = str(eqn.params["mesh"])
+    return [
+        computed.setdefault((specs, mesh, str(spec), value), dataclasses.replace(value))
+        for spec, value in zip(eqn.params[specs], values, strict=True)
+    ]
+
+
+def _operation(eqn: Any, context: _Context) -> Hashable:
+    """A key of what an equation does to its operands: equal only for the same primitive, parameters and shapes."""
+    # Equal values may have other shapes inside of another shard_map, and axes other sizes.
+    shapes = tuple(str(var.aval) for var in eqn.invars)
+    return (eqn.primitive.name, shapes, context.sizes, *((name, _key(eqn.params[name])) for name in sorted(eqn.params)))
+
+
+def _key(param: Any) -> Hashable:
+    """A key of a parameter of an equation; a jaxpr's is its text and its constants."""
+    if is_jaxpr(param):
+        return str(param), tuple(map(id, opened(param)[1]))
+    try:
+        hash(param)
+    except TypeError:
+        return id(param)
+    return type(param), param
 
 
 def _apply(
@@ -171,13 +203,13 @@ def _apply(
     needed: set[int],
     products: list[TracedProduct],
     sums: list[tuple[str, str]],
-    computed: dict[Hashable, _Value],
+    computed: dict[Hashable, Any],
 ) -> Sequence[_Value]:
     """Computes the known properties of the results of an equation, as `evaluated` calls it.
 
     If an output depends on the equation (`needed`), its product is added to `products`, and the dtype and `cast` of
     each array that it adds over devices to `sums`. Equations inside calls, loops and branches are visited too.
-    `computed` has the results so far, by operation, pass and operands.
+    `computed` has the results so far, by operation, pass and operands; one for each output.
     """
     name = eqn.primitive.name
     if holds_bodies(eqn):
@@ -185,7 +217,8 @@ def _apply(
         apply_inside = functools.partial(
             _apply, context=inside, needed=needed, products=products, sums=sums, computed=computed
         )
-        return _entered(eqn, operands, apply_inside, _constant(computed))
+        results = _entered(eqn, _divided(eqn, "in_specs", operands, computed), apply_inside, _constant(computed))
+        return _divided(eqn, "out_specs", results, computed)
     if id(eqn) in needed:
         if name == "pallas_call" and (inside := _products_inside(eqn)):
             products.append(_kernel(eqn, inside, context))
@@ -197,9 +230,9 @@ def _apply(
     if name == "optimization_barrier":
         return list(operands)
     result = _result(eqn, operands, context)
-    if not eqn.effects:
-        result = computed.setdefault((name, str(eqn.params), result.gradient, *operands), result)
-    return [result] * len(eqn.outvars)
+    results = tuple(dataclasses.replace(result) for _ in eqn.outvars)
+    key = _operation(eqn, context), result.gradient, *operands
+    return results if eqn.effects else computed.setdefault(key, results)
 
 
 def _traced_product(eqn: Any, operands: list[_Value], context: _Context) -> TracedProduct:
@@ -227,7 +260,7 @@ def _traced_product(eqn: Any, operands: list[_Value], context: _Context) -> Trac
         in_loop=context.in_loop,
         constant=all(value.constant for value in operands[:2]),
         values=_summed(eqn, operands) if name == "dot_general" else (),
-        same=(name, *operands[:2], str(result.dtype), str(eqn.params.get("dimension_numbers"))),
+        same=(_operation(eqn, context), *operands),
     )
 
 

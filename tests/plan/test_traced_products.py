@@ -95,6 +95,35 @@ def test_products_of_operands_that_are_computed_twice_are_the_same():
     assert first.same not in [other.same for other in others]
 
 
+def test_products_of_parts_or_shards_of_one_array_or_by_other_parameters_are_not_the_same():
+    """The receipt would take the dtypes in which the one runs for those of the other."""
+    x = jnp.ones((4, 4))
+
+    def distinct(fn, *args):
+        products = traced_program(jax.make_jaxpr(fn)(x, *args)).products
+        return len({product.same for product in products}), len(products)
+
+    assert distinct(lambda x, w: [part @ w for part in jnp.split(x, 2)], x) == (2, 2)
+    assert distinct(lambda x, w: [part @ w for part in jnp.linalg.qr(x)], x) == (2, 2)
+    assert distinct(lambda x, w: [jnp.dot(x, w, precision=bits) for bits in ("highest", None)], x) == (2, 2)
+    groups = jnp.array([1, 3])
+    experts = jnp.ones((2, 4, 4))
+    assert distinct(lambda x, w: [jax.lax.ragged_dot(x, w, n) for n in (groups, groups[::-1])], experts) == (2, 2)
+
+    def convolution(image, window, step):
+        return jax.lax.conv_general_dilated(image[None, None], window, (1, 1), "SAME", rhs_dilation=(step, step))
+
+    assert distinct(lambda x, w: [convolution(x, w, step) for step in (1, 2)], x[None, None]) == (2, 2)
+
+    def divided(x, w, rows, columns):
+        mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
+        product = jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(rows, columns), out_specs=P(), check_vma=False)
+        return product(x, w)
+
+    places = (P("d"), P()), (P(None, "d"), P("d")), (P("d"), P())
+    assert distinct(lambda x, w: [divided(x, w, *specs) for specs in places], x) == (2, 3)
+
+
 def test_a_kernel_with_a_product_inside_is_asked_for_and_one_without_is_not():
     def kernel(x, w, out):
         out[...] = jnp.dot(x[...], w[...])
