@@ -14,7 +14,8 @@ import jax
 from mpjax.commands.build import Run, build_run, fresh_state, read_whole, resumed_state, stored_encoding
 from mpjax.commands.diagnose_evaluation import diagnosed_evaluation
 from mpjax.commands.diagnosis_files import NO_DTYPE_REPAIRS, command_for, first_bad_layer, of_the_step_alone, write
-from mpjax.config import Config
+from mpjax.commands.run_folder import same_moments
+from mpjax.config import Config, to_toml
 from mpjax.config.commands import Diagnose
 from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.schema import Mesh
@@ -209,8 +210,11 @@ def replay(run: Run, train_call: Callable, folder: pathlib.Path, number: int):
     earlier = [position for position in complete_checkpoints(folder / CHECKPOINTS) if position < number]
     if earlier:
         start, saved, about = read_whole(run.task, run.config, run.layout, folder, str(earlier[-1]))
-        same = about["loss_scale"] == str(run.plan.loss_scale)
-        state = resumed_state(run, lambda shapes: adopt(shapes, saved, same_scaling=same))
+        same = {
+            "same_scaling": about["loss_scale"] == str(run.plan.loss_scale),
+            "same_moments": same_moments(about["config"], to_toml(run.config)),
+        }
+        state = resumed_state(run, lambda shapes: adopt(shapes, saved, **same))
     else:
         start, state = 0, fresh_state(run, pretrained_arrays(run.task, run.config.model)[0])
     counts, position = [], start

@@ -22,7 +22,7 @@ from mpjax.precision.float8.moments import Grouped, grouped, ungrouped
 SCALER = ("opt_state/scale", "opt_state/good_steps", "opt_state/consecutive_skips", "opt_state/finite")
 
 
-def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
+def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True, same_moments: bool = True):
     """Restores the values of a checkpoint in a copy of `state`, in the dtypes and on the devices of `state`.
 
     Blocks are stacked, or stacks are split, as the model of `state` has them. Parameters of a wider dtype, or of the
@@ -39,6 +39,8 @@ def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
       saved: arrays by path, from `read_checkpoint`, on the host or on the devices of `places_in`.
       same_scaling: True if the checkpoint's run scaled the loss as this run does. Otherwise the loss scale and its
         counters keep their initial values, without a warning.
+      same_moments: False if the moments of the checkpoint's rule mean other things than those of this run's rule, under
+        the same names. All of them then keep their initial values, and counters of schedules start at the step.
 
     Warns:
       PrecisionWarning: the checkpoint lacks loss-scale or other optimizer state, or histories of float8 scales, which
@@ -57,11 +59,13 @@ def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
     saved = with_moments(with_weights(saved, targets), targets)
 
     values = {name: _find(name, leaf, saved) for name, leaf in targets.items()}
+    if not same_moments:
+        values |= dict.fromkeys(filter(_is_of_rule, values))
     afresh = _with_new_moments(values)
     missing, lossy, restored = [], [], []
     for name, (_, leaf) in zip(names, leaves, strict=True):
         value = None if name in afresh or (name in SCALER and not same_scaling) else values[name]
-        if value is None and name not in afresh and name.endswith((_COUNT, "/draws", "/roundings")):
+        if value is None and name not in afresh and name.endswith((_COUNT, *_SEEDS)):
             # A schedule or stochastic rounding that is new to this run continues at the run's step, not at 0.
             value = saved.get("step")
         if value is None:
@@ -99,7 +103,13 @@ def _find(name: str, leaf, saved: Mapping[str, Any]) -> Any:
     return value if value is None or value.shape == leaf.shape else None
 
 
+def _is_of_rule(name: str) -> bool:
+    """True for the path of a moment or counter of an update rule, inside of what keeps its precision."""
+    return name.startswith(RULE) and not name.startswith((MASTERS, _COMPENSATION)) and not name.endswith(_SEEDS)
+
+
 _COUNT = "/count"
+_SEEDS = ("/draws", "/roundings")
 
 
 def _with_new_moments(values: Mapping[str, Any]) -> set[str]:
@@ -217,8 +227,9 @@ def _warn(text: str) -> None:
 
 
 PARAMS = "params/"
-MASTERS = "opt_state/inner_state/masters/"
-_COMPENSATION = "opt_state/inner_state/compensation/"
+RULE = "opt_state/inner_state/"
+MASTERS = RULE + "masters/"
+_COMPENSATION = RULE + "compensation/"
 
 _FIELDS = tuple(f"/{field}" for field in Grouped._fields)
 _VALUES = "/values"

@@ -83,6 +83,24 @@ def update_rule(
     return {"float32": lambda rule: rule, "bfloat16": half_moments, "float8": float8_moments}[config.moments](rule)
 
 
+_OTHER_MOMENTS = (
+    {"adamax", "adamaxw"},
+    *({name} for name in ("acprop", "adabelief", "adafactor", "adan", "ademamix", "adopt", "dadapt_adamw", "madgrad")),
+    *({name} for name in ("momo", "momo_adam", "novograd", "prodigy", "simplified_ademamix")),
+)
+"""Optimizers whose moments are not means of gradients and of their squares, although some have the names of these."""
+
+
+def has_moments_of(name: str, other: str) -> bool:
+    """True if an optimizer can go on with the moments of another, by their names in the settings.
+
+    Adamax's `nu` is a largest gradient where Adam's is a mean of squares, and the `mu` of ADOPT is a mean of gradients
+    that are divided already: Adam would take steps hundreds of times too short or too long. Optimizers of the user are
+    taken to have the moments of Adam.
+    """
+    return all((name in names) == (other in names) for names in _OTHER_MOMENTS)
+
+
 def advice_on(config: schema.Optimizer) -> tuple[str, ...]:
     """The notes on an optimizer for the user, such as that it applies no weight decay; empty for sgd, adamw and lamb.
 

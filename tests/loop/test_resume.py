@@ -19,7 +19,7 @@ from mpjax.precision.float8.moments import float8_moments, grouped, ungrouped
 from mpjax.precision.moments import half_moments
 from mpjax.training import TrainState
 from mpjax.training.mesh import make_mesh
-from mpjax.training.optimizer import with_precision
+from mpjax.training.optimizer import has_moments_of, with_precision
 from mpjax.training.precision_plan import plan_precision
 
 
@@ -227,6 +227,27 @@ def test_moments_of_another_rule_start_afresh_with_their_counter(before):
     assert int(moments.count) == 0
     assert not any(np.any(leaf) for leaf in jax.tree.leaves((moments.mu, moments.nu)))
     assert int(state.opt_state.inner_state[1].count) == STEPS
+
+
+def test_moments_of_another_meaning_start_afresh_and_masters_and_schedules_go_on():
+    """Adam after ADOPT, whose first moments are divided already, would take steps hundreds of times too long."""
+    schedule = optax.linear_schedule(1.0, 0.0, 100)
+    saved = to_arrays(state_of("float16", 1.0, inner=optax.contrib.adopt(schedule)))
+    with pytest.warns(PrecisionWarning, match="so they start afresh: opt_state/inner_state/0/count"):
+        state = adopt(state_of("float16", inner=optax.adam(schedule)), saved, same_scaling=False, same_moments=False)
+    moments, counted = state.opt_state.inner_state.inner_state
+    assert (int(moments.count), int(counted.count)) == (0, STEPS)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves((moments.mu, moments.nu)))
+    assert (state.opt_state.inner_state.masters["head/kernel"] == 1).all()
+
+
+def test_which_rules_have_the_same_moments():
+    assert has_moments_of("adamw", "lamb")
+    assert has_moments_of("lion", "own.py:rule")
+    assert has_moments_of("adamaxw", "adamax")
+    assert not has_moments_of("adamw", "adopt")
+    assert not has_moments_of("adopt", "adabelief")
+    assert not has_moments_of("adamax", "rmsprop")
 
 
 def test_moments_of_parameters_that_were_frozen_do_not_take_the_counter_of_the_others_back():
