@@ -195,18 +195,14 @@ def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning
     return Beginning(step, state, about, before, report.read_metrics(metrics) if metrics.exists() else [], None)
 
 
-        try:
-            return adopt(
-                shapes,
-                saved,
-                same_scaling=then["loss_scale"] == about["loss_scale"],
-                same_moments=same_moments(then["config"], about["config"]),
-            )
-        except UsageError as error:
-            since = changes(then["config"], about["config"])
-            lines = [f"--{name} is {new}, before {old}" for name, old, new in since if name.startswith(_OF_MODEL)]
-            text = [f"{error}\nthese settings are others:", *lines] if lines else [str(error)]
-            raise UsageError("\n  ".join(text)) from None
+def same_moments(before: str, now: str) -> bool:
+    """True if the moments of the optimizer in one text of `to_toml` are those of the optimizer in another one."""
+    renamed = ((old, new) for name, old, new in changes(before, now) if name == "optimizer.name")
+    return all(has_moments_of(old, new) for old, new in renamed)
+
+
+_OF_MODEL = ("model.", "training.lora", "data.num_classes", "task")
+"""Prefixes of the settings that say which arrays a model has."""
 
 
 def _resumed(run: Run, folder: pathlib.Path, about: dict, company: Alone | Company) -> tuple[int, TrainState, dict]:
@@ -231,26 +227,19 @@ def _resumed(run: Run, folder: pathlib.Path, about: dict, company: Alone | Compa
                 + "\nresume with the data of before, or, if this is meant, write --other_data"
             )
         checkpoint.extend((position, then))
-<<<<<<< HEAD
         try:
-            return adopt(shapes, saved, same_scaling=then["loss_scale"] == about["loss_scale"])
+            return adopt(
+                shapes,
+                saved,
+                same_scaling=then["loss_scale"] == about["loss_scale"],
+                same_moments=same_moments(then["config"], about["config"]),
+            )
         except UsageError as error:
             since = changes(then["config"], about["config"])
             lines = [f"--{name} is {new}, before {old}" for name, old, new in since if name.startswith(_OF_MODEL)]
             raise UsageError(
                 "\n  ".join([f"{error}\nthese settings are others:", *lines] if lines else [str(error)])
             ) from None
-=======
-        renamed = [
-            (old, new) for name, old, new in changes(then["config"], about["config"]) if name == "optimizer.name"
-        ]
-        return adopt(
-            shapes,
-            saved,
-            same_scaling=then["loss_scale"] == about["loss_scale"],
-            same_moments=same_moments(then["config"], about["config"]),
-        )
->>>>>>> 1cd432ec (A run resumed with an optimizer whose moments mean other things starts them afresh: adamw after adopt took steps 500 times too long without a word)
 
     state = resumed_state(run, read)
     position, then = checkpoint
