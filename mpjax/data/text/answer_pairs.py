@@ -53,7 +53,7 @@ def preferences(table: Table, config: Data) -> Source:
 
     A longer conversation is cut at its end. A pair is left out if one of its conversations has no token of an answer,
     perhaps because all are cut, or if both are the same. Answers to messages that both begin with are not marked.
-    `Source.notes` say how many are cut or left out.
+    `Source.notes` say how many are cut or left out, and how many begin with different messages.
 
     Args:
       table: the stored set, with the columns `chosen` and `rejected`: conversations, or answers to a column `prompt`.
@@ -100,14 +100,15 @@ def pair_of(example: Mapping[str, Any], where: str) -> tuple[list[dict[str, Any]
 
 def _tokenized(examples: Examples, chat: Chat, length: int, split: str, notes: list[str]) -> Preferences:
     sides: tuple[list, list] = ([], [])
-    cut = empty = same = taken = 0
+    cut = empty = same = taken = apart = 0
     for start in range(0, len(examples), AT_ONCE):
         numbers = range(start, min(start + AT_ONCE, len(examples)))
         rows = zip(numbers, examples.__getitems__(numbers), strict=True)
         pairs = [pair_of(row, f"{split}, example {number}") for number, row in rows]
         taken += sum(any(map(chat.has_special, pair)) for pair in pairs)
-        shared = itertools.chain(*((first, first) for first in map(_shared, pairs)))
-        encoded = chat.marked([*itertools.chain(*pairs)], [*shared])
+        counts = [_shared(pair) for pair in pairs]
+        apart += counts.count(0)
+        encoded = chat.marked([*itertools.chain(*pairs)], [count for count in counts for _ in ("chosen", "rejected")])
         for pair in zip(encoded[::2], encoded[1::2], strict=True):
             cut += any(len(tokens) > length + 1 for tokens, _ in pair)
             whole = [(np.asarray(tokens[: length + 1], np.uint32), mark[: length + 1]) for tokens, mark in pair]
@@ -123,6 +124,11 @@ def _tokenized(examples: Examples, chat: Chat, length: int, split: str, notes: l
             f"{split}: {cut:,} of {len(examples):,} pairs have more than {length + 1} tokens and are cut to them "
             f"(--data.length {length}); {empty:,} have no token of an answer in one of them, {same:,} are twice the "
             "same, and are left out"
+        )
+    if apart:
+        notes.append(
+            f"{split}: {apart:,} of {len(examples):,} pairs begin with two different messages, and so are no answers "
+            "to one prompt; they are trained on nevertheless"
         )
     notes += taken_as_special(split, taken)
     if not sides[0]:

@@ -99,6 +99,13 @@ def test_what_is_too_long_is_cut_and_what_cannot_be_compared_is_left_out_with_a_
         source_of(chat_tokenizer, PAIR, test=[{**PAIR, "rejected": "yes"}])
 
 
+def test_pairs_of_two_prompts_are_told(chat_tokenizer):
+    row = {"chosen": talk("a", "yes"), "rejected": talk("b", "no")}
+    source = source_of(chat_tokenizer, row, {"chosen": talk("a", "yes"), "rejected": talk("a", "no")}, test=[row])
+    assert len(source.train) == 2
+    assert "split 'train' of 'set': 1 of 2 pairs begin with two different messages" in source.notes[0]
+
+
 def test_a_pair_without_an_answer_is_left_out(chat_tokenizer):
     row = {"chosen": talk("a", "yes"), "rejected": talk("b")}
     source = source_of(
