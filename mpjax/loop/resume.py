@@ -4,7 +4,7 @@ import functools
 import itertools
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -53,7 +53,7 @@ def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True, same_mo
     saved = {_plain(path): value for path, value in saved.items()}
     leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
     names = [_plain(path_name(path)) for path, _ in leaves]
-    saved = in_form_of(saved, filter(_is_of_model, names))
+    saved = in_form_of(_with_frozen_blocks(saved, names), filter(_is_of_model, names))
     targets = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
     _refuse_other_model(targets, saved)
     saved = with_moments(with_weights(saved, targets), targets)
@@ -88,14 +88,36 @@ def _plain(path: str) -> str:
     return re.sub(r"(/inner_state)+", "/inner_state", path)
 
 
+def _with_frozen_blocks(saved: Mapping[str, Any], wanted: Collection[str]) -> dict[str, Any]:
+    """Copies the arrays of a checkpoint, with copies of the parameters of frozen blocks that other blocks have.
+
+    These are master weights and moving averages, which are the parameter itself, and compensations, which are 0. Blocks
+    can only be stacked if each has them. Parameters at a path in `wanted` stay in their form and need none.
+    """
+    completed = dict(saved)
+    stacked = [path.removeprefix(PARAMS) for path in saved if path.startswith(PARAMS) and path not in wanted]
+    for prefix in (MASTERS, AVERAGES, _COMPENSATION):
+        known = {_of_any_block(path): array.dtype for path, array in saved.items() if path.startswith(prefix)}
+        for name in stacked:
+            dtype = known.get(_of_any_block(prefix + name))
+            if dtype is not None and prefix + name not in saved:
+                array = saved[PARAMS + name]
+                completed[prefix + name] = (array * 0 if prefix == _COMPENSATION else array).astype(dtype)
+    return completed
+
+
+def _of_any_block(path: str) -> str:
+    return re.sub(r"/\d+(?=/)", "/*", path)
+
+
 def _find(name: str, leaf, saved: Mapping[str, Any]) -> Any:
     """The saved array to restore the leaf at path `name` from; None if there is none of its shape.
 
     It is the array of that path. Master weights and moving averages that were not saved come from the parameter, and a
     parameter that needs more bits than were saved comes from its master weight.
     """
-    if name not in saved and name.startswith((MASTERS, "ema/")):
-        name = PARAMS + name.removeprefix(MASTERS).removeprefix("ema/")
+    if name not in saved and name.startswith((MASTERS, AVERAGES)):
+        name = PARAMS + name.removeprefix(MASTERS).removeprefix(AVERAGES)
     master = MASTERS + name.removeprefix(PARAMS)
     if name.startswith(PARAMS) and master in saved and widest(leaf.dtype, saved[name].dtype) != saved[name].dtype:
         name = master
@@ -227,6 +249,7 @@ def _warn(text: str) -> None:
 
 
 PARAMS = "params/"
+AVERAGES = "ema/"
 RULE = "opt_state/inner_state/"
 MASTERS = RULE + "masters/"
 _COMPENSATION = RULE + "compensation/"

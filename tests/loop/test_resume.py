@@ -260,6 +260,36 @@ def test_moments_of_parameters_that_were_frozen_do_not_take_the_counter_of_the_o
     assert float(state.opt_state.inner_state[0].mu["head/kernel"][0, 0]) == 0.25
 
 
+@pytest.mark.parametrize("weights", ["copies", "kahan"])
+def test_blocks_of_which_one_was_frozen_are_stacked_with_all_their_weights(weights):
+    """A frozen block has no master weight, compensation or average; the others' do not become initial values."""
+    config = Precision(policy="bfloat16")
+    rule = with_precision(optax.sgd(0.1), config, loss_scale="none", weights=weights)
+
+    def state(params, kept):
+        low = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+        opt_state = rule.init({name: low[name] for name in kept})
+        return TrainState(jnp.int32(0), low, {}, opt_state, {name: params[name] for name in kept})
+
+    blocks = {f"blocks/{number}/k": jnp.full(2, number + FINE) for number in range(3)}
+    saved = saved_of(state(blocks, ["blocks/1/k", "blocks/2/k"]))
+    field = "masters" if weights == "copies" else "compensation"
+    exact = FINE if weights == "copies" else FINE - 1
+    changed = f"opt_state/inner_state/{field}/blocks/2/k"
+    saved[changed] = saved[changed] + np.asarray(exact, saved[changed].dtype)
+    fresh = state({"blocks/all/k": jnp.zeros((3, 2))}, ["blocks/all/k"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resumed = to_arrays(adopt(fresh, saved))
+    rows = {
+        name: np.asarray(resumed[name], np.float32)[:, 0]
+        for name in ("ema/blocks/all/k", f"opt_state/inner_state/{field}/blocks/all/k")
+    }
+    np.testing.assert_allclose(rows.pop("ema/blocks/all/k"), [1, 1 + FINE, 2 + FINE], rtol=1e-6)
+    wanted = [1, 2, 4] if weights == "copies" else [0, 0, 1e-4]
+    np.testing.assert_allclose(next(iter(rows.values())), wanted, rtol=0.004)
+
+
 def test_an_array_of_a_checkpoint_belongs_where_its_like_is():
     mesh = make_mesh(fsdp=2, data=1)
     cut, whole = NamedSharding(mesh, PartitionSpec(None, "fsdp")), NamedSharding(mesh, PartitionSpec())
