@@ -52,7 +52,8 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
     input, statistics and parameters in float32 (or wider) and cast their output to `compute_dtype`. The model casts its
     output to `output_dtype`. The policy's rules override these defaults. A rule for a module that has no `dtype`
     attribute and no layers in it, such as a softmax of your own, casts the floating inputs of its calls, and casts
-    outputs with the shape of an input back. A later call of `apply_policy` replaces the policy.
+    outputs with the shape of an input back; a rule in half precision does so with a module without parameters only if
+    it names this module, by `type:` or its last word. A later call of `apply_policy` replaces the policy.
 
     >>> import mpjax
     >>> from flax import nnx
@@ -96,7 +97,9 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
         value = rules[rule] if rule else None
         ruled = False
         if rule and not is_default(rule) and not isinstance(value, Recipe) and _is_own_code(module):
-            ruled = has_call(type(module))
+            # Positions, say, are float32 for a reason, and a rule for all around them does not mean them.
+            meant = policy.computes(value) not in HALF or _holds_floating(module) or _names(rule, path, module)
+            ruled = meant and has_call(type(module))
             if not ruled and policy.computes(value) != policy.compute_dtype and _has_floating(variables[path]):
                 notes.append(_not_computed(path, module, rule, policy.computes(value)))
         row = _apply(path, module, variables[path], policy, rule, value, ruled=ruled)
@@ -134,6 +137,19 @@ def _is_own_code(module: "nnx.Module") -> bool:
 
 def _is_layer(module) -> bool:
     return _has_dtype(module, "dtype") or is_norm(class_names(module))
+
+
+def _holds_floating(module: "nnx.Module") -> bool:
+    from flax import nnx
+
+    return _has_floating(node for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Variable))
+
+
+def _names(pattern: str, path: str, module: "nnx.Module") -> bool:
+    """True if a pattern names a module by its class or by the last word of its path, not a module around it."""
+    if pattern.lower().startswith("type:"):
+        return pattern.lower().removeprefix("type:") in (name.lower() for name in class_names(module))
+    return pattern.rpartition("/")[2] == path.rpartition("/")[2]
 
 
 def _not_computed(path: str, module, rule: str, dtype: np.dtype) -> str:

@@ -240,6 +240,15 @@ def test_a_rule_casts_the_inputs_of_a_module_without_parameters():
     assert model.gate.computed == (F32, F32)
 
 
+@pytest.mark.parametrize(("pattern", "dtype"), [("*", F32), ("gate", BF16), ("type:Gate", BF16)])
+def test_a_rule_in_half_precision_casts_a_module_without_parameters_only_if_it_names_it(pattern, dtype):
+    """Its inputs may be positions, which half precision rounds."""
+    model = Gated()
+    apply_policy(model, Policy("float32", "float32", rules={pattern: "bfloat16"}))
+    model(jnp.ones(2, F32))
+    assert model.gate.computed == (dtype, dtype)
+
+
 def test_an_output_of_a_ruled_module_is_not_rounded_to_the_narrowest_of_its_inputs():
     model = Gated()
     apply_policy(model, Policy("float32", "float16", rules={"gate": "float32"}))

@@ -62,6 +62,10 @@ class Chat(NamedTuple):
         """Tokenizes conversations: for each its tokens, and True for those of an answer, bool [tokens].
 
         Answers among the first `shared` messages of a conversation are not marked.
+
+        Raises:
+          UsageError: the template fails (`ChatTemplate.conversation`), or marks another number of answers than there
+            are, so that those among the first messages cannot be told.
         """
         marked = [self.template.conversation(messages) for messages in talks]
         encoded = self.tokenizer.with_places([text for text, _ in marked])
@@ -69,6 +73,13 @@ class Chat(NamedTuple):
             sum(message["role"] == ASSISTANT for message in messages[:first])
             for messages, first in zip(talks, shared or [0] * len(talks), strict=True)
         ]
+        for (_, answers), messages, first in zip(marked, talks, early, strict=True):
+            turns = sum(message["role"] == ASSISTANT for message in messages)
+            if first and len(answers) != turns:
+                raise UsageError(
+                    f"the chat template marks {len(answers)} answers in {turns} messages of the assistant, so that "
+                    "those in a prompt cannot be told from the others: let {% generation %} enclose each message"
+                )
         return [
             (tokens, _in_answers(answers[first:], places))
             for (_, answers), first, (tokens, places) in zip(marked, early, encoded, strict=True)
