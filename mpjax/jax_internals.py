@@ -26,6 +26,18 @@ def cluster_environment() -> Any:
     return _private("jax._src.clusters", "ClusterEnv", f"the detection of clusters; write {flags}")
 
 
+def distributed_client() -> Any:
+    """Returns JAX's client of its coordination service, once `jax.distributed.initialize` has connected the processes.
+
+    It has the key-value store. The published `jax.experimental.multihost_utils` sends values through the devices.
+
+    Raises:
+      UsageError: this version of JAX lacks it.
+    """
+    purpose = "a run of several processes; write --distributed.processes 1"
+    return _private("jax._src.distributed", "global_state", purpose).client
+
+
 def register_compiler(library: str) -> None:
     """Registers the shared library `library` as JAX's compiler for the platform "cuda", as the plugin package would.
 

@@ -11,7 +11,7 @@ from mpjax.commands.build import Run
 from mpjax.errors import UsageError
 from mpjax.loop.checksums import checksums_of
 from mpjax.loop.company import Alone, Company
-from mpjax.loop.roll_call import by_value, numbers
+from mpjax.loop.join import by_value, numbers
 from mpjax.training import TrainState
 
 

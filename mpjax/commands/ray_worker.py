@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import secrets
 import socket
 import threading
 import warnings
@@ -56,19 +57,21 @@ def work(config: Config, exchange: Any, started_in: str) -> dict | None:
 def _placed(config: Config) -> Config:
     """Sets `distributed` in the settings: the address of process 0, the number of processes, and this worker's number.
 
-    All workers must call it together.
+    All workers must call it together. It sets a random secret of the run in this process's environment.
     """
     import ray.train.collective
     import ray.util
 
     context = ray.train.get_context()
-    address = None
+    chosen = None
     if context.get_world_rank() == 0:
         with socket.create_server(("", 0)) as server:
-            address = f"{ray.util.get_node_ip_address()}:{server.getsockname()[1]}"
+            chosen = f"{ray.util.get_node_ip_address()}:{server.getsockname()[1]}", secrets.token_hex(16)
+    address, secret = ray.train.collective.broadcast_from_rank_zero(chosen)
+    os.environ["MPJAX_SECRET"] = secret
     distributed = dataclasses.replace(
         config.distributed,
-        coordinator=ray.train.collective.broadcast_from_rank_zero(address),
+        coordinator=address,
         processes=context.get_world_size(),
         process=context.get_world_rank(),
     )

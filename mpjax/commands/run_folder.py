@@ -18,8 +18,8 @@ from mpjax.data.fingerprint import differences, fingerprint_of
 from mpjax.errors import CallbackError, Interrupted, UsageError
 from mpjax.files import locked
 from mpjax.loop.company import Alone, Company
+from mpjax.loop.join import numbers
 from mpjax.loop.resume import adopt, places_in
-from mpjax.loop.roll_call import numbers
 from mpjax.loop.stored import BASE, CHECKPOINTS, complete_checkpoints, set_aside
 from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.report.history import History

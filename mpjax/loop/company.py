@@ -1,16 +1,18 @@
-"""Connects the processes of a run: they gather values, stop after the same step, and all end if one fails."""
+"""The processes of a run, over JAX's coordination service: they gather values, stop together, and end if one fails."""
 
+import contextlib
 import os
 import queue
 import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from mpjax.errors import printable
-from mpjax.loop.messages import Connection, Message
+from mpjax import strict_json
+from mpjax.errors import printable, reason_of
 from mpjax.loop.signals import StopRequest
 
 
@@ -20,11 +22,11 @@ GRACE = 3.0
 Most errors occur in all processes at about the same time, and each then reports its own.
 """
 
-BEAT = 5.0
+BEAT = 10.0
 """Seconds between heartbeats."""
 
 SILENCE = 60.0
-"""Seconds without a message after which a process counts as lost: it is stopped, or its machine hangs."""
+"""Seconds without a heartbeat after which a process counts as lost: it is stopped, or its machine hangs."""
 
 _NOWHERE = -1
 
@@ -43,11 +45,12 @@ class Alone:
 
 
 class Company:
-    """The processes of one run. Each is connected to process 0, which forwards the messages that are for all.
+    """The processes of one run, which share the key-value store of JAX's coordination service.
 
-    Creating it starts daemon threads. One for each connection receives messages, and ends this process, with a message
-    on stderr, if the process at the other end has died: without it, this process may wait forever in a collective. One
-    more sends heartbeats, and ends this process if another sends no message for `SILENCE` seconds.
+    Values that are gathered have a key for each process; process 0 puts the list of all under one more. What is for all
+    comes in numbered entries of a log, for which a daemon thread of each process waits: a request to stop, the last
+    step, an error, a death. One more sends heartbeats. `lost` ends this process, with a message on stderr, if another
+    has died: without it, this process may wait forever in a collective.
 
     Attributes:
       process: the number of this process, from 0.
@@ -57,60 +60,102 @@ class Company:
     Args:
       process: the number of this process.
       processes: the number of processes.
-      lines: the connections by process, from `call_roll`: on process 0 to all others, elsewhere to process 0 only.
     """
 
-    def __init__(self, process: int, processes: int, lines: Mapping[int, Connection]):
+    def __init__(self, process: int, processes: int):
         self.process, self.processes = process, processes
-        self._lines = lines
-        self._changed = threading.Condition()  # its lock is reentrant
-        # The values of complete gathers by number; on process 0 also those received so far, by process
-        self._gathered: dict[int, list] = {}
-        self._coming: dict[int, dict[int, Any]] = {}
-        self._number = 0
+        self.inside: set[int] = set()  # the other processes that are connected; known to process 0 alone
+        self._store: Any = None
+        self._number = self._read = 0  # gathers begun, and entries of the log read
+        self._kinds: set[str] = set()  # of these entries
+        self._threads: list[threading.Thread] = []
         # Stopping together
+        self._changed = threading.Condition()  # its lock is reentrant
         self._position = _NOWHERE
         self.signal_number: int | None = None
-        self._positions: dict[int, int] = {}
         self._stop_after: int | None = None
+        self._requests: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         # Ending
-        self._over = False
-        self._failed = False
-        self._explained: set[int] = set()  # processes that have said why they end
-        self._silent: dict[int, float] = dict.fromkeys(lines, 0.0)  # seconds since the last message
-        self._hosts: dict[int, str] = {}
-        self._requests: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._listeners = [
-            threading.Thread(target=self._listen, args=item, daemon=True, name=f"process {item[0]}")
-            for item in lines.items()
-        ]
-        others = [threading.Thread(target=work, daemon=True) for work in (self._pass_on_requests, self._beat)]
-        for thread in [*self._listeners, *others]:
+        self._over = self._failed = self._ending = False
+        others = range(1, processes) if process == 0 else [0]  # those whose heartbeats this process follows
+        self._silent: dict[int, float] = dict.fromkeys(others, 0.0)  # seconds since the last heartbeat
+        self._beats: dict[int, bytes] = {}
+        self._hosts: list[str] = []
+
+    def begin(self, store: Any) -> None:
+        """Starts the threads, once JAX has connected the processes; `store` is the client of JAX's service."""
+        self._store = store
+        works = self._follow_log, self._beat
+        self._threads = [threading.Thread(target=self._run, args=(work,), daemon=True) for work in works]
+        for thread in self._threads:
             thread.start()
-        self._give_sign()
+        self._hosts = self.gather(socket.gethostname())
 
     @property
     def first(self) -> bool:
         """True for process 0, which prints and writes files for all."""
         return self.process == 0
 
+    # The store
+
+    def _put(self, key: str, value: Any, *, replace: bool = False) -> None:
+        # Compressed: values of processes are much alike, and all read the list of all.
+        text = zlib.compress(strict_json.encode({"value": value}).encode(), 1)
+        self._store.key_value_set_bytes(f"mpjax/{key}", text, replace)
+
+    def _get(self, key: str, seconds: float) -> dict | None:
+        """Waits for a value, which it returns as {"value": value}; None after `seconds`."""
+        try:
+            found = self._store.blocking_key_value_get_bytes(f"mpjax/{key}", int(1000 * seconds))
+        except RuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            return None
+        return strict_json.decode(zlib.decompress(found).decode())
+
+    def _wait(self, key: str) -> Any:
+        while (found := self._get(key, 1.0)) is None:
+            pass  # a signal is handled in between
+        return found["value"]
+
+    def _tell(self, entry: Mapping[str, Any]) -> None:
+        """Adds an entry to the log, unless the log has one of the same effect: the first counts."""
+        number = self._read
+        if entry["kind"] in self._kinds:
+            return None
+        while True:
+            try:
+                return self._put(f"log/{number}", entry)
+            except RuntimeError as error:
+                if "ALREADY_EXISTS" not in str(error):
+                    raise
+            if self._wait(f"log/{number}")["kind"] == entry["kind"]:
+                return None
+            number += 1
+
+    # Gathering
+
     def gather(self, value: Any) -> list:
         """Waits until all processes have called it, and returns their values, in the order of processes.
 
         Every process has to make the same calls in the same order. The value has to be JSON.
         """
-        return self._gather(value, last=False)
+        number, self._number = self._number, self._number + 1
+        self._put(f"values/{number}/{self.process}", value)
+        if self.first:
+            self._put(f"values/{number}/all", [self._wait(f"values/{number}/{i}") for i in range(self.processes)])
+            self._store.key_value_delete(f"mpjax/values/{number - 1}")  # all have read it
+        return self._wait(f"values/{number}/all")
 
     def disband(self) -> None:
         """Waits until all processes have called it. Afterwards, the end of one does not end the others."""
-        self._gather(None, last=True)
+        self.gather(None)
+        if self.first:
+            self._tell({"kind": "over"})
+        for thread in self._threads:
+            thread.join()
 
-    def _gather(self, value: Any, *, last: bool) -> list:
-        number, self._number = self._number, self._number + 1
-        self._tell_first({"kind": "value", "number": number, "value": value, "last": last})
-        with self._changed:
-            self._changed.wait_for(lambda: number in self._gathered)
-            return self._gathered.pop(number)
+    # Stopping together
 
     @property
     def stop(self) -> "Company":
@@ -122,14 +167,14 @@ class Company:
 
         The first request of any process counts.
         """
-        self._requests.put(signal_number)  # not sent here: the interrupted code may hold the lock
+        self._requests.put(signal_number)  # a thread passes it on
 
     def due(self, position: int) -> bool:
         """True if all processes stop after step number `position`; after a request, first waits for their agreement.
 
-        Every process calls it with the same increasing positions. After a request, each process sends the position of
-        its last call, and waits for the largest of all. All stop at the first position beyond the largest. Without a
-        request, nothing is sent. The devices are never waited for.
+        Every process calls it with the same increasing positions. After a request, each process puts the position of
+        its last call into the store, and waits for the largest of all. All stop at the first position beyond the
+        largest. Without a request, nothing is sent. The devices are never waited for.
         """
         with self._changed:
             if self.signal_number is not None:
@@ -137,13 +182,54 @@ class Company:
             self._position = position
             return self._stop_after is not None and position > self._stop_after
 
+    # Ending
+
     def fail(self, text: str, code: int) -> None:
         """Tells the others the error with which this process is about to end: its message and its exit code.
 
         `GRACE` seconds later, they print the message and end with the same exit code.
         """
         self._failed = True
-        self._tell_first({"kind": "failed", "process": self.process, "text": text, "code": code})
+        said = {"process": self.process, "text": f"has ended: {text}", "code": code}
+        telling = threading.Thread(target=self._tell_end, args=({"kind": "end", "failed": True, **said},), daemon=True)
+        telling.start()
+        telling.join(GRACE)  # process 0 may be stopped
+
+    def lost(self, process: int, text: str = "has ended without a word: it was killed, or its machine is gone") -> None:
+        """Ends the run, in a thread of its own, because `process` is dead or silent, as `text` says.
+
+        It does nothing if the run is over, if this process has failed, or if another has said why it ends.
+        """
+        text += "; --resume continues from the last checkpoint"
+        entry = {"kind": "end", "process": process, "text": text, "code": 1, "failed": False}
+        threading.Thread(target=self._lose, args=(entry,), daemon=True).start()
+
+    def _lose(self, entry: Mapping[str, Any]) -> None:
+        time.sleep(0.3)  # what it said last may be on its way
+        if self._over or self._failed or self._ending:
+            return
+        if self.first:
+            self._tell_end(entry)
+        self._end_after(entry)
+
+    def _tell_end(self, entry: Mapping[str, Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # JAX's service may have ended
+            if self._store is not None:
+                self._tell(entry)
+
+    def _end_after(self, entry: Mapping[str, Any]) -> None:
+        """Prints why another process has ended, and ends this process; does nothing if this one has failed itself.
+
+        After the error of another process it first waits `GRACE` seconds.
+        """
+        self._ending = True
+        if entry["failed"]:
+            time.sleep(GRACE)
+        with self._changed:
+            failed, self._failed = self._failed, True
+        if not failed:
+            print(printable(f"error: process {entry['process']} {entry['text']}"), file=sys.stderr, flush=True)
+            self.end(entry["code"])
 
     def end(self, code: int) -> NoReturn:
         """Flushes the output and ends this process by `os._exit`: JAX's shutdown would wait for dead processes.
@@ -153,131 +239,73 @@ class Company:
         flushing = threading.Thread(target=_flush, daemon=True)
         flushing.start()
         flushing.join(1.0)  # a reader that has stopped would block the flush
-        if self.first:  # JAX ends the others with a stack trace once its service, in this process, is gone
-            ends = time.monotonic() + 2 * GRACE
-            for thread in self._listeners:
-                if thread is not threading.current_thread():
-                    thread.join(max(0.0, ends - time.monotonic()))
+        ends = time.monotonic() + 2 * GRACE
+        while self.inside and time.monotonic() < ends:  # they still have to hear why
+            time.sleep(0.05)
         os._exit(code)
 
-    # Listening
+    # Threads
 
-    def _listen(self, process: int, line: Connection) -> None:
-        for message in line.messages():
-            self._silent[process] = 0.0
-            if message["kind"] == "alive":
-                self._hosts[process] = message["host"]
-            else:
-                self._from_member(process, message) if self.first else self._from_first(message)
-        self._lose(process, "has ended without a word: it was killed, or its machine is gone")
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except RuntimeError as error:  # without this thread, the process might wait for ever
+            self.lost(0, f"does not answer: {reason_of(error)}")
 
-    def _beat(self) -> None:
-        """Sends heartbeats in a loop, and ends the run if another process sends no message for `SILENCE` seconds.
+    def _follow_log(self) -> None:
+        """Reads the log in a loop, and ends the run if another process has sent no heartbeat for `SILENCE` seconds.
 
-        It adds up the seconds between its own heartbeats, which pause while this process is suspended. So processes
-        that are suspended and continued together go on.
+        It adds up the seconds that it waits, which pause while this process is suspended. So processes that are
+        suspended and continued together go on.
         """
         while not self._over:
-            time.sleep(BEAT)
-            self._give_sign()
-            for process in self._lines:
+            if (found := self._get(f"log/{self._read}", BEAT)) is not None:
+                self._kinds.add(found["value"]["kind"])
+                self._read += 1
+                self._handle(found["value"])
+                continue
+            for process in self._silent:
                 self._silent[process] += BEAT
                 if self._silent[process] > SILENCE:
-                    where = self._hosts.get(process, "an unknown host")
                     reason = "it is stopped, or its host hangs; end it there"
-                    self._lose(process, f"on {where} has not answered for {SILENCE:g} s: {reason}")
+                    where = self._hosts[process] if self._hosts else "an unknown host"
+                    self.lost(process, f"on {where} has not answered for {SILENCE:g} s: {reason}")
 
-    def _give_sign(self) -> None:
-        for line in self._lines.values():
-            line.send({"kind": "alive", "host": socket.gethostname()})
-
-    def _lose(self, process: int, text: str) -> None:
-        """Ends the run because `process` is dead or silent, as `text` says.
-
-        It does nothing if the run is over, if this process has failed, or if `process` has said why it ends.
-        """
+    def _handle(self, entry: Mapping[str, Any]) -> None:
         with self._changed:
-            if not (self._over or self._failed or process in self._explained):
-                self._from_first({"kind": "lost", "process": process, "text": text, "code": 1})
-
-    def _pass_on_requests(self) -> None:
-        while True:
-            self._tell_first({"kind": "stop", "signal": self._requests.get()})
-
-    def _tell_first(self, message: Message) -> None:
-        if self.first:
-            self._from_member(0, message)
-        else:
-            self._lines[0].send(message)
-
-    def _tell_all(self, message: Message) -> None:
-        for line in self._lines.values():
-            line.send(message)
-        self._from_first(message)
-
-    def _from_member(self, process: int, message: Message) -> None:
-        """Handles a message from process number `process`; runs on process 0 only.
-
-        It collects values and positions until all processes have sent theirs, and then sends the result to all. It
-        forwards errors, and the first request to stop.
-        """
-        with self._changed:
-            match message["kind"]:
-                case "value":
-                    number = message["number"]
-                    values = self._coming.setdefault(number, {})
-                    values[process] = message["value"]
-                    if len(values) == self.processes:
-                        ordered = [values[index] for index in range(self.processes)]
-                        del self._coming[number]
-                        self._tell_all({"kind": "values", "number": number, "values": ordered, "last": message["last"]})
-                case "stop" if self.signal_number is None:
-                    self._tell_all({"kind": "where", "signal": message["signal"]})
-                case "at":
-                    self._positions[process] = message["position"]
-                    if len(self._positions) == self.processes:
-                        self._tell_all({"kind": "stop", "after": max(self._positions.values())})
-                case "failed":
-                    self._tell_all(message)
-
-    def _from_first(self, message: Message) -> None:
-        """Handles a message from process 0 to all: gathered values, a request to stop, the last step, or an error."""
-        with self._changed:
-            match message["kind"]:
-                case "values":
-                    self._gathered[message["number"]] = message["values"]
-                    self._over = self._over or message["last"]
-                case "where":
-                    self.signal_number = message["signal"]
-                    self._tell_first({"kind": "at", "position": self._position})
+            match entry["kind"]:
                 case "stop":
-                    self._stop_after = message["after"]
-                case "failed" | "lost" if message["process"] != self.process:
-                    # Process 0 forwards the messages of others and ends last: its own end needs no report.
-                    self._explained |= {message["process"], 0}
-                    threading.Thread(target=self._follow, args=(message,), daemon=True).start()
+                    self.signal_number = entry["signal"]
+                    self._put(f"at/{self.process}", self._position)
+                    if self.first:
+                        threading.Thread(target=self._choose_last_step, daemon=True).start()
+                case "last step":
+                    self._stop_after = entry["after"]
+                case "end" if entry["process"] != self.process:
+                    self._ending = True
+                    threading.Thread(target=self._end_after, args=(entry,), daemon=True).start()
+                case "over":
+                    self._over = True
+                    self._requests.put(None)  # the other thread waits for it
             self._changed.notify_all()
 
-    def _follow(self, message: Message) -> None:
-        """Prints why another process has ended, and ends this process; does nothing if this one has failed itself.
+    def _choose_last_step(self) -> None:
+        self._tell({"kind": "last step", "after": max(self._wait(f"at/{i}") for i in range(self.processes))})
 
-        After the error of another process it first waits `GRACE` seconds. If another process is lost, process 0 first
-        reports that to the rest.
-        """
-        process = message["process"]
-        if message["kind"] == "failed":
-            time.sleep(GRACE)
-            text = f"process {process} has ended: {message['text']}"
-        else:
-            if self.first:  # the others have no connection to it
-                for other, line in self._lines.items():
-                    if other != process:
-                        line.send(message)
-            text = f"process {process} {message['text']}; --resume continues from the last checkpoint"
-        if not self._failed:
-            self._failed = True
-            print(printable(f"error: {text}"), file=sys.stderr, flush=True)
-            self.end(message["code"])
+    def _beat(self) -> None:
+        """Sends heartbeats, follows those of others, and passes on requests to stop, in a loop."""
+        count = 0
+        while not self._over:
+            self._put(f"beats/{self.process}", count := count + 1, replace=True)
+            if not self.first:
+                self._silent[0] = 0.0  # process 0 has answered
+            for key, beat in self._store.key_value_dir_get_bytes("mpjax/beats") if self.first else ():
+                process = int(key.split("/")[2])
+                if process in self._silent and self._beats.get(process) != beat:
+                    self._beats[process], self._silent[process] = beat, 0.0
+            with contextlib.suppress(queue.Empty):
+                if (signal_number := self._requests.get(timeout=BEAT)) is not None:
+                    self._tell({"kind": "stop", "signal": signal_number})
 
 
 def _flush() -> None:

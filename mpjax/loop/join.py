@@ -1,13 +1,18 @@
-"""Joins the processes of a run: connects them, starts JAX over all of them, and ends all if one fails."""
+"""Joins the processes of a run: all enter, JAX starts over all of them, and all end if one fails."""
 
 import atexit
 import contextlib
+import errno
 import hashlib
 import importlib.metadata
+import os
 import pathlib
+import shutil
+import socket
+import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mpjax.config.save import shared_settings
 from mpjax.config.schema import Config
@@ -15,14 +20,14 @@ from mpjax.config.user_code import files_of
 from mpjax.errors import WARNINGS, Diverged, Interrupted, UsageError, exit_code_of, reason_of
 from mpjax.loop.cluster import Seat, seat_of
 from mpjax.loop.company import GRACE, SILENCE, Alone, Company
-from mpjax.loop.roll_call import call_roll
+from mpjax.loop.secret import shared_key
 
+
+STARTING = 120
+"""Seconds that JAX may take to connect processes that are all there."""
 
 SILENT = int(2 * SILENCE)
 """Seconds without a heartbeat after which JAX takes a process to be dead; `Company` notices sooner."""
-
-STARTING = 120
-"""Seconds that JAX may take to connect processes that `call_roll` has connected."""
 
 
 @contextlib.contextmanager
@@ -48,14 +53,20 @@ def joined(config: Config) -> Iterator[Alone | Company]:
             "JAX has joined several processes already: leave jax.distributed.initialize to the run, and start new "
             "processes for another run"
         )
-    lines = call_roll(seat, shared_settings(config) | _code(config), timeout=config.distributed.timeout)
-    company = Company(seat.process, seat.processes, lines)
+    company = Company(seat.process, seat.processes)
+    about, key = shared_settings(config) | _code(config), shared_key(detected=not config.distributed.processes)
+    # The path of a socket may have a hundred characters.
+    folder = tempfile.mkdtemp(prefix="mpjax-", dir=None if len(tempfile.gettempdir()) < 70 else "/tmp")
+    try:
+        enter(company, seat, about, key, f"{folder}/jax", timeout=config.distributed.timeout)
+        start_jax(company, seat, f"{folder}/jax")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # all are connected
     with warnings.catch_warnings():
         if not company.first:  # process 0 shows them
             for category in WARNINGS:
                 warnings.simplefilter("ignore", category)
         try:
-            _start_jax(seat)
             yield company
         except Interrupted:  # in all at the same step
             company.disband()
@@ -70,32 +81,198 @@ def joined(config: Config) -> Iterator[Alone | Company]:
         company.disband()
 
 
-def _start_jax(seat: Seat) -> None:
+def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, path: str, *, timeout: float) -> None:
+    """Waits until all processes have entered; then the Unix socket `path` leads to JAX's service in process 0.
+
+    Process 0 listens at the port of `seat.coordinator`, and the others try to reach it, until the time is over.
+
+    Args:
+      company: what is told of broken connections, by `lost`.
+      seat: which process this is, and the address of process 0.
+      about: values that have to be equal in all processes, by name.
+      key: the secret of the run.
+      path: where nothing is yet, in a folder of this user alone. In process 0, the service has to listen there.
+      timeout: the seconds to wait for the others.
+
+    Raises:
+      UsageError: processes are missing or differ (in all that have entered), or process 0 cannot be reached, cannot
+        listen, or refuses this process (in this one).
+    """
+    from mpjax.loop.door import Door, knock, open_at  # only runs of several processes need it
+
+    ends = time.monotonic() + timeout
+    if seat.process == 0:
+        with contextlib.suppress(ImportError, OSError, ValueError):
+            import resource  # which Windows lacks
+
+            files, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # Linux allows 1,024, and each process takes three
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, min(most, 500 + 4 * seat.processes)), most))
+        listener = _listen(seat.coordinator)
+        notice_a_dead_machine(listener)  # which connections inherit
+        door = Door(listener, seat, about, key, company.lost)
+        company.inside = door.inside
+        while len(door.abouts) < seat.processes and time.monotonic() < ends:
+            time.sleep(0.02)
+        values = dict(sorted(door.abouts.items()))
+        missing = sorted(set(range(seat.processes)) - values.keys())
+        fault = _absence(missing, seat, timeout) if missing else _difference(values)
+        door.verdict = fault, path
+        for process in values.keys() - door.abouts.keys():
+            company.lost(process)  # meanwhile
+        if fault:
+            raise UsageError(fault)
+        return None
+    host, _, port = seat.coordinator.rpartition(":")
+    reason, fault = "nobody listens there", ""
+    while (left := ends - time.monotonic()) > 0:
+        try:
+            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=min(10.0, left))
+        except OSError as error:  # not started yet, or its name is not known yet
+            reason = error.strerror or str(error)
+        else:
+            try:
+                notice_a_dead_machine(connection)
+                connection.settimeout(timeout + 5)  # process 0 may have started later, and waits as long for the others
+                if not (fault := knock(connection, seat, about, key)):
+                    return open_at(path, connection, company.lost)
+            except (OSError, ValueError):
+                reason = "what listens there is not process 0 of this run, has another secret, or has ended"
+            connection.close()
+            if fault:
+                raise UsageError(fault)
+        time.sleep(max(0.0, min(0.2, ends - time.monotonic())))
+    raise UsageError(
+        f"process {seat.process} did not reach process 0 at {seat.coordinator} within {timeout:g} seconds: {reason}; "
+        "write the address at which process 0 can be reached from here, and let its port through the firewall"
+    )
+
+
+def _listen(coordinator: str) -> socket.socket:
+    """Opens the socket of process 0; UsageError if the port is in use or not allowed."""
+    host, _, port = coordinator.rpartition(":")
+    address = own_address(host.strip("[]"))
+    try:
+        if address is None and socket.has_dualstack_ipv6():
+            return socket.create_server(("", int(port)), family=socket.AF_INET6, dualstack_ipv6=True)
+        family = socket.AF_INET6 if ":" in (address or "") else socket.AF_INET
+        return socket.create_server((address or "", int(port)), family=family)
+    except OSError as error:
+        used = error.errno == errno.EADDRINUSE
+        reason = "another program uses it" if used else error.strerror
+        raise UsageError(
+            f"process 0 cannot listen at port {port}: {reason}; write another free port in --distributed.coordinator "
+            "of all processes"
+        ) from error
+
+
+def notice_a_dead_machine(connection: socket.socket) -> None:
+    """Makes the system end a connection after 30 s without an answer, by the options for that which the system has."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 30_000)):
+        if hasattr(socket, option):  # Linux has all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def own_address(host: str, environment: Mapping[str, str] = os.environ) -> str | None:
+    """The address of this machine that `host` names; None if it is not certain, and process 0 listens at all of them.
+
+    It is not certain if the others may reach this machine under the name in another way: if the name has several
+    addresses, or one that is not of this machine (a service of Kubernetes, a port that is passed on), or only here that
+    of the loopback (Debian gives 127.0.1.1 to a machine's own name), unless SLURM says that there is one machine.
+    """
+    with contextlib.suppress(OSError):
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        loopback = all(address.startswith("127.") or address == "::1" for address in found)
+        alone = host in found or host == "localhost" or environment.get("SLURM_STEP_NUM_NODES") == "1"
+        if alone if loopback else len(found) == 1:
+            address = min(found, key=lambda address: ":" in address)
+            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
+                trial.bind((address, 0))
+            return address
+    return None
+
+
+def _absence(missing: list[int], seat: Seat, timeout: float) -> str:
+    which = f"process {missing[0]}" if len(missing) == 1 else f"processes {numbers(missing)}"
+    return (
+        f"{which} of {seat.processes} did not come within {timeout:g} seconds: see what they printed, start them with "
+        f"--distributed.coordinator {seat.coordinator}, or wait longer with --distributed.timeout"
+    )
+
+
+def _difference(values: Mapping[int, Mapping[str, str]]) -> str:
+    """Formats the values that differ between processes as a message, the first 20 by name; "" if all agree.
+
+    `values` has the values of each process, by number of process and name.
+    """
+    lines = []
+    for name in sorted(set().union(*values.values())):
+        who_says = by_value({process: values[process].get(name, "not there") for process in values})
+        if len(who_says) > 1:
+            lines.append(f"  {name}: " + ", ".join(f"{v} on process {numbers(who)}" for v, who in who_says.items()))
+    if not lines:
+        return ""
+    shown = "\n".join(lines[:20] + ([f"  and {len(lines) - 20} more"] if lines[20:] else []))
+    return f"the processes differ, and have to be started with the same settings and code:\n{shown}"
+
+
+def by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
+    """Groups the keys of a dict (numbers of processes) by their values, in order.
+
+    >>> by_value({0: "a", 1: "b", 2: "a"})
+    {'a': [0, 2], 'b': [1]}
+    """
+    processes_of: dict[str, list[int]] = {}
+    for process, value in values.items():
+        processes_of.setdefault(value, []).append(process)
+    return processes_of
+
+
+def numbers(which: list[int]) -> str:
+    """Formats ascending numbers as text, three or more in a row as a range.
+
+    >>> numbers([0, 2, 3, 4, 7])
+    '0, 2-4, 7'
+    """
+    groups: list[list[int]] = []
+    for number in which:
+        if groups and groups[-1][-1] == number - 1:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return ", ".join(f"{g[0]}-{g[-1]}" if len(g) > 2 else ", ".join(map(str, g)) for g in groups)
+
+
+def start_jax(company: Company, seat: Seat, path: str) -> None:
     """Connects JAX over all processes by `jax.distributed.initialize`, without JAX's own handler of SIGTERM.
 
     Raises:
-      UsageError: JAX runs already, or cannot use the port.
+      UsageError: JAX runs already.
     """
     import jax
+
+    from mpjax.jax_internals import distributed_client
 
     with contextlib.suppress(AttributeError):  # a later JAX may have no such setting
         # Its handler of SIGTERM would take the place of the run's.
         jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
-            seat.coordinator,
+            f"unix:{path}",
             seat.processes,
             seat.process,
             local_device_ids=seat.gpus,
             cluster_detection_method="deactivate",
             initialization_timeout=STARTING,
             heartbeat_timeout_seconds=SILENT,
+            coordinator_bind_address=f"unix:{path}",
         )
     except RuntimeError as error:
+        atexit.register(company.end, 2)  # before JAX's shutdown, which would wait
         raise UsageError(
-            f"JAX did not start over {seat.processes} processes at {seat.coordinator}: {reason_of(error)}; write "
-            "another free port in --distributed.coordinator, and start no device before the run"
+            f"JAX did not start over {seat.processes} processes: {reason_of(error)}; start no device before the run"
         ) from error
+    company.begin(distributed_client())
 
 
 PACKAGES = ("mpjax", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")

@@ -11,25 +11,45 @@ import time
 import pytest
 
 from mpjax.loop.company import Alone, Company
-from mpjax.loop.messages import Connection
+
+
+class Store:
+    """Stands for JAX's key-value store: as much of it as a company uses."""
+
+    def __init__(self):
+        self._values, self._changed = {}, threading.Condition()
+
+    def key_value_set_bytes(self, key, value, allow_overwrite=False):
+        with self._changed:
+            if key in self._values and not allow_overwrite:
+                raise RuntimeError(f"ALREADY_EXISTS: {key}")
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def blocking_key_value_get_bytes(self, key, milliseconds):
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, milliseconds / 1000):
+                raise RuntimeError(f"DEADLINE_EXCEEDED: {key}")
+            return self._values[key]
+
+    def key_value_dir_get_bytes(self, key):
+        with self._changed:
+            return [item for item in self._values.items() if item[0].startswith(key + "/")]
+
+    def key_value_delete(self, key):
+        with self._changed:
+            for each in [each for each in self._values if each.startswith(key + "/")]:
+                del self._values[each]
 
 
 @contextlib.contextmanager
 def company_of(count):
-    lines = {}
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        for process in range(1, count):
-            there = Connection(socket.create_connection(server.getsockname()))
-            lines[process] = Connection(server.accept()[0]), there
-    first = Company(0, count, {process: here for process, (here, _) in lines.items()})
-    members = [first, *(Company(process, count, {0: there}) for process, (_, there) in lines.items())]
+    store, members = Store(), [Company(process, count) for process in range(count)]
+    run_all(members, lambda member: member.begin(store))
     try:
         yield members
     finally:
         run_all(members, lambda member: member.disband())
-        for pair in lines.values():
-            for line in pair:
-                line.close()
 
 
 def run_all(members, function):
@@ -80,6 +100,18 @@ def test_all_stop_after_the_same_step_whoever_is_ahead(asker):
         assert [member.signal_number for member in members] == [signal.SIGTERM] * 3
 
 
+def test_later_requests_change_nothing():
+    with company_of(3) as members:
+        for member in members:
+            member.ask(signal.SIGINT if member.first else signal.SIGTERM)
+            while None in [each.signal_number for each in members]:
+                time.sleep(0.01)
+        assert run_all(members, lambda member: steps_until_due(member, pause=0.01)) == [1] * 3
+        assert [member.signal_number for member in members] == [signal.SIGINT] * 3
+        time.sleep(0.3)
+        assert run_all(members, lambda member: member.gather(member.process)) == [[0, 1, 2]] * 3
+
+
 def test_one_that_has_not_begun_stops_where_the_furthest_does():
     with company_of(2) as members:
         members[1].ask(signal.SIGINT)
@@ -94,35 +126,34 @@ def test_without_a_request_nobody_stops():
 
 
 COMPANY = """
-import socket, sys, time
-from mpjax.loop import company
-from mpjax.loop.messages import Connection
+import sys, time
+from mpjax.loop import company, join
+from mpjax.loop.cluster import Seat
 
-company.BEAT, company.SILENCE = 0.1, 2.0
-process, port = map(int, sys.argv[1:])
-if process:
-    lines = {0: Connection(socket.create_connection(("127.0.0.1", port)))}
-else:
-    server = socket.create_server(("127.0.0.1", 0))
-    print(server.getsockname()[1], flush=True)
-    lines = {other: Connection(server.accept()[0]) for other in (1, 2)}
-company.Company(process, 3, lines)
+company.BEAT, company.SILENCE, company.GRACE = 0.1, 2.0, 1.0
+process, port, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+seat, joined = Seat(f"127.0.0.1:{port}", 3, process), company.Company(process, 3)
+join.enter(joined, seat, {}, b"", path, timeout=30)
+join.start_jax(joined, seat, path)
 print("joined", flush=True)
+if sys.stdin.readline() == "fail\\n":
+    joined.fail("out of luck", 7)
+    joined.end(7)
 time.sleep(60)
 """
 
 
 @contextlib.contextmanager
-def three():
+def three(folder):
     """Three processes that give up another after 2 s of silence."""
-    running, port = [], "0"
+    with socket.create_server(("", 0)) as server:
+        port = str(server.getsockname()[1])
+    pipes, running = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE), []
     try:
         for process in range(3):
-            command = [sys.executable, "-c", COMPANY, str(process), port]
-            running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-            said = running[process].stdout.readline().strip()  # in their order, so they are accepted in it
-            port = port if process else said
-        assert running[0].stdout.readline() == "joined\n"
+            command = [sys.executable, "-c", COMPANY, str(process), port, str(folder / str(process))]
+            running.append(subprocess.Popen(command, **pipes, text=True))
+        assert [each.stdout.readline() for each in running] == ["joined\n"] * 3
         yield running
     finally:
         for each in running:
@@ -130,8 +161,46 @@ def three():
             each.communicate()
 
 
-def test_a_process_that_is_stopped_for_ever_ends_the_others_which_say_so():
-    with three() as (stopped, *others):
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_process_that_is_killed_ends_the_others_which_name_it(tmp_path, killed):
+    """Without a stack trace of JAX, and in seconds: its own heartbeats would take two minutes."""
+    with three(tmp_path) as running:
+        gone = running.pop(killed)
+        gone.kill()
+        gone.communicate()
+        began = time.monotonic()
+        for each in running:
+            assert each.wait(20) == 1
+            assert [line for line in each.stderr.read().splitlines() if line.startswith("error")] == [
+                f"error: process {killed} has ended without a word: it was killed, or its machine is gone; "
+                "--resume continues from the last checkpoint"
+            ]
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_what_ends_one_is_told_by_the_others_with_its_code(tmp_path, failing):
+    with three(tmp_path) as running:
+        failed = running.pop(failing)
+        failed.stdin.write("fail\n")
+        failed.stdin.flush()
+        for each in (*running, failed):
+            assert each.wait(20) == 7
+        failed.communicate()
+        for each in running:
+            assert f"error: process {failing} has ended: out of luck\n" in each.stderr.read()
+
+
+def test_one_that_fails_while_the_first_is_stopped_ends_all_the_same(tmp_path):
+    with three(tmp_path) as (first, failing, _):
+        first.send_signal(signal.SIGSTOP)
+        failing.stdin.write("fail\n")
+        failing.stdin.flush()
+        assert failing.wait(20) == 7
+
+
+def test_a_process_that_is_stopped_for_ever_ends_the_others_which_say_so(tmp_path):
+    with three(tmp_path) as (stopped, *others):
         stopped.send_signal(signal.SIGSTOP)
         for each in others:
             assert each.wait(20) == 1
@@ -143,9 +212,9 @@ def test_a_process_that_is_stopped_for_ever_ends_the_others_which_say_so():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", [[0], [0, 1, 2]], ids=["the first", "all"])
-def test_processes_that_are_stopped_for_a_while_go_on(stopped):
+def test_processes_that_are_stopped_for_a_while_go_on(tmp_path, stopped):
     """One for less than 2 s; all of them, as a suspended job is, for any time."""
-    with three() as running:
+    with three(tmp_path) as running:
         time.sleep(0.5)
         for process in stopped:
             running[process].send_signal(signal.SIGSTOP)
