@@ -200,6 +200,8 @@ class Company:
 
         It does nothing if the run is over, if this process has failed, or if another has said why it ends.
         """
+        if self._over:
+            return
         text += "; --resume continues from the last checkpoint"
         entry = {"kind": "end", "process": process, "text": text, "code": 1, "failed": False}
         threading.Thread(target=self._lose, args=(entry,), daemon=True).start()

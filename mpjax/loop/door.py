@@ -24,6 +24,7 @@ class Door:
     def __init__(self, listener: socket.socket, seat: Seat, about: Mapping, key: bytes, lost: Callable[[int], None]):
         self.abouts, self.inside, self._seat, self._key, self._lost = {0: about}, set[int](), seat, key, lost
         self.verdict: tuple[str, str] | None = None
+        self._tasks: list[asyncio.Task | None] = []  # an event loop does not keep tasks from being collected
         threading.Thread(target=asyncio.run, args=(self._serve(listener),), daemon=True).start()
 
     async def _serve(self, listener: socket.socket) -> None:
@@ -49,6 +50,7 @@ class Door:
                 fault, path = self.verdict
             writer.write(sealed(self._key, hello["nonce"], {"fault": fault}))
             if not fault:
+                self._tasks.append(asyncio.current_task())
                 self.inside.add(process)
                 await _carry((reader, writer), service := await _opened_at(path))
                 service[1].close()
