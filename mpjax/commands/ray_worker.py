@@ -63,7 +63,7 @@ def _placed(config: Config) -> Config:
     import ray.util
 
     context = ray.train.get_context()
-    chosen = None
+    chosen: Any = None
     if context.get_world_rank() == 0:
         with socket.create_server(("", 0)) as server:
             chosen = f"{ray.util.get_node_ip_address()}:{server.getsockname()[1]}", secrets.token_hex(16)

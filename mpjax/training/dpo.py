@@ -59,10 +59,10 @@ def log_probabilities(model: Any, tokens: Int[Array, "B T+1"], answers: Bool[Arr
     return -jnp.sum(jnp.where(answers[:, 1:], losses, 0), axis=1)
 
 
-def without_adapters(model: Any) -> Any:
+def without_adapters(adapted: Any) -> Any:
     """Copies a model without its adapters, in evaluation mode; the other arrays are those of the model."""
-    base = nnx.merge(*nnx.split(model))
-    for layer in adapted_layers(base).values():
+    model = nnx.merge(*nnx.split(adapted))
+    for layer in adapted_layers(model).values():
         unwrap(layer, type(adapter_of(layer)))
-    base.eval()  # the reference has no dropout
-    return base
+    model.eval()  # the reference has no dropout
+    return model
