@@ -181,7 +181,7 @@ def test_transformers_computes_the_logits_of_the_adapted_model_with_merged_weigh
 @QUIETLY
 @VARIANTS
 def test_peft_computes_them_with_the_base_and_the_adapters(base, tmp_path, variant):
-    peft = pytest.importorskip("peft", reason="pip install peft")
+    peft = pytest.importorskip("peft", reason="pip install -e '.[parity]'")
     model = adapted(base, variant)
     export_adapter(model, tmp_path / "a", base=str(base), task="CAUSAL_LM")
     theirs = peft.PeftModel.from_pretrained(loaded_there(base), tmp_path / "a")
