@@ -14,8 +14,8 @@ import jax
 from mpjax.commands.build import Run, build_run, fresh_state, read_whole, resumed_state, stored_encoding
 from mpjax.commands.diagnose_evaluation import diagnosed_evaluation
 from mpjax.commands.diagnosis_files import NO_DTYPE_REPAIRS, command_for, first_bad_layer, of_the_step_alone, write
-from mpjax.commands.run_folder import same_moments
-from mpjax.config import Config, to_toml
+from mpjax.commands.run_folder import adopted
+from mpjax.config import Config
 from mpjax.config.commands import Diagnose
 from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.schema import Mesh
@@ -210,11 +210,7 @@ def replay(run: Run, train_call: Callable, folder: pathlib.Path, number: int):
     earlier = [position for position in complete_checkpoints(folder / CHECKPOINTS) if position < number]
     if earlier:
         start, saved, about = read_whole(run.task, run.config, run.layout, folder, str(earlier[-1]))
-        same = {
-            "same_scaling": about["loss_scale"] == str(run.plan.loss_scale),
-            "same_moments": same_moments(about["config"], to_toml(run.config)),
-        }
-        state = resumed_state(run, lambda shapes: adopt(shapes, saved, **same))
+        state = resumed_state(run, lambda shapes: adopted(shapes, saved, about, run))
     else:
         start, state = 0, fresh_state(run, pretrained_arrays(run.task, run.config.model)[0])
     counts, position = [], start

@@ -195,10 +195,16 @@ def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning
     return Beginning(step, state, about, before, report.read_metrics(metrics) if metrics.exists() else [], None)
 
 
-def same_moments(before: str, now: str) -> bool:
-    """True if the moments of the optimizer in one text of `to_toml` are those of the optimizer in another one."""
-    renamed = ((old, new) for name, old, new in changes(before, now) if name == "optimizer.name")
-    return all(has_moments_of(old, new) for old, new in renamed)
+def adopted(shapes: TrainState, saved: Mapping[str, Any], before: Mapping[str, Any], run: Run) -> TrainState:
+    """Calls `adopt` with the arrays of a checkpoint and what `before`, its description, has in common with the run."""
+    changed = changes(before["config"], to_toml(run.config))
+    renamed = ((old, new) for name, old, new in changed if name == "optimizer.name")
+    return adopt(
+        shapes,
+        saved,
+        same_scaling=before["loss_scale"] == str(run.plan.loss_scale),
+        same_moments=all(has_moments_of(old, new) for old, new in renamed),
+    )
 
 
 _OF_MODEL = ("model.", "training.lora", "data.num_classes", "task")
@@ -228,12 +234,7 @@ def _resumed(run: Run, folder: pathlib.Path, about: dict, company: Alone | Compa
             )
         checkpoint.extend((position, then))
         try:
-            return adopt(
-                shapes,
-                saved,
-                same_scaling=then["loss_scale"] == about["loss_scale"],
-                same_moments=same_moments(then["config"], about["config"]),
-            )
+            return adopted(shapes, saved, then, run)
         except UsageError as error:
             since = changes(then["config"], about["config"])
             lines = [f"--{name} is {new}, before {old}" for name, old, new in since if name.startswith(_OF_MODEL)]

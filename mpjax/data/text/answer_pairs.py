@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,21 +14,20 @@ from mpjax.data.fields import Numbers, Tokens
 from mpjax.data.table import Table
 from mpjax.data.text.chat_template import ASSISTANT, Message
 from mpjax.data.text.instructions import (
-    AT_ONCE,
     Chat,
     Conversations,
     as_messages,
     checked_messages,
     load_chat,
+    read_in_chunks,
     stored_rows,
     taken_as_special,
 )
 from mpjax.errors import UsageError
 
 
-_FORMS = (("prompt", "chosen", "rejected"),)
-_WITHOUT_PROMPT = (("chosen", "rejected"),)
-"""The columns of conversations that contain their prompt."""
+_SIDES = ("chosen", "rejected")
+"""The columns of the preferred and of the other conversation; of answers, beside a column `prompt`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ def preferences(table: Table, config: Data) -> Source:
     chat = load_chat(config.tokenizer)
     notes: list[str] = []
     has_prompt = config.preprocess or "prompt" in table.columns or "prompt" in config.columns
-    splits = stored_rows(table, config, _FORMS if has_prompt else _WITHOUT_PROMPT)
+    splits = stored_rows(table, config, [("prompt", *_SIDES) if has_prompt else _SIDES])
     train, test = (_tokenized(rows, chat, config.length, split, notes) for rows, split in splits)
     tokens = Tokens(config.length + 1, chat.tokenizer.vocabulary)
     marks = Numbers((config.length + 1,), np.dtype(bool))
@@ -80,11 +80,11 @@ def pair_of(example: Mapping[str, Any], where: str) -> tuple[list[dict[str, Any]
     Raises:
       UsageError: it has no `chosen` and `rejected`, or one of them with its `prompt` is no conversation.
     """
-    if missing := [name for name in _WITHOUT_PROMPT[0] if name not in example]:
+    if missing := [name for name in _SIDES if name not in example]:
         raise UsageError(f"{where} has {', '.join(example)} and no {missing[0]}; wanted chosen and rejected")
     prompt = example.get("prompt")
     if prompt is None:
-        if text := next((name for name in _WITHOUT_PROMPT[0] if isinstance(example[name], str)), None):
+        if text := next((name for name in _SIDES if isinstance(example[name], str)), None):
             raise UsageError(
                 f"{where}: {text} is a text, and there is no `prompt` that it answers; write --data.columns prompt "
                 "COLUMN, or give both as lists of messages"
@@ -92,8 +92,7 @@ def pair_of(example: Mapping[str, Any], where: str) -> tuple[list[dict[str, Any]
         return checked_messages(example["chosen"], where), checked_messages(example["rejected"], where)
     asked = as_messages(prompt, "user")
     chosen, rejected = (
-        checked_messages([*asked, *as_messages(example[name], ASSISTANT)], f"{where}, {name}")
-        for name in _WITHOUT_PROMPT[0]
+        checked_messages([*asked, *as_messages(example[name], ASSISTANT)], f"{where}, {name}") for name in _SIDES
     )
     return chosen, rejected
 
@@ -101,14 +100,13 @@ def pair_of(example: Mapping[str, Any], where: str) -> tuple[list[dict[str, Any]
 def _tokenized(examples: Examples, chat: Chat, length: int, split: str, notes: list[str]) -> Preferences:
     sides: tuple[list, list] = ([], [])
     cut = empty = same = taken = apart = 0
-    for start in range(0, len(examples), AT_ONCE):
-        numbers = range(start, min(start + AT_ONCE, len(examples)))
-        rows = zip(numbers, examples.__getitems__(numbers), strict=True)
-        pairs = [pair_of(row, f"{split}, example {number}") for number, row in rows]
-        taken += sum(any(map(chat.has_special, pair)) for pair in pairs)
+    for pairs in read_in_chunks(examples, split, pair_of):
+        talks = [*itertools.chain(*pairs)]
+        special = chat.have_special(talks)
+        taken += sum(map(operator.or_, special[::2], special[1::2]))
         counts = [_shared(pair) for pair in pairs]
         apart += counts.count(0)
-        encoded = chat.marked([*itertools.chain(*pairs)], [count for count in counts for _ in ("chosen", "rejected")])
+        encoded = chat.marked(talks, [count for count in counts for _ in _SIDES])
         for pair in zip(encoded[::2], encoded[1::2], strict=True):
             cut += any(len(tokens) > length + 1 for tokens, _ in pair)
             whole = [(np.asarray(tokens[: length + 1], np.uint32), mark[: length + 1]) for tokens, mark in pair]

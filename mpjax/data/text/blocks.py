@@ -129,7 +129,7 @@ def tokenized(
 def _padded(examples: Examples, tokenizer: Tokenizer, length: int, where: str) -> TokenizedExamples:
     encoded: list[Ragged] = []
     labels: list[Any] = []
-    for chunk in _chunks(examples):
+    for chunk in chunks(examples):
         encoded.append(framed([_text(example, where) for example in chunk], tokenizer, length))
         labels += [example["label"] for example in chunk]
     starts = np.concatenate([[0], np.cumsum(np.concatenate([ragged.lengths for ragged in encoded]))])
@@ -139,7 +139,7 @@ def _padded(examples: Examples, tokenizer: Tokenizer, length: int, where: str) -
 
 def _blocks(examples: Examples, tokenizer: Tokenizer, length: int, split: str, where: str) -> Blocks:
     tokens = [_small(np.asarray([tokenizer.end]), tokenizer)]
-    for chunk in _chunks(examples):
+    for chunk in chunks(examples):
         values, lengths = tokenizer.whole([_text(example, where) for example in chunk])
         tokens.append(_small(np.insert(values, np.cumsum(lengths), tokenizer.end), tokenizer))
     blocks = Blocks(np.concatenate(tokens), length)
@@ -151,9 +151,10 @@ def _blocks(examples: Examples, tokenizer: Tokenizer, length: int, split: str, w
     return blocks
 
 
-def _chunks(examples: Examples) -> Iterator[list[Example]]:
-    for start in range(0, len(examples), _AT_ONCE):
-        yield examples.__getitems__(range(start, min(start + _AT_ONCE, len(examples))))
+def chunks(examples: Examples, size: int = _AT_ONCE) -> Iterator[list[Example]]:
+    """Yields examples in lists of `size`, the last of which may be shorter."""
+    for start in range(0, len(examples), size):
+        yield examples.__getitems__(range(start, min(start + size, len(examples))))
 
 
 def _text(example: Mapping[str, Any], where: str) -> str:

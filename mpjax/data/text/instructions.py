@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,16 +12,19 @@ from mpjax.config.schema import Data
 from mpjax.data.examples import Example, Examples, MappedExamples, Source, renamed
 from mpjax.data.fields import Numbers, Tokens
 from mpjax.data.table import Table
+from mpjax.data.text.blocks import chunks
 from mpjax.data.text.chat_template import ASSISTANT, ChatTemplate, Message, template_beside
 from mpjax.data.text.tokenizers import PLAIN, HuggingFaceTokenizer, find_tokenizer, load_tokenizer
 from mpjax.data.user_function import PreprocessedExamples, load_preprocess
 from mpjax.errors import UsageError
 
 
+T = TypeVar("T")
+
 FORMS: tuple[tuple[str, ...], ...] = (("messages",), ("prompt", "completion"), ("instruction", "output"))
 """The columns that a conversation can be stored in; `input`, where it is there, is a part of `instruction`."""
 
-AT_ONCE = 1000  # conversations: enough to occupy the tokenizer's threads
+_AT_ONCE = 1000  # conversations: enough to occupy the tokenizer's threads
 
 
 class Chat(NamedTuple):
@@ -51,10 +54,10 @@ class Chat(NamedTuple):
         added = self.tokenizer.tokenizer.get_added_tokens_decoder()
         return {number: token.content for number, token in added.items() if token.special}
 
-    def has_special(self, messages: Sequence[Message]) -> bool:
-        """True if the text of a message has that of a special token."""
+    def have_special(self, talks: Sequence[Sequence[Message]]) -> list[bool]:
+        """For each conversation, whether the text of a message has that of a special token."""
         texts = self.special.values()
-        return any(text in message["content"] for message in messages for text in texts)
+        return [any(text in message["content"] for message in messages for text in texts) for messages in talks]
 
     def marked(
         self, talks: Sequence[Sequence[Message]], shared: Sequence[int] | None = None
@@ -260,15 +263,19 @@ def as_messages(value: Any, role: str) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [{"role": role, "content": value}]
 
 
+def read_in_chunks(examples: Examples, split: str, read: Callable[[Example, str], T]) -> Iterator[list[T]]:
+    """Yields what `read` makes of each stored example and of its name for messages, some examples at a time."""
+    numbers = itertools.count()
+    for chunk in chunks(examples, _AT_ONCE):
+        yield [read(row, f"{split}, example {number}") for row, number in zip(chunk, numbers, strict=False)]
+
+
 def _tokenized(examples: Examples, chat: Chat, length: int, split: str, notes: list[str]) -> Conversations:
     encoded: list[tuple[np.ndarray, np.ndarray]] = []
     cut = empty = taken = 0
-    for start in range(0, len(examples), AT_ONCE):
-        numbers = range(start, min(start + AT_ONCE, len(examples)))
-        rows = zip(numbers, examples.__getitems__(numbers), strict=True)
-        read = [messages_of(row, f"{split}, example {number}") for number, row in rows]
+    for read in read_in_chunks(examples, split, messages_of):
         talks = [messages for messages, _ in read]
-        taken += sum(map(chat.has_special, talks))
+        taken += sum(chat.have_special(talks))
         for tokens, mark in chat.marked(talks, [asked for _, asked in read]):
             cut += len(tokens) > length + 1
             # The first token is predicted from none.
