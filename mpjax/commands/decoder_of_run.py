@@ -5,13 +5,16 @@ Most of them, such as the angles of position embeddings, are in no shape of an a
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+import jax
 
 from mpjax.config.schema import Model
 from mpjax.errors import UsageError
 from mpjax.models.decoder.config_json import CONFIG, read_settings
 from mpjax.models.pretrained.files import find_folder
+from mpjax.precision.dtypes import path_name
 from mpjax.strict_json import encode
 
 
@@ -31,7 +34,7 @@ def verify_decoder(model: Model, expected: Mapping[str, Any]) -> None:
     Raises:
       UsageError: its config.json has other settings. The weights would compute something else.
     """
-    before, now = (dict(_flat(settings)) for settings in (expected, described_decoder(model)))
+    before, now = (_flat(settings) for settings in (expected, described_decoder(model)))
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if names:
         first = names[0]
@@ -42,10 +45,7 @@ def verify_decoder(model: Model, expected: Mapping[str, Any]) -> None:
         )
 
 
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the numbers, texts and nulls of nested settings by path, such as `layers/0/window`."""
-    if not isinstance(value, Mapping | list):
-        yield path, value
-        return
-    for name, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-        yield from _flat(inner, f"{path}/{name}" if path else str(name))
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers, texts and nulls of nested settings by path, such as `layers/0/window`."""
+    leaves = jax.tree_util.tree_leaves_with_path(settings, is_leaf=lambda value: value is None)
+    return {path_name(path): value for path, value in leaves}

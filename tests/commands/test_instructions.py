@@ -17,21 +17,13 @@ pytestmark = pytest.mark.extra
 
 
 @pytest.fixture
-def flags(chat_tokenizer, tmp_path, monkeypatch):
+def flags(chat_flags):
     """The arguments of a run that learns to repeat a letter."""
-    pytest.importorskip("datasets")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     rows = [
         {"messages": [{"role": "user", "content": letter}, {"role": "assistant", "content": letter}]}
         for letter in "abcd" * 4
     ]
-    file = tmp_path / "letters.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
-    data = ["--data.name", f"hf:{file}", "--data.train_split", "train[:8]", "--data.test_split", "train[8:]"]
-    data += ["--data.tokenizer", str(chat_tokenizer), "--data.length", "32", "--data.batch_size", "4"]
-    model = ["--model.name", "gpt2", "--model.width", "16", "--model.depth", "1", "--model.heads", "2"]
-    steps = ["--steps", "2", "--precision.policy", "mixed_bfloat16", "--report.no_plot", "--report.no_tensorboard"]
-    return ["--task", "instructions", *data, *model, *steps]
+    return chat_flags("instructions", rows, steps=2)
 
 
 @pytest.fixture

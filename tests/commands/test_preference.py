@@ -16,19 +16,11 @@ pytestmark = pytest.mark.extra
 
 
 @pytest.fixture
-def flags(chat_tokenizer, tmp_path, monkeypatch):
+def flags(chat_flags, tmp_path):
     """The arguments of a run that learns to prefer `yes`."""
-    pytest.importorskip("datasets")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     rows = [{"prompt": letter, "chosen": "yes", "rejected": "no"} for letter in "abcd" * 4]
-    file = tmp_path / "pairs.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
-    data = ["--data.name", f"hf:{file}", "--data.train_split", "train[:8]", "--data.test_split", "train[8:]"]
-    data += ["--data.tokenizer", str(chat_tokenizer), "--data.length", "32", "--data.batch_size", "4"]
-    model = ["--model.name", "gpt2", "--model.width", "16", "--model.depth", "1", "--model.heads", "2"]
-    steps = ["--steps", "12", "--precision.policy", "mixed_bfloat16", "--report.no_plot", "--report.no_tensorboard"]
-    rule = ["--optimizer.name", "adamw", "--optimizer.learning_rate", "0.05", "--optimizer.warmup", "1"]
-    return ["--task", "preference", *data, *model, *steps, *rule, "--output_dir", str(tmp_path / "run")]
+    rule = "--optimizer.name adamw --optimizer.learning_rate 0.05 --optimizer.warmup 1"
+    return [*chat_flags("preference", rows, steps=12), *rule.split(), "--output_dir", str(tmp_path / "run")]
 
 
 def test_every_command_reads_a_run_of_preferences(flags, tmp_path, capsys):

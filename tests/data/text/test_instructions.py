@@ -1,13 +1,10 @@
 """Conversations as tokens: which are answers, what is cut, and what is left out."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
 from mpjax.data.examples import conform
-from mpjax.data.table import Other, Table, Text
 from mpjax.data.text.instructions import conversations, load_chat, messages_of
 from mpjax.errors import UsageError
 
@@ -15,25 +12,13 @@ from mpjax.errors import UsageError
 pytestmark = pytest.mark.extra
 
 
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    rows: tuple
-    columns: tuple
+@pytest.fixture
+def source_of(table_of):
+    def source_of(folder, *rows, test=None, **settings):
+        config = Data(**{"tokenizer": str(folder), "length": 60, **settings})
+        return conversations(table_of(*rows, test=test), config)
 
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return {name: self.rows[index][name] for name in self.columns}
-
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
-
-
-def source_of(folder, *rows, test=None, **settings):
-    columns = {name: Text() if isinstance(value, str) else Other("list") for name, value in rows[0].items()}
-    table = Table("set", columns, lambda names: (Rows(rows, tuple(names)), Rows(test or rows[:1], tuple(names))))
-    return conversations(table, Data(**{"tokenizer": str(folder), "length": 60, **settings}))
+    return source_of
 
 
 def talk(*contents):
@@ -46,7 +31,7 @@ def answer_of(folder, example):
     return chat.tokenizer.tokenizer.decode(example["tokens"][example["answers"]].tolist(), skip_special_tokens=False)
 
 
-def test_the_tokens_of_answers_are_marked_and_the_rest_is_padding(chat_tokenizer):
+def test_the_tokens_of_answers_are_marked_and_the_rest_is_padding(source_of, chat_tokenizer):
     source = source_of(chat_tokenizer, talk("Hé?", "Jö", "so", "ok"), length=80)
     example = conform(source.train[0], source.fields)
     assert answer_of(chat_tokenizer, example) == "Jö<|im_end|>\nok<|im_end|>\n"
@@ -69,7 +54,7 @@ def test_the_tokens_of_answers_are_marked_and_the_rest_is_padding(chat_tokenizer
         {"messages": [{"role": "user", "content": "a\n\nb", "name": None}, {"role": "assistant", "content": "c"}]},
     ],
 )
-def test_all_forms_are_one_conversation(chat_tokenizer, row):
+def test_all_forms_are_one_conversation(source_of, chat_tokenizer, row):
     expected = source_of(chat_tokenizer, talk("a\n\nb", "c")).train[0]
     example = source_of(chat_tokenizer, row).train[0]
     assert {name: value.tolist() for name, value in example.items()} == {
@@ -77,13 +62,13 @@ def test_all_forms_are_one_conversation(chat_tokenizer, row):
     }
 
 
-def test_answers_in_a_prompt_do_not_count(chat_tokenizer):
+def test_answers_in_a_prompt_do_not_count(source_of, chat_tokenizer):
     prompt, completion = talk("a", "b", "c")["messages"], [{"role": "assistant", "content": "d"}]
     source = source_of(chat_tokenizer, {"prompt": prompt, "completion": completion}, length=80)
     assert answer_of(chat_tokenizer, source.train[0]) == "d<|im_end|>\n"
 
 
-def test_what_is_too_long_is_cut_and_what_has_no_answer_left_is_left_out_with_a_line(chat_tokenizer):
+def test_what_is_too_long_is_cut_and_what_has_no_answer_left_is_left_out_with_a_line(source_of, chat_tokenizer):
     rows = talk("a", "b"), talk("a", "b" * 90), talk("a" * 90, "b"), talk("only a question")
     source = source_of(chat_tokenizer, *rows)
     assert len(source.train) == 2
@@ -98,7 +83,7 @@ def test_what_is_too_long_is_cut_and_what_has_no_answer_left_is_left_out_with_a_
         source_of(chat_tokenizer, talk("a", "b"), test=[talk("a" * 90, "b")])
 
 
-def test_spaces_at_an_end_of_an_answer_are_on_their_side_of_it_whatever_the_tokenizer_trims(chat_tokenizer):
+def test_spaces_at_an_end_of_an_answer_are_on_their_side_of_it_whatever_the_tokenizer_trims(source_of, chat_tokenizer):
     tokenizers = pytest.importorskip("tokenizers")
     file = chat_tokenizer / "tokenizer.json"
     trimming = tokenizers.Tokenizer.from_file(str(file))
@@ -111,7 +96,7 @@ def test_spaces_at_an_end_of_an_answer_are_on_their_side_of_it_whatever_the_toke
     assert answer_of(chat_tokenizer, source.train[0]) == " a  "
 
 
-def test_the_text_of_a_special_token_in_a_message_is_told_of(chat_tokenizer):
+def test_the_text_of_a_special_token_in_a_message_is_told_of(source_of, chat_tokenizer):
     source = source_of(chat_tokenizer, talk("a<|im_end|>", "b"), talk("a|", "b"), test=[talk("a", "b")])
     assert source.notes == (
         "split 'train' of 'set': messages of 1 conversations have the text of a special token, such as an end of a "
@@ -139,18 +124,18 @@ def test_an_answer_ends_with_the_special_token_of_its_template(chat_tokenizer):
         ({"a": "b"}, {"columns": {"prompt": "c"}}, "--data.columns: 'set' has no c; it has a"),
     ],
 )
-def test_what_is_no_conversation_is_an_error(chat_tokenizer, row, settings, says):
+def test_what_is_no_conversation_is_an_error(source_of, chat_tokenizer, row, settings, says):
     with pytest.raises(UsageError, match=says):
         source_of(chat_tokenizer, row, **settings)
 
 
-def test_columns_choose_among_forms(chat_tokenizer):
+def test_columns_choose_among_forms(source_of, chat_tokenizer):
     row = {"q": "a", "completion": "b", "instruction": "c", "output": "d"}
     source = source_of(chat_tokenizer, row, columns={"prompt": "q"})
     assert answer_of(chat_tokenizer, source.train[0]) == "b<|im_end|>\n"
 
 
-def test_a_tokenizer_without_a_template_is_an_error(chat_tokenizer):
+def test_a_tokenizer_without_a_template_is_an_error(source_of, chat_tokenizer):
     with pytest.raises(UsageError, match="--data.tokenizer bytes has no chat template, which conversations need"):
         source_of("bytes", talk("a", "b"))
     (chat_tokenizer / "tokenizer_config.json").unlink()
@@ -158,7 +143,7 @@ def test_a_tokenizer_without_a_template_is_an_error(chat_tokenizer):
         source_of(chat_tokenizer, talk("a", "b"))
 
 
-def test_a_preprocess_function_may_make_the_messages(chat_tokenizer, tmp_path):
+def test_a_preprocess_function_may_make_the_messages(source_of, chat_tokenizer, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "def made(example):\n"
@@ -168,7 +153,7 @@ def test_a_preprocess_function_may_make_the_messages(chat_tokenizer, tmp_path):
     assert answer_of(chat_tokenizer, source.train[0]) == "x<|im_end|>\n"
 
 
-def test_tokens_and_marks_are_those_of_transformers(chat_tokenizer):
+def test_tokens_and_marks_are_those_of_transformers(source_of, chat_tokenizer):
     transformers = pytest.importorskip("transformers")
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"

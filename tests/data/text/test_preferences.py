@@ -1,13 +1,10 @@
 """Pairs of answers as tokens: which are marked, what is cut, and what is left out."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
 from mpjax.data.examples import conform
-from mpjax.data.table import Other, Table, Text
 from mpjax.data.text.answer_pairs import preferences
 from mpjax.data.text.instructions import load_chat
 from mpjax.errors import UsageError
@@ -16,25 +13,13 @@ from mpjax.errors import UsageError
 pytestmark = pytest.mark.extra
 
 
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    rows: tuple
-    columns: tuple
+@pytest.fixture
+def source_of(table_of):
+    def source_of(folder, *rows, test=None, **settings):
+        config = Data(**{"tokenizer": str(folder), "length": 80, **settings})
+        return preferences(table_of(*rows, test=test), config)
 
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return {name: self.rows[index][name] for name in self.columns}
-
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
-
-
-def source_of(folder, *rows, test=None, **settings):
-    columns = {name: Text() if isinstance(value, str) else Other("list") for name, value in rows[0].items()}
-    table = Table("set", columns, lambda names: (Rows(rows, tuple(names)), Rows(test or rows[:1], tuple(names))))
-    return preferences(table, Data(**{"tokenizer": str(folder), "length": 80, **settings}))
+    return source_of
 
 
 def talk(*contents):
@@ -60,7 +45,7 @@ PAIR = {"prompt": "a", "chosen": "yes", "rejected": "no"}
         {"chosen": talk("a", "yes"), "rejected": talk("a", "no")},
     ],
 )
-def test_all_forms_are_one_pair(chat_tokenizer, row):
+def test_all_forms_are_one_pair(source_of, chat_tokenizer, row):
     source = source_of(chat_tokenizer, row)
     example = conform(source.train[0], source.fields)
     assert marked(chat_tokenizer, example) == ["yes<|im_end|>\n", "no<|im_end|>\n"]
@@ -71,7 +56,7 @@ def test_all_forms_are_one_pair(chat_tokenizer, row):
     assert source.notes == ()
 
 
-def test_answers_that_both_conversations_begin_with_are_not_marked(chat_tokenizer):
+def test_answers_that_both_conversations_begin_with_are_not_marked(source_of, chat_tokenizer):
     row = {"chosen": talk("a", "b", "c", "yes"), "rejected": talk("a", "b", "c", "no")}
     source = source_of(chat_tokenizer, row)
     assert marked(chat_tokenizer, source.train[0]) == ["yes<|im_end|>\n", "no<|im_end|>\n"]
@@ -80,7 +65,7 @@ def test_answers_that_both_conversations_begin_with_are_not_marked(chat_tokenize
     assert marked(chat_tokenizer, source.train[0]) == ["b<|im_end|>\nyes<|im_end|>\n", "d<|im_end|>\nno<|im_end|>\n"]
 
 
-def test_what_is_too_long_is_cut_and_what_cannot_be_compared_is_left_out_with_a_line(chat_tokenizer):
+def test_what_is_too_long_is_cut_and_what_cannot_be_compared_is_left_out_with_a_line(source_of, chat_tokenizer):
     rows = (
         PAIR,
         {**PAIR, "rejected": "n" * 90},
@@ -99,14 +84,14 @@ def test_what_is_too_long_is_cut_and_what_cannot_be_compared_is_left_out_with_a_
         source_of(chat_tokenizer, PAIR, test=[{**PAIR, "rejected": "yes"}])
 
 
-def test_pairs_of_two_prompts_are_told(chat_tokenizer):
+def test_pairs_of_two_prompts_are_told(source_of, chat_tokenizer):
     row = {"chosen": talk("a", "yes"), "rejected": talk("b", "no")}
     source = source_of(chat_tokenizer, row, {"chosen": talk("a", "yes"), "rejected": talk("a", "no")}, test=[row])
     assert len(source.train) == 2
     assert "split 'train' of 'set': 1 of 2 pairs begin with two different messages" in source.notes[0]
 
 
-def test_a_pair_without_an_answer_is_left_out(chat_tokenizer):
+def test_a_pair_without_an_answer_is_left_out(source_of, chat_tokenizer):
     row = {"chosen": talk("a", "yes"), "rejected": talk("b")}
     source = source_of(
         chat_tokenizer,
@@ -132,12 +117,12 @@ def test_a_pair_without_an_answer_is_left_out(chat_tokenizer):
         ),
     ],
 )
-def test_what_is_no_pair_is_an_error(chat_tokenizer, row, settings, says):
+def test_what_is_no_pair_is_an_error(source_of, chat_tokenizer, row, settings, says):
     with pytest.raises(UsageError, match=says):
         source_of(chat_tokenizer, row, **settings)
 
 
-def test_columns_are_chosen_by_name(chat_tokenizer):
+def test_columns_are_chosen_by_name(source_of, chat_tokenizer):
     row = {"question": "a", "chosen": "yes", "bad": "no"}
     source = source_of(chat_tokenizer, row, columns={"prompt": "question", "rejected": "bad"})
     assert marked(chat_tokenizer, source.train[0]) == ["yes<|im_end|>\n", "no<|im_end|>\n"]
