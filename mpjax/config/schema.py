@@ -202,7 +202,7 @@ class Model:
     norm_kernel: Literal["xla", "pallas"] = "xla"
     """ViT and GPT-2: what computes the gradients of the layer norms in blocks: XLA's kernels, or one kernel of mpjax's
     own (pallas), which moves fewer bytes. It needs an NVIDIA GPU of compute capability 8.0, norms in float32, and
-    mesh.tensor 1. No GPU has run it yet."""
+    mesh.tensor 1."""
     stem: Literal["imagenet", "small"] = "small"
     """Stem of ResNet: 7x7 convolution of stride 2 and max-pooling (imagenet), or one 3x3 convolution (small). Xception
     has two 3x3 convolutions, at full resolution if small."""
