@@ -34,7 +34,7 @@ from mpjax.models.projections import called
 from mpjax.plan.compiled import PlannedStep, start
 from mpjax.plan.hlo import parse
 from mpjax.plan.traffic import traffic_of
-from mpjax.training.cross_entropy import with_labels
+from mpjax.training.softmax_cross_entropy import with_labels
 from mpjax.training.packing import UNPACKED, Packing
 
 

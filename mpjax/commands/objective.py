@@ -85,11 +85,11 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
 
         target: Any = fields["target"]
         loss = regression.loss_named(config.training.loss, config.training.huber_delta)
-        function, complete = regression.make_objective(policy, target.std, loss), regression.in_order
+        function, complete = regression.regression_objective(policy, target.std, loss), regression.regression_in_order
     elif task == "multilabel":
         from mpjax.training import multilabel
 
-        function, complete = multilabel.make_objective(policy), multilabel.in_order
+        function, complete = multilabel.multilabel_objective(policy), multilabel.multilabel_in_order
     elif task == "text_classification":
         function = objectives.text_classification(compare)
     else:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend import core
 
 from mpjax.errors import UsageError
-from mpjax.precision.casting.equations import SourceLine, first_outside, source_lines, source_of
+from mpjax.precision.casting.one_equation import SourceLine, first_outside, source_lines, source_of
 from mpjax.precision.casting.flops import stands_in
 from mpjax.precision.casting.jaxprs import is_transposed, opened, scope_of
 from mpjax.precision.casting.model_arguments import ModelArguments, take_models_apart

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from mpjax.training.chunked_loss import in_chunks, sums_in_chunks, token_cotangent
-from mpjax.training.cross_entropy import with_labels
+from mpjax.training.softmax_cross_entropy import with_labels
 from mpjax.training.objective import OUTPUTS, Batch, Mean, Values
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
 from mpjax.training.chunked_loss import in_chunks, sums_in_chunks, token_cotangent
-from mpjax.training.cross_entropy import with_labels
+from mpjax.training.softmax_cross_entropy import with_labels
 from mpjax.training.losses import (
     correct,
     correct_in_top,

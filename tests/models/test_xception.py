@@ -11,7 +11,7 @@ from mpjax.models import xception
 
 def abstract(**settings):
     settings = {"channels": 3, "num_classes": 1000, **settings}
-    return nnx.eval_shape(lambda: xception.xception(rngs=nnx.Rngs(0), **settings))
+    return nnx.eval_shape(lambda: xception.xception8(rngs=nnx.Rngs(0), **settings))
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ def test_parameter_count_at_1000_classes():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stem", "side", "sides"),
-    [(xception.ImageNetStem, 299, [147, 74, 37, 19, 10]), (xception.SmallStem, 32, [32, 16, 8, 4, 2])],
+    [(xception.XceptionStem, 299, [147, 74, 37, 19, 10]), (xception.SmallXceptionStem, 32, [32, 16, 8, 4, 2])],
 )
 def test_sides_and_channels_of_the_flows(stem, side, sides):
     def shapes(model, x):

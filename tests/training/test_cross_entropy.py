@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from mpjax.training.cross_entropy import predicted, with_labels
+from mpjax.training.softmax_cross_entropy import predicted, with_labels
 from mpjax.training.losses import cross_entropy
 
 

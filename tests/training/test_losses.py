@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.training.cross_entropy import with_labels
+from mpjax.training.softmax_cross_entropy import with_labels
 from mpjax.training.losses import (
     correct,
     correct_in_top,

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from mpjax.precision.casting import control_flow, derivatives
-from mpjax.precision.casting.equations import bind, standing_at
+from mpjax.precision.casting.one_equation import bind, standing_at
 from mpjax.precision.casting.gradient_sums import (
     ManyReads,
     adds_between_casts,

@@ -10,7 +10,7 @@ from flax import nnx
 
 import mpjax
 from mpjax.models.pretrained import export_safetensors
-from mpjax.models.pretrained.layouts import layouts_of
+from mpjax.models.pretrained.layouts.families import layouts_of
 from mpjax.models.resnet import BasicBlock, Bottleneck, ImageNetStem, ResNet, resnet18
 
 
