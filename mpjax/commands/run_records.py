@@ -79,12 +79,12 @@ def put_records(records: Records, run: Run, folder: pathlib.Path, beginning: Beg
         text = f"{folder / 'metrics.jsonl'} lacks {lines} that the run wrote before its checkpoint, {steps}"
         text += ": summary and plots are of the other lines"
         warnings.warn(text, CheckpointWarning, stacklevel=2)
-    environment = report.environment([str(device.device_kind) for device in jax.devices()], run.compiler_options)
-    history = report.continued(beginning.before, beginning.step, beginning.about, environment, lost)
+    described = report.environment([str(device.device_kind) for device in jax.devices()], run.compiler_options)
+    history = report.continued(beginning.before, beginning.step, beginning.about, described, lost)
     # The history first: labels derive from it, so they are right wherever the process is killed.
     records.put(folder / HISTORY_FILE, report.lines_of(history))
     records.put(folder / CONFIG_FILE, run_settings(run.config, folder).encode())
-    records.put(folder / ENVIRONMENT_FILE, report.as_file(environment))
+    records.put(folder / ENVIRONMENT_FILE, report.as_file(described))
     if run.config.is_encoded:
         from mpjax.commands.encoding_of_run import ENCODING_FILE, encoded_as  # local, as few runs have statistics
 

@@ -293,6 +293,6 @@ ENTRIES = {
     "vit_b16": NamedModel("classification", vit.vit_b16, _sized_images, ("patch", "pool", *_PRE_NORM)),
     "unet": NamedModel("segmentation", unet.unet64, _pixels, ("width", "depth")),
     "bert": NamedModel("text_classification", bert.bert_base, _texts, _TRANSFORMER),
-    "gpt2": NamedModel("language_modeling", gpt2.gpt2, _next_tokens, _PRE_NORM),
+    "gpt2": NamedModel("language_modeling", gpt2.gpt2_small, _next_tokens, _PRE_NORM),
 }
 """The models of `mpjax.config.choices.MODELS`."""

@@ -24,7 +24,7 @@ TOKENS = jax.random.randint(jax.random.key(0), (2, 6), 0, 20)
 
 
 def test_parameter_count():
-    model = nnx.eval_shape(lambda: gpt2.gpt2(rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: gpt2.gpt2_small(rngs=nnx.Rngs(0)))
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == 124_439_808
 
 

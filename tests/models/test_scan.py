@@ -150,12 +150,12 @@ def test_random_streams_have_the_numbers_of_single_blocks_in_deep_models_too():
 
 
 def test_the_jaxpr_of_the_gradient_has_as_many_equations_for_six_blocks_as_for_three():
-    def equations(depth):
+    def count(depth):
         structure, params, _ = take_apart(nnx.eval_shape(lambda: build(True, depth=depth)))
         grad = jax.grad(lambda params: jnp.mean(structure.assemble(params, {})(TOKENS)))
         return sum(1 for _ in walk.equations(jax.make_jaxpr(grad)(params)))
 
-    assert equations(3) == equations(6) > 100
+    assert count(3) == count(6) > 100
 
 
 @pytest.mark.slow

@@ -163,8 +163,8 @@ def test_each_image_is_trained_on_in_both_orientations_by_two_devices_in_two_mic
 
     structure, params, stats = take_apart(Nothing())
     tx = no_loss_scaling(optax.sgd(1.0))
-    prepare = functools.partial(on_device.prepare, config=config, fields={})
-    step = make_train_step(structure, tx, loss_of, prepare=prepare, accumulate=2, layout=layout)
+    prepared = functools.partial(on_device.prepare, config=config, fields={})
+    step = make_train_step(structure, tx, loss_of, prepare=prepared, accumulate=2, layout=layout)
     feed = kind(batches, layout.batch(size=4, accumulate=2))
     call = make_train_call(step, feed.batch)
     state, mirrored, kept = create_state(params, stats, tx), [], []

@@ -1,0 +1,1 @@
+"""The layouts of files of weights, one file for each family of models."""
