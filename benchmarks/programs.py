@@ -34,8 +34,8 @@ from mpjax.models.projections import called
 from mpjax.plan.compiled import PlannedStep, start
 from mpjax.plan.hlo import parse
 from mpjax.plan.traffic import traffic_of
-from mpjax.training.softmax_cross_entropy import with_labels
 from mpjax.training.packing import UNPACKED, Packing
+from mpjax.training.softmax_cross_entropy import with_labels
 
 
 GPU = "h200"

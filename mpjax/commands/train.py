@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from mpjax import data, extend, models, report
+from mpjax import data, extend, report
 from mpjax.commands.build import Run, build_run, layer_probe, model_with
 from mpjax.commands.evaluate import evaluate_state
 from mpjax.commands.objective import metrics_of
@@ -34,6 +34,7 @@ from mpjax.loop.join import joined
 from mpjax.loop.signals import Stop, stop_on_signals
 from mpjax.loop.stored import CHECKPOINTS
 from mpjax.loop.train import NO_CALLBACKS, Explain, Limits, train_loop
+from mpjax.models.build import advice_on as advice_on_model
 from mpjax.report.wording import duration
 from mpjax.report.writer import open_all
 from mpjax.training import TrainState
@@ -300,7 +301,7 @@ def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
         from mpjax.commands.base_weights import told_of_adapters
 
         advised.append(told_of_adapters(run.task, config.model))
-    return run, [fit, *run.source.notes, *advised, *models.advice_on(config.model)]
+    return run, [fit, *run.source.notes, *advised, *advice_on_model(config.model)]
 
 
 def _listeners(

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from mpjax.precision.policy import Policy
-from mpjax.training.softmax_cross_entropy import as_float32
 from mpjax.training.objective import OUTPUTS, Batch, Mean, Values, input_name
+from mpjax.training.softmax_cross_entropy import as_float32
 
 
 if TYPE_CHECKING:

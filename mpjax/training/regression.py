@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.precision.policy import Policy
-from mpjax.training.softmax_cross_entropy import as_float32
 from mpjax.training.objective import OUTPUTS, Batch, Values, input_name
+from mpjax.training.softmax_cross_entropy import as_float32
 
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from mpjax.precision import apply_policy, autocast, static_loss_scaling
 from mpjax.precision.casting.walk import equations
 from mpjax.training import create_state, make_train_step, take_apart
 from mpjax.training.chunked_loss import in_chunks, sums_in_chunks
-from mpjax.training.softmax_cross_entropy import with_labels
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
 from mpjax.training.objective import RunObjective
 from mpjax.training.objectives import language_modeling
+from mpjax.training.softmax_cross_entropy import with_labels
 from mpjax.training.state import uncast
 
 

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.training.softmax_cross_entropy import with_labels
 from mpjax.training.losses import (
     correct,
     correct_in_top,
@@ -17,6 +16,7 @@ from mpjax.training.losses import (
     perplexity,
     soft_cross_entropy,
 )
+from mpjax.training.softmax_cross_entropy import with_labels
 
 
 LOGITS = [[2.0, 0.0, -1.0], [0.5, 0.5, 0.5]]

@@ -8,8 +8,8 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.models.pretrained.files import Tensor, variables_of
-from mpjax.models.pretrained.layouts.families import layouts_of
 from mpjax.models.pretrained.layouts.entry import LINEAR, FileEntry, FusedPart, reshaped
+from mpjax.models.pretrained.layouts.families import layouts_of
 from mpjax.models.pretrained.match import foreign_shape, match_arrays
 from mpjax.models.resnet import BasicBlock, ImageNetStem, ResNet
 

@@ -9,7 +9,14 @@ from sklearn import metrics as sklearn_metrics
 from mpjax.precision import get_policy
 from mpjax.precision.casting import autocast
 from mpjax.training.objective import RunObjective
-from mpjax.training.regression import absolute_error, huber, regression_in_order, loss_named, regression_objective, squared_error
+from mpjax.training.regression import (
+    absolute_error,
+    huber,
+    loss_named,
+    regression_in_order,
+    regression_objective,
+    squared_error,
+)
 
 
 OUTPUTS = jnp.array([[0.5, 0.0], [-2.0, 3.0]])
