@@ -1,35 +1,34 @@
 """What a folder offers: the names in its stub `__init__.pyi`, each imported when it is first asked for.
 
-The stub is the one list, which type checkers read too: `from mpjax.training.layout import Layout as Layout`. Files of the
-package import from files and read no stub; a folder's offer is for all that is outside: a user's code, tests, benchmarks.
+The stub is the one list, which type checkers read too: `from mpjax.training.layout import Layout as Layout`. The files
+of the package import from files and read no stub; what a folder offers is for tests, scripts and a user's code.
 """
 
 import functools
 import importlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 
 def offer(folder: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Creates `__getattr__` and `__dir__` of a folder, named as in `mpjax.training`.
+    """Creates `__getattr__` and `__dir__` of a folder, such as `mpjax.training`.
 
-    A name of the stub is what its file has under that name now, so what a test replaces there is replaced here. A file
-    or folder inside is an attribute too, and `__all__` is the names of the stub in its order. Any other name is an
+    A name is looked up in its file each time, so whatever a test puts in its place there is seen here as well.
+    `__all__` has the names in the order of the stub. A file or folder inside is an attribute too. Any other name is an
     `AttributeError` that suggests the nearest.
     """
 
     def get(name: str) -> Any:
         if name == "__all__":
             return list(offered(folder))
-        if name.startswith("__"):
-            raise AttributeError(f"module '{folder}' has no attribute '{name}'", name=name, obj=sys.modules[folder])
+        if name.startswith("__"):  # asked for by Python and by libraries, which expect to miss it
+            raise AttributeError(f"module '{folder}' has no attribute '{name}'")
         if _is_inside(folder, name):
             return importlib.import_module(f"{folder}.{name}")
-        names = offered(folder)
-        if name not in names:
+        home = offered(folder).get(name)
+        if home is None:
             raise AttributeError(f"module '{folder}' has no attribute '{name}'{_hint(folder, name)}")
-        return getattr(importlib.import_module(names[name]), name)
+        return getattr(importlib.import_module(home), name)
 
     return get, lambda: list(offered(folder))
 
@@ -37,26 +36,23 @@ def offer(folder: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
 @functools.cache
 def offered(folder: str) -> dict[str, str]:
     """The names that a folder offers, in the order of its stub, and the module of each."""
-    return {name: module for module, name in _imports(folder) if module != folder}
+    return {name: module for name, module in _stub(folder).items() if module != folder}
 
 
 @functools.cache
-def _imports(folder: str) -> list[tuple[str, str]]:
-    return list(_read_imports(folder))
+def _stub(folder: str) -> dict[str, str]:
+    """The imports of a stub. What it imports from the folder itself is a folder or file inside."""
+    import ast  # local, like the next: a plain run reads no stub
+    import importlib.resources
+
+    stub = importlib.resources.files(folder).joinpath("__init__.pyi").read_text(encoding="utf-8")
+    imports = (node for node in ast.parse(stub).body if isinstance(node, ast.ImportFrom) and node.module)
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
-def _read_imports(folder: str) -> Iterator[tuple[str, str]]:
-    """The module and the name of each import of a folder's stub; folders and files inside it are imported from itself."""
-    import ast  # local, like pkgutil: a plain run reads no stub
-    import pkgutil
-
-    stub = pkgutil.get_data(folder, "__init__.pyi")
-    for statement in ast.parse(stub or b"").body:
-        if isinstance(statement, ast.ImportFrom) and statement.module:
-            yield from ((statement.module, alias.name) for alias in statement.names)
-
-
+@functools.cache
 def _is_inside(folder: str, name: str) -> bool:
+    """True for a file or folder of the package, which no offered name equals."""
     from importlib.util import find_spec
 
     return find_spec(f"{folder}.{name}") is not None
@@ -65,5 +61,5 @@ def _is_inside(folder: str, name: str) -> bool:
 def _hint(folder: str, name: str) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, [other for _, other in _imports(folder)], n=1)
+    near = difflib.get_close_matches(name, _stub(folder), n=1)
     return f". Did you mean: '{near[0]}'?" if near else ""

@@ -54,10 +54,6 @@ def test_the_others_follow_in_the_order_of_the_reference():
     assert [name for name in names if name not in FIRST] == OTHERS
 
 
-def test_type_checkers_are_told_the_names_that_python_gives_in_the_same_order():
-    assert stubbed() == [*mpjax._HOME.items(), *((part, "mpjax") for part in mpjax._PARTS)]
-
-
 def test_a_function_has_a_signature_of_named_parameters():
     for name in mpjax.__all__:
         value = getattr(mpjax, name)

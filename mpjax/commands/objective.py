@@ -6,9 +6,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from mpjax.config import Config
+from mpjax.config.schema import Config
 from mpjax.config.user_code import load_function
-from mpjax.data import Fields, batch_shapes
+from mpjax.data.fields import Fields, batch_shapes
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
 from mpjax.training import objectives

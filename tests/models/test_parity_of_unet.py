@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models.unet import TwoConvs, Up, unet64
+from mpjax.models import TwoConvs, Up, unet64
 
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[parity]'")

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models.convnext import convnext_t
-from mpjax.models.resnet import ImageNetStem, resnet18, resnet50, resnext50
-from mpjax.models.xception import xception8
+from mpjax.models import ImageNetStem, convnext_t, resnet18, resnet50, resnext50, xception8
 
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[parity]'")

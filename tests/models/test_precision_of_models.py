@@ -11,20 +11,25 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.bert import BERT
-from mpjax.models.convnext import ConvNeXt
+from mpjax.models import (
+    BERT,
+    GPT2,
+    MLP,
+    BasicBlock,
+    Bottleneck,
+    ConvNeXt,
+    ImageNetStem,
+    ResNet,
+    ResNeXtBottleneck,
+    SmallXceptionStem,
+    ViT,
+    WideResNet,
+    Xception,
+    unet64,
+)
 from mpjax.models.decoder import Decoder, DecoderSettings, LayerKind
-from mpjax.models.gpt2 import GPT2
-from mpjax.models.mlp import MLP
-from mpjax.models.resnet import BasicBlock, Bottleneck, ImageNetStem, ResNet, ResNeXtBottleneck
-from mpjax.models.unet import unet64
-from mpjax.models.vit import ViT
-from mpjax.models.wide_resnet import WideResNet
-from mpjax.models.xception import SmallXceptionStem, Xception
-from mpjax.precision import apply_policy, audit, autocast
-from mpjax.precision.dtypes import HALF
-from mpjax.precision.modules import storage_policy
-from mpjax.precision.presets import PRESETS
+from mpjax.precision import HALF, PRESETS, apply_policy, audit, storage_policy
+from mpjax.precision.casting import autocast
 
 
 class Case(NamedTuple):

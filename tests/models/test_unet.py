@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from mpjax.models.unet import TwoConvs, unet64
+from mpjax.models import TwoConvs, unet64
 
 
 def abstract(**settings):

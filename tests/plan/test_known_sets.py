@@ -3,16 +3,15 @@
 import pytest
 
 from mpjax import data
-from mpjax.commands import plan
-from mpjax.config import from_toml, load_config
-from mpjax.config.folders import data_folder
+from mpjax.commands import fields_of
+from mpjax.config import data_folder, from_toml, load_config
 from mpjax.data import Image, Label, Length, Mask, Tokens
 from mpjax.errors import UsageError
-from mpjax.plan.known_sets import KNOWN
+from mpjax.plan import KNOWN
 
 
 def of_flags(flags: str, **settings):
-    return plan.fields_of(load_config(flags.split()), **settings)
+    return fields_of(load_config(flags.split()), **settings)
 
 
 def test_imagenet_is_known_and_has_the_size_that_is_asked_for():
@@ -71,11 +70,11 @@ def test_the_table_says_what_the_set_itself_says(name):
     task = "segmentation" if name == "digits_canvas" else "classification"
     config = load_config(["--data.name", name, "--task", task])
     source = data.open_source(config.data, data_folder(config), config.task)
-    assert plan.fields_of(config) == data.batch_fields(source, config.data)
+    assert fields_of(config) == data.batch_fields(source, config.data)
 
 
 def test_every_shipped_configuration_can_be_planned_without_its_data(pytestconfig):
     for file in sorted((pytestconfig.rootpath / "configs").glob("*.toml")):
         config = from_toml(file)
         assert config.data.name in KNOWN
-        assert plan.fields_of(config)
+        assert fields_of(config)

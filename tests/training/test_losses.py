@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.training.losses import (
+from mpjax.training import (
     correct,
     correct_in_top,
     cross_entropy,
@@ -15,8 +15,8 @@ from mpjax.training.losses import (
     masked_cross_entropy,
     perplexity,
     soft_cross_entropy,
+    with_labels,
 )
-from mpjax.training.softmax_cross_entropy import with_labels
 
 
 LOGITS = [[2.0, 0.0, -1.0], [0.5, 0.5, 0.5]]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from mpjax.config.schema import Data
-from mpjax.data.open import open_source
+from mpjax.config import Data
+from mpjax.data import open_source
 from mpjax.errors import UsageError
 
 
@@ -45,7 +45,7 @@ def test_levels_0_to_16_are_stretched_to_0_to_255(digits):
 
 
 def test_class_names_are_the_digits(tmp_path):
-    from mpjax.data.sources.digits import Digits
+    from mpjax.data.sources import Digits
 
     assert Digits(data_dir=tmp_path).info.features["label"].names == list("0123456789")
 

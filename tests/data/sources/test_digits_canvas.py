@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from mpjax.data.sources.digits import CANVAS_CLASSES, DigitsCanvas, compose, digits_of, prepare_digits_canvas
+from mpjax.data.sources import CANVAS_CLASSES, DigitsCanvas, compose, digits_of, prepare_digits_canvas
 
 
 @pytest.fixture(scope="module")

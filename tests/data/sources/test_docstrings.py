@@ -2,10 +2,9 @@ import textwrap
 
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.data.fields import Label
-from mpjax.data.open import open_source
-from mpjax.data.sources.docstrings import PACKAGES, Docstring, of_largest, prepare_docstrings, read_docstrings
+from mpjax.config import Data
+from mpjax.data import Label, open_source
+from mpjax.data.sources import PACKAGES, Docstring, of_largest, prepare_docstrings, read_docstrings
 from mpjax.errors import UsageError
 
 

@@ -9,8 +9,7 @@ import pytest
 from sklearn import metrics as sklearn_metrics
 
 from mpjax.precision import get_policy
-from mpjax.training.multilabel import multilabel_in_order, multilabel_objective, sigmoid_cross_entropy
-from mpjax.training.objective import RunObjective
+from mpjax.training import RunObjective, multilabel_in_order, multilabel_objective, sigmoid_cross_entropy
 
 
 def test_the_loss_is_that_computed_by_hand():

@@ -8,8 +8,8 @@ from sklearn import metrics as sklearn_metrics
 
 from mpjax.precision import get_policy
 from mpjax.precision.casting import autocast
-from mpjax.training.objective import RunObjective
-from mpjax.training.regression import (
+from mpjax.training import (
+    RunObjective,
     absolute_error,
     huber,
     loss_named,
@@ -93,7 +93,9 @@ def test_rows_reach_the_model_in_the_compute_dtype(policy):
 
 def set_metrics(outputs, target, std, batches):
     """The metrics of a set that is evaluated in batches, the last of them padded."""
-    objective = RunObjective(regression_objective(get_policy("float32"), std, squared_error), complete=regression_in_order)
+    objective = RunObjective(
+        regression_objective(get_policy("float32"), std, squared_error), complete=regression_in_order
+    )
     sums = []
     for rows in batches:
         values = objective.measure(Linear(), {"row": outputs[np.asarray(rows)], "target": target[np.asarray(rows)]})

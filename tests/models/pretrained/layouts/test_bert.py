@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models.bert import BERT
-from mpjax.models.pretrained.files import Tensor, variables_of
-from mpjax.models.pretrained.layouts.bert import huggingface_bert
-from mpjax.models.pretrained.match import foreign_shape, match_arrays
+from mpjax.models import BERT
+from mpjax.models.pretrained import Tensor, foreign_shape, match_arrays, variables_of
+from mpjax.models.pretrained.layouts import huggingface_bert
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,9 @@ def test_a_variable_is_where_transformers_has_it(model, shapes, path, key, shape
 
 def test_the_second_head_is_the_second_half_of_a_projections_outputs(model):
     theirs = np.arange(16).reshape(4, 4)  # out, in
-    ours = huggingface_bert(model).entries["blocks/0/attention/query/kernel"].transform.read(theirs)  # in, head, feature
+    ours = (
+        huggingface_bert(model).entries["blocks/0/attention/query/kernel"].transform.read(theirs)
+    )  # in, head, feature
     assert ours[:, 1, 0].tolist() == [8, 9, 10, 11]
 
 

@@ -5,11 +5,9 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.gpt2 import GPT2
-from mpjax.models.pretrained.files import variables_of
-from mpjax.models.pretrained.layouts.gpt2 import huggingface_gpt2
-from mpjax.models.pretrained.load import load_pretrained
-from mpjax.models.pretrained.match import foreign_shape
+from mpjax.models import GPT2
+from mpjax.models.pretrained import foreign_shape, load_pretrained, variables_of
+from mpjax.models.pretrained.layouts import huggingface_gpt2
 
 
 def make():

@@ -5,10 +5,9 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.pretrained.files import Tensor, variables_of
-from mpjax.models.pretrained.layouts.vit import huggingface_vit, state_dict
-from mpjax.models.pretrained.match import foreign_shape, match_arrays
-from mpjax.models.vit import ViT
+from mpjax.models import ViT
+from mpjax.models.pretrained import Tensor, foreign_shape, match_arrays, variables_of
+from mpjax.models.pretrained.layouts import huggingface_vit, state_dict
 
 
 def vit(pool):
@@ -64,7 +63,9 @@ def test_every_variable_has_a_key_of_its_own_in_both_layouts(model, layout):
 
 
 @pytest.mark.parametrize(
-    ("layout", "name"), [(huggingface_vit, "huggingface"), (state_dict, "huggingface_state_dict")], ids=["file", "memory"]
+    ("layout", "name"),
+    [(huggingface_vit, "huggingface"), (state_dict, "huggingface_state_dict")],
+    ids=["file", "memory"],
 )
 def test_the_names_of_the_blocks_tell_which_layout_a_file_has(model, layout, name):
     assert match_arrays(model, tensors(shapes_of(model, layout))).layout.name == name
