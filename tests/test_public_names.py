@@ -1,6 +1,5 @@
-"""What editors and type checkers see of the public names."""
+"""The order and the types of the public names."""
 
-import ast
 import inspect
 import json
 import os
@@ -32,14 +31,6 @@ Duration take_apart make_eval_step Mean
 diagnose_function Diagnosis mismatch Mismatch Receipt RunInfo
 CallbackError DtypeError Interrupted CheckpointWarning DataWarning LoggerWarning PrecisionWarning
 """)
-
-
-def stubbed():
-    """The names in the stub and their homes, in its order."""
-    imports = [node for node in ast.parse(STUB.read_text()).body if isinstance(node, ast.ImportFrom)]
-    for node in imports:
-        assert all(alias.asname == alias.name for alias in node.names), "else a type checker takes it for private"
-    return [(alias.name, node.module) for node in imports for alias in node.names]
 
 
 def test_the_names_that_a_user_starts_with_come_first():

@@ -1,6 +1,5 @@
 """What `mpjax.report` offers."""
 
-from mpjax.extend import Writer as Writer
 from mpjax.report.comparison import Group as Group
 from mpjax.report.comparison import compare_groups as compare_groups
 from mpjax.report.comparison_view import comparison_table as comparison_table

@@ -8,9 +8,9 @@ import shutil
 import pytest
 
 from mpjax.commands import Records, compare_runs, diagnose_run, evaluate_run, run
-from mpjax.commands.run_records import write_atomically
 from mpjax.config import Compare, Diagnose, Evaluation, load_config
 from mpjax.errors import CheckpointWarning, PrecisionWarning, UsageError
+from mpjax.files import write_atomically
 from mpjax.loop import read_checkpoint
 from mpjax.report import read_history
 
