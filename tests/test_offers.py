@@ -80,6 +80,8 @@ def used():
                 names[f"mpjax.{name}"] |= set(re.findall(rf"\b{other or name}\.(\w+)", text))
         for folder, name in re.findall(r"\b(mpjax(?:\.\w+)+)\.(\w+)", text):
             names[folder].add(name)
+    for module, name, _ in offered("mpjax"):  # what mpjax offers, its folder does
+        names[".".join(module.split(".")[:2])].add(name)
     return names
 
 

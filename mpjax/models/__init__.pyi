@@ -33,6 +33,7 @@ from mpjax.models.lora import add_lora as add_lora
 from mpjax.models.lora import merge_lora as merge_lora
 from mpjax.models.mlp import MLP as MLP
 from mpjax.models.pooling import max_pool as max_pool
+from mpjax.models.pretrained.load import load_pretrained as load_pretrained
 from mpjax.models.projections import called as called
 from mpjax.models.projections import project as project
 from mpjax.models.quantised import NF4 as NF4

@@ -11,6 +11,8 @@ from mpjax.precision.calls import wrapper_of as wrapper_of
 from mpjax.precision.casting.operations import OPERATIONS as OPERATIONS
 from mpjax.precision.casting.operations import Operations as Operations
 from mpjax.precision.casting.own_sums import with_sums_in_float32 as with_sums_in_float32
+from mpjax.precision.casting.transform import autocast as autocast
+from mpjax.precision.casting.transform import full_precision as full_precision
 from mpjax.precision.dtype_audit import audit as audit
 from mpjax.precision.dtype_audit_report import Audit as Audit
 from mpjax.precision.dtype_audit_report import Leaf as Leaf
