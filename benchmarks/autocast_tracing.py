@@ -26,7 +26,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from machine import describe
 
 import mpjax
-from mpjax.models.resnet import ImageNetStem, resnet50
+from mpjax.models import ImageNetStem, resnet50
 
 
 IMAGES = jax.ShapeDtypeStruct((32, 224, 224, 3), jnp.float32)

@@ -25,7 +25,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from machine import describe
 
 import mpjax
-from mpjax.models.resnet import ImageNetStem, ResNet, resnet50
+from mpjax.models import ImageNetStem, ResNet, resnet50
 
 
 def loss_fn(model: ResNet, batch: dict) -> jax.Array:

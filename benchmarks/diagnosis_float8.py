@@ -25,7 +25,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from machine import describe
 
 import mpjax
-from mpjax.precision.float8.history import HISTORY
+from mpjax.precision.float8 import HISTORY
 
 
 DEPTH, WIDTH, EXAMPLES = 6, 64, 8

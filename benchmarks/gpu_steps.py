@@ -26,14 +26,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from machine import describe
 
-from mpjax.commands.plan import fields_of, planned_step
+from mpjax.commands import fields_of, planned_step
 from mpjax.config import load_config
-from mpjax.plan.hlo import parse
-from mpjax.plan.measure import random_batch
-from mpjax.plan.traffic import traffic_of
-from mpjax.training.escaped import trace
-from mpjax.training.mesh import make_mesh, put_on_devices
-from mpjax.training.setup import initial_state
+from mpjax.plan import parse, random_batch, traffic_of
+from mpjax.training import initial_state, make_mesh, put_on_devices, trace
 
 
 GPT2 = (

@@ -18,9 +18,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from machine import describe
 
-from mpjax.commands.plan import plan_run
-from mpjax.config import load_config
-from mpjax.config.plan import Plan
+from mpjax.commands import plan_run
+from mpjax.config import Plan, load_config
 
 
 GPU = "h200"

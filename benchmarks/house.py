@@ -87,6 +87,7 @@ def main() -> None:
     found: dict[str, Any] = sizes(package) | {"circles": circles(package)}
     found |= {"modules imported by one other": single(package)} | names(package)
     found |= {"files with a function that takes the whole Config": takers_of_config(package)}
+    found |= {"test files that import from files in folders": reaching_inside(package)}
     found["journeys"] = {name: journey(package, code) for name, code in JOURNEYS.items()}
     if arguments.json:
         print(json.dumps(found, indent=1))
@@ -117,7 +118,7 @@ def sizes(package: pathlib.Path) -> dict:
 
 def circles(package: pathlib.Path) -> list[list[str]]:
     """Returns the groups of modules that import each other, directly or around, late imports included."""
-    modules = {name_of(path, package): path for path in package.rglob("*.py")}
+    modules = modules_of(package)
     graph = {name: set(imports_of(path, modules)) - {name} for name, path in modules.items()}
     edges = np.array([[other in graph[name] for other in graph] for name in graph])
     _, groups = scipy.sparse.csgraph.connected_components(edges, connection="strong")
@@ -125,6 +126,12 @@ def circles(package: pathlib.Path) -> list[list[str]]:
     for name, group in zip(graph, groups, strict=True):
         members[group].append(name)
     return [sorted(group) for group in members.values() if len(group) > 1]
+
+
+def modules_of(package: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Returns the files of the package by the names of their modules; a wheel holds `configs/` too, a user's kind."""
+    paths = sorted(path for path in package.rglob("*.py") if path.relative_to(package).parts[0] != "configs")
+    return {name_of(path, package): path for path in paths}
 
 
 def name_of(path: pathlib.Path, package: pathlib.Path) -> str:
@@ -142,9 +149,28 @@ def imports_of(path: pathlib.Path, modules) -> list[str]:
     return found
 
 
+def files_inside(path: pathlib.Path, modules: dict[str, pathlib.Path]) -> list[tuple[str, str]]:
+    """Returns the files in folders of mpjax that a program imports from: (file, name), without a name for all of it."""
+    inner = {name for name, file in modules.items() if file.name != "__init__.py" and name.count(".") > 1}
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, "") for alias in node.names if alias.name in inner]
+        elif isinstance(node, ast.ImportFrom):
+            named = [(f"{node.module}.{alias.name}", alias.name) for alias in node.names]
+            found += [(whole, "") if whole in inner else (node.module or "", name) for whole, name in named]
+    return [(module, name) for module, name in found if module in inner]
+
+
+def reaching_inside(package: pathlib.Path) -> str:
+    """Counts the test files beside the package that import from files in its folders, and all test files."""
+    tests, modules = sorted((package.parent / "tests").rglob("*.py")), modules_of(package)
+    return f"{sum(bool(files_inside(path, modules)) for path in tests)} of {len(tests)}"
+
+
 def single(package: pathlib.Path) -> int:
     """Counts the modules that exactly one other module imports."""
-    modules = {name_of(path, package): path for path in package.rglob("*.py")}
+    modules = modules_of(package)
     users = collections.Counter(
         other for name, path in modules.items() for other in {*imports_of(path, modules)} - {name}
     )

@@ -40,10 +40,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from machine import describe
 
 from mpjax import data
-from mpjax.commands.host_memory import keep_freed_memory
-from mpjax.config.schema import Data
+from mpjax.commands import keep_freed_memory
+from mpjax.config import Data
 from mpjax.data import Source, labelled_images
-from mpjax.data.images.resizing import draws, random_part
+from mpjax.data.images import draws, random_part
 
 
 MEAN, STD = 0.45, 0.22

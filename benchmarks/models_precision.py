@@ -33,8 +33,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from machine import describe
 
 import mpjax
-from mpjax.config import load_config
-from mpjax.config.choices import TASKS
+from mpjax.config import TASKS, load_config
 from mpjax.report import read_metrics
 
 

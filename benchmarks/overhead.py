@@ -31,16 +31,18 @@ from machine import describe
 
 import mpjax
 from mpjax import models
-from mpjax.config.schema import Model
-from mpjax.data import labelled_images
-from mpjax.data.order import Shuffled
-from mpjax.data.stream import BatchesInMemory
-from mpjax.training import create_state, take_apart
-from mpjax.training.feed import Resident, make_train_call
-from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh
-from mpjax.training.objective import RunObjective
-from mpjax.training.objectives import classification
+from mpjax.config import Model
+from mpjax.data import BatchesInMemory, Shuffled, labelled_images
+from mpjax.training import (
+    Layout,
+    Resident,
+    RunObjective,
+    classification,
+    create_state,
+    make_mesh,
+    make_train_call,
+    take_apart,
+)
 
 
 # --- The hand-written side -------------------------------------------------------------------------------------------

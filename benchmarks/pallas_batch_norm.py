@@ -15,12 +15,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jax.sharding import SingleDeviceSharding
 
-from mpjax.models.batch_norm import normalize
-from mpjax.plan.compiler import absent_devices
-from mpjax.plan.devices import GPUS
-from mpjax.plan.hlo import parse
-from mpjax.plan.target import target_text
-from mpjax.plan.traffic import traffic_of
+from mpjax.models import normalize
+from mpjax.plan import GPUS, absent_devices, parse, target_text, traffic_of
 
 
 SHAPE = (256, 56, 56, 256)

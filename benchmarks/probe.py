@@ -20,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from machine import describe
 
-from mpjax.commands.build import build_run, fresh_state, layer_probe
+from mpjax.commands import build_run, fresh_state, layer_probe
 from mpjax.config import Config, load_config
 
 

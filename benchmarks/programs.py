@@ -28,14 +28,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from machine import describe
 
-from mpjax.commands.plan import fields_of, planned_step
+from mpjax.commands import fields_of, planned_step
 from mpjax.config import load_config
-from mpjax.models.projections import called
-from mpjax.plan.compiled import PlannedStep, start
-from mpjax.plan.hlo import parse
-from mpjax.plan.traffic import traffic_of
-from mpjax.training.cross_entropy import with_labels
-from mpjax.training.packing import UNPACKED, Packing
+from mpjax.models import called
+from mpjax.plan import PlannedStep, parse, start, traffic_of
+from mpjax.training import UNPACKED, Packing, with_labels
 
 
 GPU = "h200"

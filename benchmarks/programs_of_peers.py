@@ -25,14 +25,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from gpu.cases import CASES, SMALL, Case, Row
 from machine import describe
 
-from mpjax.plan.compiled import compiled_for
-from mpjax.plan.devices import GPUS
-from mpjax.plan.hlo import parse
-from mpjax.plan.roofline import bounds_of, expected_seconds
-from mpjax.plan.target import mesh_of, traced_for
-from mpjax.plan.traffic import traffic_of
-from mpjax.precision.casting.flops import flops_of
-from mpjax.training.xla_options import compiler_options
+from mpjax.plan import GPUS, bounds_of, compiled_for, expected_seconds, mesh_of, parse, traced_for, traffic_of
+from mpjax.precision.casting import flops_of
+from mpjax.training import compiler_options
 
 
 GPU = "h200"

@@ -24,15 +24,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from machine import describe
 
-from mpjax.commands.plan import fields_of, planned_step
-from mpjax.config import load_config
-from mpjax.config.plan import GpuName
+from mpjax.commands import fields_of, planned_step
+from mpjax.config import GpuName, load_config
 from mpjax.errors import UsageError
-from mpjax.plan.compiled import PlannedStep, start
-from mpjax.plan.devices import GPUS
-from mpjax.plan.receipt import Receipt, receipt_of
-from mpjax.plan.target import target_of_gpu
-from mpjax.training.mesh import make_mesh
+from mpjax.plan import GPUS, PlannedStep, Receipt, receipt_of, start, target_of_gpu
+from mpjax.training import make_mesh
 
 
 PLANNED: dict[str, GpuName] = {"a100": "a100", "h200": "h200", "b200": "b200"}

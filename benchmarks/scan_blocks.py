@@ -23,10 +23,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from machine import describe
 
-from mpjax.commands.plan import fields_of, planned_step
+from mpjax.commands import fields_of, planned_step
 from mpjax.config import load_config
-from mpjax.plan.compiled import PlannedStep, start
-from mpjax.training.mesh import make_mesh
+from mpjax.plan import PlannedStep, start
+from mpjax.training import make_mesh
 
 
 SETTINGS = (

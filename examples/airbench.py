@@ -25,8 +25,7 @@ from flax import nnx
 from optax import contrib
 
 import mpjax
-from mpjax.models.activations import gelu
-from mpjax.models.pooling import max_pool
+from mpjax.models import gelu, max_pool
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers

@@ -34,15 +34,10 @@ from flax import nnx
 
 import mpjax
 from mpjax.cli import exit_code
-from mpjax.commands.build import Run, build_run, fresh_state
-from mpjax.commands.fit import fitted
-from mpjax.config import load_config
-from mpjax.config.limits import is_auto
-from mpjax.precision.calls import modules_of, wrap
-from mpjax.precision.dtypes import FLOAT32, HALF, is_floating, widest
-from mpjax.precision.rules import HEAD, NORM, covers, scope_lineage
-from mpjax.training.mesh import put_on_devices
-from mpjax.training.setup import Task
+from mpjax.commands import Run, build_run, fitted, fresh_state
+from mpjax.config import is_auto, load_config
+from mpjax.precision import FLOAT32, HALF, HEAD, NORM, covers, is_floating, modules_of, scope_lineage, widest, wrap
+from mpjax.training import Task, put_on_devices
 
 
 PRODUCTS = ("dot_general", "conv_general_dilated")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from flax import nnx
     from jaxtyping import Array, Key
 
-    from mpjax.config import Config
+    from mpjax.config.schema import Config
     from mpjax.diagnosis.layers import Layer
     from mpjax.training.objective import Mean
 

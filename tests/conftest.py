@@ -32,8 +32,7 @@ import jax
 import pytest
 
 import mpjax
-from mpjax.config import load_config
-from mpjax.config.folders import default_cache_folder
+from mpjax.config import default_cache_folder, load_config
 from mpjax.errors import UsageError
 
 
@@ -118,7 +117,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def plugin() -> None:
     """Skips the test where XLA's compiler for CUDA is not installed."""
-    from mpjax.plan.compiler import require_compiler
+    from mpjax.plan import require_compiler
 
     try:
         require_compiler()
@@ -160,13 +159,7 @@ def small():
 @pytest.fixture
 def plan_of():
     """Makes plans of round numbers, for what shows them."""
-    from mpjax.plan.communication import Communication, Scale
-    from mpjax.plan.estimate import Estimate
-    from mpjax.plan.measure import Measured
-    from mpjax.plan.memory import Fit, Memory
-    from mpjax.plan.roofline import Roofline
-    from mpjax.plan.timeline import StepTime
-    from mpjax.plan.traffic import Traffic
+    from mpjax.plan import Communication, Estimate, Fit, Measured, Memory, Roofline, Scale, StepTime, Traffic
 
     def make(policy: str = "float32", gpu="h100", *, measured: bool = False):
         half = policy != "float32"

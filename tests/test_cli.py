@@ -15,12 +15,9 @@ import jax
 import pytest
 
 from mpjax import cli
-from mpjax.config import Config
-from mpjax.config.commands import Evaluation, OnRay
-from mpjax.config.durations import Duration
-from mpjax.config.plan import Plan
+from mpjax.config import Config, Duration, Evaluation, OnRay, Plan
 from mpjax.errors import Diverged, Interrupted, PrecisionWarning, UsageError, show_warning
-from mpjax.loop.stored import complete_checkpoints, read_checkpoint
+from mpjax.loop import complete_checkpoints, read_checkpoint
 from mpjax.report import read_metrics
 
 

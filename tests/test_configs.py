@@ -6,13 +6,12 @@ import jax
 import pytest
 from flax import nnx
 
-from mpjax.commands.plan import fields_of, planned_step
-from mpjax.commands.train import run
+from mpjax.commands import fields_of, planned_step, run
 from mpjax.config import Config, from_toml, load_config, to_toml
 from mpjax.data import labelled_images
-from mpjax.models.build import build_model
-from mpjax.plan.known_sets import planned_fields
-from mpjax.training.mesh import make_mesh
+from mpjax.models import build_model
+from mpjax.plan import planned_fields
+from mpjax.training import make_mesh
 
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import mpjax.extend
-from mpjax.commands.own_parts import PARTS
-from mpjax.config.user_code import CODE
+from mpjax.commands import PARTS
+from mpjax.config import CODE
 
 
 def test_it_imports_neither_jax_nor_numpy():

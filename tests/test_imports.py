@@ -19,7 +19,18 @@ from house import circles
 
 PACKAGE = pathlib.Path(mpjax.__file__).parent
 ORDER = ("precision", "config", "data", "models", "training", "loop", "diagnosis", "report", "plan", "commands")
-FOR_ALL = ("errors", "files", "strict_json", "notebook", "ctrl_c", "mesh_axes", "jax_internals", "xla_cpu", "extend")
+FOR_ALL = (
+    "errors",
+    "files",
+    "strict_json",
+    "notebook",
+    "ctrl_c",
+    "mesh_axes",
+    "jax_internals",
+    "xla_cpu",
+    "offers",
+    "extend",
+)
 WIRING = ("cli",)
 
 

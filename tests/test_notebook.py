@@ -6,10 +6,9 @@ import types
 import pytest
 
 from mpjax import notebook
-from mpjax.diagnosis.fastest import Fastest
-from mpjax.models.pretrained.report import PretrainedReport
-from mpjax.precision.dtype_audit_report import Audit
-from mpjax.precision.policy_report import PolicyReport, PolicyRow
+from mpjax.diagnosis import Fastest
+from mpjax.models.pretrained import PretrainedReport
+from mpjax.precision import Audit, PolicyReport, PolicyRow
 
 
 def test_every_text_is_escaped():

@@ -1,6 +1,5 @@
-"""What editors and type checkers see of the public names."""
+"""The order and the types of the public names."""
 
-import ast
 import inspect
 import json
 import os
@@ -34,14 +33,6 @@ CallbackError DtypeError Interrupted CheckpointWarning DataWarning LoggerWarning
 """)
 
 
-def stubbed():
-    """The names in the stub and their homes, in its order."""
-    imports = [node for node in ast.parse(STUB.read_text()).body if isinstance(node, ast.ImportFrom)]
-    for node in imports:
-        assert all(alias.asname == alias.name for alias in node.names), "else a type checker takes it for private"
-    return [(alias.name, node.module) for node in imports for alias in node.names]
-
-
 def test_the_names_that_a_user_starts_with_come_first():
     assert mpjax.__all__ == [*FIRST, *OTHERS]
     assert dir(mpjax) == sorted([*FIRST, *OTHERS])
@@ -52,10 +43,6 @@ def test_the_others_follow_in_the_order_of_the_reference():
     text = "\n".join((DOCS / f"{page}.md").read_text() for page in pages)
     names = re.findall(r"^\.\. auto\w+:: mpjax\.(\w+)(?:\(.*\))?$", text, re.MULTILINE)
     assert [name for name in names if name not in FIRST] == OTHERS
-
-
-def test_type_checkers_are_told_the_names_that_python_gives_in_the_same_order():
-    assert stubbed() == [*mpjax._HOME.items(), *((part, "mpjax") for part in mpjax._PARTS)]
 
 
 def test_a_function_has_a_signature_of_named_parameters():

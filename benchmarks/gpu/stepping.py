@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from mpjax.plan.hlo import parse
-from mpjax.plan.traffic import traffic_of
-from mpjax.precision.casting.flops import flops_of
+from mpjax.plan import parse, traffic_of
+from mpjax.precision.casting import flops_of
 
 
 SKIPS = 20

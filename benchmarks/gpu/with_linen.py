@@ -18,7 +18,7 @@ from flax.training.train_state import TrainState
 from gpu.cases import EPSILON, PATCH, Case, Row
 from gpu.stepping import Written
 from gpu.with_mpjax import batch, optimizer
-from mpjax.models.attention import implementation_for
+from mpjax.models import implementation_for
 
 
 DTYPES = {"float32": jnp.float32, "mixed_bfloat16": jnp.bfloat16, "mixed_float16": jnp.float16}

@@ -10,17 +10,18 @@ from flax import nnx
 import mpjax
 from gpu.cases import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, Case, Row
 from gpu.stepping import Written
-from mpjax.models.gpt2 import GPT2
-from mpjax.models.resnet import BasicBlock, Bottleneck, ImageNetStem, ResNet, SmallStem
-from mpjax.models.unet import UNet
-from mpjax.models.vit import ViT
-from mpjax.precision.calls import name_scopes
-from mpjax.precision.policy import Policy
-from mpjax.training import Layout, make_mesh
-from mpjax.training.losses import cross_entropy_over
-from mpjax.training.objective import RunObjective
-from mpjax.training.objectives import classification, language_modeling
-from mpjax.training.packing import Packed, Packing
+from mpjax.models import GPT2, BasicBlock, Bottleneck, ImageNetStem, ResNet, SmallStem, UNet, ViT
+from mpjax.precision import Policy, name_scopes
+from mpjax.training import (
+    Layout,
+    Packed,
+    Packing,
+    RunObjective,
+    classification,
+    cross_entropy_over,
+    language_modeling,
+    make_mesh,
+)
 
 
 def written(case: Case, row: Row, *, pieces: int = 1) -> Written:

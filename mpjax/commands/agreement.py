@@ -12,7 +12,7 @@ from mpjax.errors import UsageError
 from mpjax.loop.checksums import checksums_of
 from mpjax.loop.company import Alone, Company
 from mpjax.loop.join import by_value, numbers
-from mpjax.training import TrainState
+from mpjax.training.state import TrainState
 
 
 def require_agreement(

@@ -15,9 +15,10 @@ from mpjax.models.adapters import adapted_layers
 from mpjax.models.pretrained.digests import digests_of
 from mpjax.models.scan import names_apart, one_by_one, stacks_of
 from mpjax.precision.loss_scale import no_loss_scaling
-from mpjax.training import Layout, TrainState, take_apart
+from mpjax.training.layout import Layout
 from mpjax.training.lora import left_out
 from mpjax.training.setup import Task, initial_state, pretrained_arrays
+from mpjax.training.state import TrainState, take_apart
 
 
 def described_base(task: Task, model: Model) -> dict[str, Any]:

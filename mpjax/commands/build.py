@@ -10,22 +10,25 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding
 
-from mpjax import data
 from mpjax.commands.jax_settings import set_up_jax
 from mpjax.commands.learner import Learner, make_learner, make_task
 from mpjax.commands.outside_files import compare_files
-from mpjax.config import Config
 from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
-from mpjax.config.schema import with_settings
+from mpjax.config.schema import Config, with_settings
+from mpjax.data.batches import eval_batches, train_batches
+from mpjax.data.example_reader import batch_fields
+from mpjax.data.examples import Source
 from mpjax.data.labels import check_labels
+from mpjax.data.open import open_source
+from mpjax.data.stream import Batches, EvalBatches
 from mpjax.errors import UsageError
 from mpjax.loop.stored import BASE, CHECKPOINTS, read_checkpoint
 from mpjax.loop.when import When
 from mpjax.models.scan import apart_in, stacks_of
 from mpjax.precision.calls import modules_of
 from mpjax.precision.policy import Policy
-from mpjax.training import TrainState, make_eval_step
+from mpjax.training.eval_step import make_eval_step
 from mpjax.training.feed import Feed, feed_of, make_train_call, own_rows
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
@@ -33,7 +36,7 @@ from mpjax.training.named_rule import find_rule
 from mpjax.training.packing import Packing
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.setup import Task, initial_state, state_shapes
-from mpjax.training.state import Arrays, without_shared_buffers
+from mpjax.training.state import Arrays, TrainState, without_shared_buffers
 from mpjax.training.xla_options import compiler_options
 
 
@@ -72,11 +75,11 @@ class Run:
     learner: Learner
     layout: Layout
     packing: Packing
-    source: data.Source
-    batches: data.Batches
+    source: Source
+    batches: Batches
     batch_sharding: NamedSharding
     feed: Feed
-    tests: data.EvalBatches
+    tests: EvalBatches
     when: When
     train_step: jax.stages.Wrapped
     train_call: jax.stages.Wrapped
@@ -141,9 +144,9 @@ def build_run(config: Config, stored: "Encoding | None" = None) -> Run:
     batch_size, tested = config.data.batch_size, config.data.eval_batch_size
     batch_sharding = devices.batch(size=batch_size, accumulate=config.training.accumulate)
 
-    source = data.open_source(config.data, data_folder(config), config.task, stored)
-    batches = data.train_batches(source, config.data, config.seed, own_rows(batch_sharding, batch_size))
-    tests = data.eval_batches(source, config.data, own_rows(devices.evaluation(tested), tested))
+    source = open_source(config.data, data_folder(config), config.task, stored)
+    batches = train_batches(source, config.data, config.seed, own_rows(batch_sharding, batch_size))
+    tests = eval_batches(source, config.data, own_rows(devices.evaluation(tested), tested))
 
     # Durations come after the data, which fixes the length of an epoch.
     def steps(duration) -> int:
@@ -159,7 +162,7 @@ def build_run(config: Config, stored: "Encoding | None" = None) -> Run:
     )
     feed = feed_of(batches, batch_sharding, most_steps=when.per_call, device_bytes=config.data.on_device_mb * 2**20)
 
-    fields = data.batch_fields(source, config.data)
+    fields = batch_fields(source, config.data)
     check_labels(fields, batches, tests, config.data)
     learner = make_learner(config, plan, fields, steps=when.steps, warmup=steps(config.optimizer.warmup))
     layout, packing, train_step = learner.on(mesh)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mpjax import strict_json
-from mpjax.config import Duration, from_toml
 from mpjax.config.commands import Compare
+from mpjax.config.durations import Duration
 from mpjax.config.folders import require_no_links, seed_folder, seeds_in
-from mpjax.config.load import CONFIG_FILE
+from mpjax.config.load import CONFIG_FILE, from_toml
 from mpjax.config.paths import expanded
 from mpjax.config.program import typed
 from mpjax.errors import UsageError, printable

@@ -15,10 +15,9 @@ from mpjax.commands.build import Run, build_run, fresh_state, read_whole, resume
 from mpjax.commands.diagnose_evaluation import diagnosed_evaluation
 from mpjax.commands.diagnosis_files import NO_DTYPE_REPAIRS, command_for, first_bad_layer, of_the_step_alone, write
 from mpjax.commands.run_folder import adopted
-from mpjax.config import Config
 from mpjax.config.commands import Diagnose
 from mpjax.config.folders import config_of_run, with_policy
-from mpjax.config.schema import Mesh
+from mpjax.config.schema import Config, Mesh
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.fastest import Fastest
 from mpjax.diagnosis.progress import progress_at
@@ -32,9 +31,9 @@ from mpjax.loop.train import Explain
 from mpjax.models.devices import why_not_on
 from mpjax.precision.presets import get_policy
 from mpjax.report.history import HISTORY_FILE, later_turns, read_history
-from mpjax.training import TrainState
 from mpjax.training.mesh import put_on_devices, resolve_sizes
 from mpjax.training.setup import pretrained_arrays
+from mpjax.training.state import TrainState
 
 
 FURTHER = 20

@@ -21,8 +21,9 @@ from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.diagnosis.training import diagnose_evaluation, mean_loss
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
-from mpjax.training import TrainState, evaluate, make_eval_step
+from mpjax.training.eval_step import evaluate, make_eval_step
 from mpjax.training.setup import Task
+from mpjax.training.state import TrainState
 
 
 def diagnosed_evaluation(

@@ -5,7 +5,7 @@ import pathlib
 from mpjax.config.program import command_line
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.files import write_atomically
-from mpjax.report import read_metrics
+from mpjax.report.jsonl import read_metrics
 
 
 NO_DTYPE_REPAIRS = "Look at the learning rate, the data and the parameters: no choice of dtypes repairs this."

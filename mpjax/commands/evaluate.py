@@ -8,24 +8,26 @@ from collections.abc import Callable
 
 import optax
 
-from mpjax import data, strict_json
+from mpjax import strict_json
 from mpjax.commands.build import read_whole, stored_encoding
 from mpjax.commands.learner import open_task
-from mpjax.config import Config, to_toml
 from mpjax.config.commands import Evaluation, Prediction
 from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.load import CONFIG_FILE, from_toml
-from mpjax.config.save import changes
-from mpjax.config.schema import with_settings
+from mpjax.config.save import changes, to_toml
+from mpjax.config.schema import Config, with_settings
+from mpjax.data.batches import eval_batches
+from mpjax.data.examples import Source
 from mpjax.errors import CheckpointWarning, UsageError, printable
 from mpjax.loop.resume import adopt
 from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.report.history import HISTORY_FILE, begins, history_in, policies_of, read_history
-from mpjax.training import TrainState, evaluate, make_eval_step
+from mpjax.training.eval_step import evaluate, make_eval_step
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh, put_on_devices
 from mpjax.training.precision_plan import PrecisionPlan
 from mpjax.training.setup import Task, state_shapes
+from mpjax.training.state import TrainState
 
 
 _OF_ONE_RUN = ("seed", "task", "data.name", "data.train_split", "model.")
@@ -49,7 +51,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     folder = pathlib.Path(settings.run)
     config = stored_settings(settings)
     plan, source, task = open_split(settings, config)
-    tests = data.eval_batches(source, config.data)
+    tests = eval_batches(source, config.data)
 
     layout = Layout(make_mesh())
     position, state, about = trained_state(task, config, folder, settings.checkpoint, layout, ema=settings.ema)
@@ -85,7 +87,7 @@ def stored_settings(settings: Evaluation | Prediction) -> Config:
     return config
 
 
-def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[PrecisionPlan, data.Source, Task]:
+def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[PrecisionPlan, Source, Task]:
     """Calls `open_task` with the statistics of the run, if it has any, and with an error message for `--split`.
 
     `config` is the result of `stored_settings`.

@@ -9,20 +9,21 @@ import numpy as np
 from flax import nnx
 from jax import export
 
-from mpjax import data
 from mpjax.commands.build import stored_encoding
 from mpjax.commands.evaluate import trained_state
 from mpjax.commands.learner import open_task
-from mpjax.config import Config
 from mpjax.config.choices import NEXT_TOKEN
 from mpjax.config.commands import Export
 from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.paths import expanded
+from mpjax.config.schema import Config
 from mpjax.data.example_reader import reader
+from mpjax.data.examples import Source
 from mpjax.data.read import SplitOfOne
 from mpjax.errors import UsageError, first_line, printable
 from mpjax.files import write_atomically
-from mpjax.models.pretrained import PretrainedReport, export_safetensors
+from mpjax.models.pretrained.export import export_safetensors
+from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.training.eval_step import in_evaluation
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
@@ -123,7 +124,7 @@ def write_program(
     settings: Export,
     config: Config,
     plan: PrecisionPlan,
-    source: data.Source,
+    source: Source,
     task: Task,
     params: Arrays,
     stats: Arrays,

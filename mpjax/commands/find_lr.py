@@ -9,17 +9,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpjax import report, strict_json
+from mpjax import strict_json
 from mpjax.commands.build import Run, build_run, fresh_state
-from mpjax.config import Config, Duration, to_toml
 from mpjax.config.commands import RateSearch
+from mpjax.config.durations import Duration
 from mpjax.config.folders import check_new_folder, new_folder
 from mpjax.config.limits import is_auto
-from mpjax.config.schema import with_settings
+from mpjax.config.save import to_toml
+from mpjax.config.schema import Config, with_settings
 from mpjax.config.user_code import PythonObject
 from mpjax.errors import UsageError
 from mpjax.files import write_atomically
-from mpjax.report.figure import BLUE, GREY, VERMILION, dress, legend_above, new_figure, save_figure
+from mpjax.report.figure import BLUE, GREY, VERMILION, dress, image_files, legend_above, new_figure, save_figure
+from mpjax.report.wording import title_of
 from mpjax.training.range_test import Point, Suggestion, Watch, growing_rates, suggest
 from mpjax.training.setup import pretrained_arrays
 
@@ -74,8 +76,8 @@ def find_rate(settings: RateSearch, config: Config) -> dict[str, Any]:
         "config": to_toml(config),
     }
     write_atomically(folder / "find_lr.json", f"{strict_json.encode(result, indent=1)}\n".encode())
-    for file in report.image_files(folder / "find_lr", config.report) if points else ():
-        plot_rates(points, suggestion.smoothed, suggestion.rate, file, report.title_of(config))
+    for file in image_files(folder / "find_lr", config.report) if points else ():
+        plot_rates(points, suggestion.smoothed, suggestion.rate, file, title_of(config))
     print(strict_json.encode(result) if settings.json else _text(settings, suggestion, points, ended, folder))
     return result
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import jax
 
-from mpjax import data
 from mpjax.commands.jax_settings import set_up_jax
 from mpjax.commands.plan import planned_step
-from mpjax.config import Config
 from mpjax.config.choices import AUTO
 from mpjax.config.folders import data_folder
-from mpjax.config.schema import with_settings
+from mpjax.config.schema import Config, with_settings
+from mpjax.data.example_reader import batch_fields
+from mpjax.data.open import open_source
+from mpjax.data.order import epoch_size
 from mpjax.errors import UsageError
 from mpjax.plan.here import batch_that_fits, memory_here, memory_limit, micro_batches_that_fit, needed
 from mpjax.plan.table import size
@@ -62,8 +63,8 @@ def fitted(
     }
     smallest = with_settings(config, least)
     Layout(mesh).batch(size=smallest.data.batch_size, accumulate=smallest.training.accumulate)  # checks that it divides
-    source = data.open_source(smallest.data, data_folder(config), config.task)
-    fields = data.batch_fields(source, smallest.data)
+    source = open_source(smallest.data, data_folder(config), config.task)
+    fields = batch_fields(source, smallest.data)
     if config.training.steps_per_call > 1:
         limit -= config.data.on_device_mb * 2**20  # the data set may also be on the device
 
@@ -78,7 +79,7 @@ def fitted(
     if batch == AUTO:
         step = devices * accumulate
         # The size of a generated set, which is made in memory, follows from the batch size.
-        most = _GENERATED if str(config.data.name).startswith("synthetic:") else data.epoch_size(source)
+        most = _GENERATED if str(config.data.name).startswith("synthetic:") else epoch_size(source)
         if step > most:
             raise UsageError(
                 f"--data.batch_size auto: the smallest batch of this mesh and --training.accumulate {accumulate} has "

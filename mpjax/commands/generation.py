@@ -12,11 +12,10 @@ import numpy as np
 from mpjax import strict_json
 from mpjax.commands.evaluate import open_split, stored_settings, trained_state
 from mpjax.commands.jax_settings import set_up_jax
-from mpjax.config import Config
 from mpjax.config.choices import CHATS, NEXT_TOKEN
 from mpjax.config.commands import FROM_FILES, Prediction
 from mpjax.config.folders import with_policy
-from mpjax.config.schema import with_settings
+from mpjax.config.schema import Config, with_settings
 from mpjax.data.text.given import decoded, stored_texts
 from mpjax.data.text.plain_tokenizers import Tokenizer
 from mpjax.data.text.template import Template
@@ -24,9 +23,9 @@ from mpjax.data.text.tokenizers import load_tokenizer
 from mpjax.data.text.written import Written
 from mpjax.errors import UsageError, printable
 from mpjax.models.decoder.folder import load_decoder
-from mpjax.models.generation import Sampling, generate
-from mpjax.models.generation.continuations import check_prompt
+from mpjax.models.generation.continuations import check_prompt, generate
 from mpjax.models.generation.programs import SplitModel, split, uncast
+from mpjax.models.generation.sampling import Sampling
 from mpjax.models.pretrained.files import find_folder
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh

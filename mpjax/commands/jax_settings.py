@@ -2,8 +2,8 @@
 
 import jax
 
-from mpjax.config import Config
 from mpjax.config.folders import program_folder
+from mpjax.config.schema import Config
 from mpjax.precision.float8.recipes import capability_of, require_units
 from mpjax.training.precision_plan import PrecisionPlan
 

@@ -5,11 +5,12 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from mpjax import data
 from mpjax.commands.learner import make_task
-from mpjax.config import Config
 from mpjax.config.folders import data_folder
-from mpjax.config.schema import with_settings
+from mpjax.config.schema import Config, with_settings
+from mpjax.data.batches import require_batch
+from mpjax.data.example_reader import batch_fields
+from mpjax.data.open import open_source
 from mpjax.errors import UsageError
 from mpjax.training.precision_plan import plan_precision
 
@@ -68,9 +69,9 @@ def _attempt(config: Config) -> None:
     Raises:
       UsageError: the settings have an error.
     """
-    source = data.open_source(config.data, data_folder(config), config.task)
-    fields = data.batch_fields(source, config.data)
-    data.require_batch(source, config.data)
+    source = open_source(config.data, data_folder(config), config.task)
+    fields = batch_fields(source, config.data)
+    require_batch(source, config.data)
     make_task(config, plan_precision(config.precision), fields)
 
 

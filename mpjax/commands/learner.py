@@ -11,25 +11,29 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from mpjax import data, models
 from mpjax.commands.jax_settings import set_up_jax
 from mpjax.commands.objective import choose_objective
-from mpjax.config import Config
 from mpjax.config.folders import data_folder
+from mpjax.config.schema import Config
 from mpjax.config.user_code import may_name_code
 from mpjax.data.augment.preparation import preparation_of
+from mpjax.data.example_reader import batch_fields
+from mpjax.data.examples import Source
+from mpjax.data.fields import Fields, batch_shapes
+from mpjax.data.open import open_source
 from mpjax.data.orientation import MIRRORED
 from mpjax.errors import UsageError
 from mpjax.mesh_axes import FSDP, TENSOR
+from mpjax.models.build import build_model
 from mpjax.models.remat import apply_remat, blocks_of
 from mpjax.models.scan import require_alike, stack_of, stacks_of
 from mpjax.precision.calls import modules_of
-from mpjax.precision.casting import has_own_code
+from mpjax.precision.casting.own_sums import has_own_code
 from mpjax.precision.float8.layers import recipe_of
 from mpjax.precision.float8.recipes import E4M3, FLOAT8
 from mpjax.precision.modules import apply_policy, has_products_in_float8, scope_policy
 from mpjax.precision.policy_report import PolicyReport
-from mpjax.training import freezing, make_train_step
+from mpjax.training import freezing
 from mpjax.training.kernels import Kernels, kernels_of
 from mpjax.training.layout import Layout, divide
 from mpjax.training.optimizer import treats_numbers_one_by_one, update_rule, with_precision
@@ -40,13 +44,14 @@ from mpjax.training.schedule import capped_warmup, learning_rate_schedule
 from mpjax.training.setup import Placed, Task, as_loaded, check_fit
 from mpjax.training.state import take_apart, uncast
 from mpjax.training.tensor import tensor_axes
+from mpjax.training.train_step import make_train_step
 
 
 if TYPE_CHECKING:  # few runs have statistics of their columns
     from mpjax.data.encoding import Encoding
 
 
-def open_task(config: Config, stored: "Encoding | None" = None) -> tuple[PrecisionPlan, data.Source, Task]:
+def open_task(config: Config, stored: "Encoding | None" = None) -> tuple[PrecisionPlan, Source, Task]:
     """Opens the data set of a stored run, without the sets mixed into it for training, and builds its task.
 
     It also changes JAX's configuration (`set_up_jax`). `stored` are the statistics by which the run read its columns,
@@ -61,11 +66,11 @@ def open_task(config: Config, stored: "Encoding | None" = None) -> tuple[Precisi
     plan = plan_precision(config.precision)
     set_up_jax(config, plan)
     # Mixed-in data sets are for training only.
-    source = data.open_source(dataclasses.replace(config.data, mix={}), data_folder(config), config.task, stored)
-    return plan, source, make_task(config, plan, data.batch_fields(source, config.data))
+    source = open_source(dataclasses.replace(config.data, mix={}), data_folder(config), config.task, stored)
+    return plan, source, make_task(config, plan, batch_fields(source, config.data))
 
 
-def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
+def make_task(config: Config, plan: PrecisionPlan, fields: Fields) -> Task:
     """Builds the model (abstract, under its policy) and the objective of `config`, for batches with these fields.
 
     No array of the model is created. With an own model, its code runs in Python, and arrays that it keeps besides its
@@ -78,7 +83,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
     policy = plan.module_policy
 
     def build(key: jax.Array) -> nnx.Module:
-        return models.build_model(config.model, fields=fields, rngs=nnx.Rngs(key))
+        return build_model(config.model, fields=fields, rngs=nnx.Rngs(key))
 
     def set_precision(model: nnx.Module) -> PolicyReport:
         report = apply_policy(model, policy)
@@ -113,7 +118,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
         complete = lora.adapted(abstract)
     prepare, cast = preparation_of(config.data.for_task(config.task), fields), uncast
     if plan.mode == "autocast":
-        from mpjax.precision.casting import autocast, full_precision  # local, because few runs need them
+        from mpjax.precision.casting.transform import autocast, full_precision  # local, because few runs need them
 
         prepare = full_precision(prepare)  # pixels are not activations
         cast = functools.partial(
@@ -123,7 +128,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
             require_float8=has_products_in_float8(abstract, plan.policy),
         )
     elif config.training.objective or config.training.metrics or has_own_code(abstract):
-        from mpjax.precision.casting import with_sums_in_float32
+        from mpjax.precision.casting.own_sums import with_sums_in_float32
 
         cast = with_sums_in_float32
     objective = choose_objective(config, prepare, policy, abstract, fields)
@@ -146,7 +151,7 @@ class Learner:
 
     config: Config
     plan: PrecisionPlan
-    fields: data.Fields
+    fields: Fields
     task: Task
     tx: optax.GradientTransformation
     schedule: optax.Schedule
@@ -182,7 +187,7 @@ class Learner:
         return Placed(layout, packing, train_step)
 
 
-def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, steps: int, warmup: int) -> Learner:
+def make_learner(config: Config, plan: PrecisionPlan, fields: Fields, *, steps: int, warmup: int) -> Learner:
     """Builds the model, the objective and the optimizer that `config` describes, without creating an array.
 
     The learning rate has its peak after `warmup` steps, or a fifth of `steps` if that is less, and ends after `steps`.
@@ -194,7 +199,7 @@ def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, st
     task = make_task(config, plan, fields)
     # A batch of a run holds these flags of the mirrored examples.
     oriented = {MIRRORED: jax.ShapeDtypeStruct((2,), bool)} if config.data.alternate_flips else {}
-    stored = {**data.batch_shapes(fields, 2), **oriented}
+    stored = {**batch_shapes(fields, 2), **oriented}
     if config.data.augment:
         from mpjax.training.user_objective import check_augmentation  # local, because few runs augment by own code
 
@@ -250,7 +255,7 @@ def _packing(config: Config, task: Task, kernels: Kernels, layout: Layout) -> Pa
     return Packing.of(params, stats, kernels)
 
 
-def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields, mesh: Mesh) -> Layout:
+def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mesh: Mesh) -> Layout:
     """Builds the layout of a run: the sharding of its arrays over a mesh, and the dtypes in which `fsdp` gathers them.
 
     Raises:
@@ -290,6 +295,6 @@ def _quantised_weights(task: Task, divided: Collection[str]) -> list[str]:
     return weights
 
 
-def prepared_shapes(task: Task, fields: data.Fields) -> Any:
+def prepared_shapes(task: Task, fields: Fields) -> Any:
     """The shapes and dtypes of a batch of one example, prepared as in evaluation."""
-    return jax.eval_shape(lambda batch: task.objective.prepare(batch, None), data.batch_shapes(fields, 1))
+    return jax.eval_shape(lambda batch: task.objective.prepare(batch, None), batch_shapes(fields, 1))

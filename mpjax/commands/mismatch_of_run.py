@@ -12,8 +12,8 @@ from mpjax.commands.build import Run, model_with
 from mpjax.diagnosis.log_ratios import mismatch
 from mpjax.errors import is_exhausted
 from mpjax.precision.modules import apply_policy
-from mpjax.training import TrainState
 from mpjax.training.predict_step import make_predict_step
+from mpjax.training.state import TrainState
 
 
 def told_of_mismatch(run: Run, state: TrainState) -> str:

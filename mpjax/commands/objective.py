@@ -6,9 +6,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from mpjax.config import Config
+from mpjax.config.schema import Config
 from mpjax.config.user_code import load_function
-from mpjax.data import Fields, batch_shapes
+from mpjax.data.fields import Fields, batch_shapes
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
 from mpjax.training import objectives
@@ -85,11 +85,11 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
 
         target: Any = fields["target"]
         loss = regression.loss_named(config.training.loss, config.training.huber_delta)
-        function, complete = regression.make_objective(policy, target.std, loss), regression.in_order
+        function, complete = regression.regression_objective(policy, target.std, loss), regression.regression_in_order
     elif task == "multilabel":
         from mpjax.training import multilabel
 
-        function, complete = multilabel.make_objective(policy), multilabel.in_order
+        function, complete = multilabel.multilabel_objective(policy), multilabel.multilabel_in_order
     elif task == "text_classification":
         function = objectives.text_classification(compare)
     else:

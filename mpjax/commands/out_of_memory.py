@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import jax
 
-from mpjax.config import Config
 from mpjax.config.choices import AUTO
-from mpjax.config.schema import with_settings
+from mpjax.config.schema import Config, with_settings
 from mpjax.errors import UsageError, first_line, is_exhausted
 from mpjax.loop.company import Alone, Company
 from mpjax.plan.system_memory import free_memory, free_swap

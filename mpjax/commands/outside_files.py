@@ -4,8 +4,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from mpjax.config import Config
-from mpjax.data import Source
+from mpjax.config.schema import Config
+from mpjax.data.examples import Source
 from mpjax.loop.stored import DECODER, ENCODING, TOKENIZER
 
 

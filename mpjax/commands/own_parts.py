@@ -4,8 +4,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mpjax.config import Config
-from mpjax.config.schema import with_settings
+from mpjax.config.schema import Config, with_settings
 from mpjax.config.score import score_of
 from mpjax.config.user_code import PythonObject, described
 from mpjax.errors import CallbackError, UsageError

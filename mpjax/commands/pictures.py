@@ -10,9 +10,9 @@ from mpjax.commands.build import Run
 from mpjax.data.example_reader import reader
 from mpjax.data.fields import IGNORED
 from mpjax.data.read import read_batch
-from mpjax.training import TrainState
 from mpjax.training.mesh import put_on_devices
 from mpjax.training.predict_step import make_predict_step, outputs_for
+from mpjax.training.state import TrainState
 
 
 Pictures = dict[str, np.ndarray]

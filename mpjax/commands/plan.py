@@ -11,13 +11,13 @@ import numpy as np
 
 from mpjax import notebook, strict_json
 from mpjax.commands.learner import make_learner
-from mpjax.config import Config, Duration
+from mpjax.config.durations import Duration
 from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
 from mpjax.config.paths import expanded
 from mpjax.config.plan import GpuName, Plan
-from mpjax.config.schema import with_settings
-from mpjax.data import Fields, batch_shapes
+from mpjax.config.schema import Config, with_settings
+from mpjax.data.fields import Fields, batch_shapes
 from mpjax.data.orientation import orientation_of
 from mpjax.plan.compiled import PlannedStep, x64_if_float64
 from mpjax.plan.compiler import install_compiler

@@ -15,12 +15,14 @@ import jax
 import numpy as np
 from PIL import Image
 
-from mpjax import data, strict_json
+from mpjax import strict_json
 from mpjax.commands.evaluate import open_split, stored_settings, trained_state
-from mpjax.config import Config
 from mpjax.config.choices import CHATS, NEXT_TOKEN
 from mpjax.config.commands import Prediction
 from mpjax.config.paths import expanded
+from mpjax.config.schema import Config
+from mpjax.data.example_reader import batch_fields
+from mpjax.data.examples import Source
 from mpjax.data.given import Inputs, given_batches, given_images, given_split, takes_images
 from mpjax.errors import DataWarning, UsageError, printable
 from mpjax.files import replacing
@@ -59,7 +61,7 @@ def predict_run(settings: Prediction) -> int:
         )
     plan, source, task = open_split(settings, config)
     if config.training.objective:  # its model must have the outputs of the task
-        fields = data.batch_fields(source, config.data)
+        fields = batch_fields(source, config.data)
         check_fit(task.abstract, config.task, fields, name=str(config.model.name), dtype=plan.policy.compute_dtype)
     inputs = _given(settings, config, source)
     segments = config.task == "segmentation"
@@ -120,7 +122,7 @@ def predict_run(settings: Prediction) -> int:
     return count
 
 
-def _given(settings: Prediction, config: Config, source: data.Source) -> Inputs:
+def _given(settings: Prediction, config: Config, source: Source) -> Inputs:
     if settings.split:
         return given_split(source, config.data)
     if config.data.preprocess:
@@ -242,7 +244,7 @@ def _mask_name(name: str) -> str:
     return f"{name if name.endswith(']') else pathlib.PurePath(name).stem}.png"
 
 
-def mask_values(source: data.Source) -> np.ndarray:
+def mask_values(source: Source) -> np.ndarray:
     """The value of each class in the masks of a data set, by class number: uint8, or uint16 if a value needs it.
 
     Warns:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpjax.commands.host_memory import keep_freed_memory
 from mpjax.commands.train import run
-from mpjax.config import Config
+from mpjax.config.schema import Config
 from mpjax.errors import Diverged, Interrupted, UsageError, show_warning
 from mpjax.extend import Writer
 from mpjax.loop.signals import Stop

@@ -7,13 +7,12 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mpjax import report
 from mpjax.commands.build import ENVIRONMENT_FILE, Run, fresh_state, read_whole, resumed_state
 from mpjax.commands.outside_files import described_files
-from mpjax.config import Config, to_toml
 from mpjax.config.folders import resume_command, run_folder
 from mpjax.config.load import CONFIG_FILE
-from mpjax.config.save import changes
+from mpjax.config.save import changes, to_toml
+from mpjax.config.schema import Config
 from mpjax.data.fingerprint import differences, fingerprint_of
 from mpjax.errors import CallbackError, Interrupted, UsageError
 from mpjax.files import locked
@@ -22,10 +21,12 @@ from mpjax.loop.join import numbers
 from mpjax.loop.resume import adopt, places_in
 from mpjax.loop.stored import BASE, CHECKPOINTS, complete_checkpoints, set_aside
 from mpjax.models.pretrained.report import PretrainedReport
-from mpjax.report.history import History
-from mpjax.training import TrainState
+from mpjax.report.history import History, other_versions
+from mpjax.report.jsonl import read_metrics
+from mpjax.report.results import process_of
 from mpjax.training.optimizer import has_moments_of
 from mpjax.training.setup import pretrained_arrays
+from mpjax.training.state import TrainState
 
 
 def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
@@ -105,7 +106,7 @@ def held_folder(config: Config, company: Alone | Company) -> Iterator[tuple[path
         yield folder, lambda: None
         return
     with (
-        locked(folder, lambda: report.process_of(folder / ENVIRONMENT_FILE)),
+        locked(folder, lambda: process_of(folder / ENVIRONMENT_FILE)),
         restored_if_refused(folder, new=not config.resume) as keep,
     ):
         yield folder, keep
@@ -152,7 +153,7 @@ class Beginning:
                 yield f"resumed with another {name}: {new}, before {old}"
             for line in differences(self.before.get("data"), self.about["data"]):
                 yield f"resumed on other data: {line}"
-            for name, old, new in report.other_versions(history):
+            for name, old, new in other_versions(history):
                 yield f"resumed with {name} {new}, before {old}"
         if self.weights:
             yield f"pretrained: {self.weights.totals}"
@@ -192,7 +193,7 @@ def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning
 
         about = of_file_alone(run.task, about, before)
     metrics = folder / "metrics.jsonl"
-    return Beginning(step, state, about, before, report.read_metrics(metrics) if metrics.exists() else [], None)
+    return Beginning(step, state, about, before, read_metrics(metrics) if metrics.exists() else [], None)
 
 
 def adopted(shapes: TrainState, saved: Mapping[str, Any], before: Mapping[str, Any], run: Run) -> TrainState:

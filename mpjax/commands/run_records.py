@@ -7,18 +7,21 @@ from typing import Any
 
 import jax
 
-from mpjax import report
 from mpjax.commands.build import ENVIRONMENT_FILE, Run
 from mpjax.commands.run_folder import Beginning
-from mpjax.config import from_toml
 from mpjax.config.folders import run_settings
-from mpjax.config.load import CONFIG_FILE
+from mpjax.config.load import CONFIG_FILE, from_toml
 from mpjax.config.score import score_of
 from mpjax.errors import CheckpointWarning
 from mpjax.files import write_atomically
 from mpjax.precision.scale_state import loss_scale_state
-from mpjax.report.history import HISTORY_FILE, History
-from mpjax.training import TrainState
+from mpjax.report.curves import plot_curves
+from mpjax.report.figure import image_files
+from mpjax.report.history import HISTORY_FILE, History, continued, entries_of, lines_of, policies_of
+from mpjax.report.jsonl import missing_steps, read_metrics
+from mpjax.report.results import as_file, environment, summarise, summary_of, throughput, write_summary
+from mpjax.report.wording import title_of
+from mpjax.training.state import TrainState
 
 
 class Records:
@@ -72,19 +75,19 @@ def put_records(records: Records, run: Run, folder: pathlib.Path, beginning: Beg
       CheckpointWarning: metrics.jsonl has lost lines of steps before the checkpoint.
     """
     written = beginning.before.get("metrics_lines", 0)
-    if lost := report.missing_steps(beginning.metrics, beginning.step, written):
+    if lost := missing_steps(beginning.metrics, beginning.step, written):
         missing = written - sum(record["step"] <= beginning.step for record in beginning.metrics)
         lines = f"{missing:,} of the {written:,} lines" if missing > 0 else "lines"
         steps = "of steps {:,} to {:,}".format(*lost)
         text = f"{folder / 'metrics.jsonl'} lacks {lines} that the run wrote before its checkpoint, {steps}"
         text += ": summary and plots are of the other lines"
         warnings.warn(text, CheckpointWarning, stacklevel=2)
-    environment = report.environment([str(device.device_kind) for device in jax.devices()], run.compiler_options)
-    history = report.continued(beginning.before, beginning.step, beginning.about, environment, lost)
+    described = environment([str(device.device_kind) for device in jax.devices()], run.compiler_options)
+    history = continued(beginning.before, beginning.step, beginning.about, described, lost)
     # The history first: labels derive from it, so they are right wherever the process is killed.
-    records.put(folder / HISTORY_FILE, report.lines_of(history))
+    records.put(folder / HISTORY_FILE, lines_of(history))
     records.put(folder / CONFIG_FILE, run_settings(run.config, folder).encode())
-    records.put(folder / ENVIRONMENT_FILE, report.as_file(environment))
+    records.put(folder / ENVIRONMENT_FILE, as_file(described))
     if run.config.is_encoded:
         from mpjax.commands.encoding_of_run import ENCODING_FILE, encoded_as  # local, as few runs have statistics
 
@@ -118,10 +121,10 @@ def put_results(
     ended = {
         "steps": int(state.step),
         "attempts": int(state.attempts),
-        "policy": report.policies_of(history, str(run.plan.policy)),
-        **report.entries_of(history),
+        "policy": policies_of(history, str(run.plan.policy)),
+        **entries_of(history),
     }
-    if not ran and (summary := report.summary_of(file, ended)):
+    if not ran and (summary := summary_of(file, ended)):
         return summary
     parameters = sum(p.size for p in state.params.values())
     if config.training.lora:
@@ -129,18 +132,18 @@ def put_results(
 
         parameters = parameters_of(run.task)
     metrics = folder / "metrics.jsonl"
-    lines = report.read_metrics(metrics) if metrics.exists() else []
-    summary = report.summarise(
+    lines = read_metrics(metrics) if metrics.exists() else []
+    summary = summarise(
         lines,
         score=score_of(run.config),
         skipped=int(loss_scale_state(state.opt_state).skipped),
         **spent,
-        examples_per_second=report.throughput(lines),
+        examples_per_second=throughput(lines),
         parameters=parameters,
         output_dir=str(folder),
         **ended,
     )
-    report.write_summary(file, summary)
-    for image in report.image_files(folder / "curves", config.report):
-        report.plot_curves(lines, image, report.title_of(config, history), history)
+    write_summary(file, summary)
+    for image in image_files(folder / "curves", config.report):
+        plot_curves(lines, image, title_of(config, history), history)
     return summary

@@ -7,16 +7,18 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mpjax import report
-from mpjax.config import Config, from_toml, to_toml
 from mpjax.config.folders import check_run_folder, resume_command, run_folder, run_settings, seed_folder, seeds_in
 from mpjax.config.limits import check, is_auto, require_types
-from mpjax.config.load import CONFIG_FILE
-from mpjax.config.save import changes
-from mpjax.config.schema import Distributed
+from mpjax.config.load import CONFIG_FILE, from_toml
+from mpjax.config.save import changes, to_toml
+from mpjax.config.schema import Config, Distributed
 from mpjax.errors import Diverged, Interrupted, UsageError, printable
 from mpjax.files import write_atomically
-from mpjax.report.wording import number
+from mpjax.report.curves import plot_seeds
+from mpjax.report.figure import image_files
+from mpjax.report.jsonl import read_metrics
+from mpjax.report.results import write_summary
+from mpjax.report.wording import number, title_of
 
 
 def sweep(config: Config, run: Callable[[Config], Mapping[str, Any]]) -> dict:
@@ -55,10 +57,10 @@ def sweep(config: Config, run: Callable[[Config], Mapping[str, Any]]) -> dict:
         summaries, diverged = _trained(config, folder, run, begin)
     result = summarised(summaries)
     metrics = {seed: folder / seed_folder(seed) / "metrics.jsonl" for seed in config.seeds}
-    records = {seed: report.read_metrics(file) for seed, file in metrics.items() if file.exists()}
-    for file in report.image_files(folder / "seeds", config.report):
-        report.plot_seeds(records, file, report.title_of(config))
-    report.write_summary(folder / "summary.json", result)
+    records = {seed: read_metrics(file) for seed, file in metrics.items() if file.exists()}
+    for file in image_files(folder / "seeds", config.report):
+        plot_seeds(records, file, title_of(config))
+    write_summary(folder / "summary.json", result)
     print(table(result, folder))
     if diverged:
         reasons = "; ".join(f"seed {seed}: {text}" for seed, text in diverged.items())

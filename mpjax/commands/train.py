@@ -11,21 +11,22 @@ from typing import Any
 
 import jax
 
-from mpjax import data, extend, models, report
+from mpjax import extend
 from mpjax.commands.build import Run, build_run, layer_probe, model_with
 from mpjax.commands.evaluate import evaluate_state
 from mpjax.commands.objective import metrics_of
 from mpjax.commands.out_of_memory import memory_told, require_memory
 from mpjax.commands.run_folder import begin, held_folder, resumption_told
 from mpjax.commands.run_records import Records, put_records, put_results
-from mpjax.config import Config
 from mpjax.config.choices import NEXT_TOKEN
 from mpjax.config.folders import check_run_folder
 from mpjax.config.limits import is_auto, require_types
-from mpjax.config.schema import Distributed
+from mpjax.config.schema import Config, Distributed
 from mpjax.config.score import score_of
 from mpjax.config.user_code import forget_files
+from mpjax.data.example_reader import batch_fields
 from mpjax.errors import CallbackError, UsageError
+from mpjax.extend import Writer
 from mpjax.loop.callbacks import Callbacks
 from mpjax.loop.checkpoint import Checkpoints
 from mpjax.loop.company import Alone, Company
@@ -34,12 +35,15 @@ from mpjax.loop.join import joined
 from mpjax.loop.signals import Stop, stop_on_signals
 from mpjax.loop.stored import CHECKPOINTS
 from mpjax.loop.train import NO_CALLBACKS, Explain, Limits, train_loop
+from mpjax.models.build import advice_on as advice_on_model
+from mpjax.report.jsonl import written_lines
+from mpjax.report.results import summary_table
 from mpjax.report.wording import duration
-from mpjax.report.writer import open_all
-from mpjax.training import TrainState
+from mpjax.report.writer import Writers, open_all, open_writers
 from mpjax.training.feed import CallProgram, compile_calls
 from mpjax.training.optimizer import advice_on
 from mpjax.training.precision_plan import advice, floor_of
+from mpjax.training.state import TrainState
 
 
 Stopping = Callable[[Stop], contextlib.AbstractContextManager[None]]
@@ -142,7 +146,7 @@ def run(
         return _train(dataclasses.replace(config, distributed=Distributed()), company, tuple(writers), stopping)
 
 
-def _train(config: Config, company: Alone | Company, writers: Sequence[report.Writer], stopping: Stopping) -> dict:
+def _train(config: Config, company: Alone | Company, writers: Sequence[Writer], stopping: Stopping) -> dict:
     entered = time.perf_counter()
     forget_files()
     if company.first:  # the first process prints and writes
@@ -161,7 +165,7 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
         history = put_records(records, run, folder, beginning) if company.first else []
         about = beginning.about | {"history": company.gather(history)[0]}
         opened = _opened_writers(info, company, writers, failures)
-        writer = stack.enter_context(contextlib.closing(report.Writers(opened)))
+        writer = stack.enter_context(contextlib.closing(Writers(opened)))
         told = *beginning.told(run, history), when.advice(beginning.step), *notes
         for line in filter(None, [f"run folder: {folder}", *told]):
             writer.message(line)
@@ -188,7 +192,7 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
             return {"seconds": spent, "compile_seconds": compile_seconds}
 
         def save(position: int, state: TrainState, score: float | None) -> None:
-            lines = report.written_lines(folder / "metrics.jsonl") if company.first else 0
+            lines = written_lines(folder / "metrics.jsonl") if company.first else 0
             so_far = seconds() | {"metrics_lines": lines}
             whole = run.packing.unpack(state)
             if config.training.lora:
@@ -260,7 +264,7 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
             summary = put_results(run, folder, state, history, spent, ran=beginning.step < when.steps)
 
     if summary is not None:
-        print(report.summary_table(summary))
+        print(summary_table(summary))
     summary = company.gather(summary)[0]
     callbacks.call("ended", summary)
     return summary
@@ -294,17 +298,17 @@ def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
     if config.loop.best:
         from mpjax.commands.own_parts import require_metric
 
-        require_metric(config.loop.best, metrics_of(run.task, data.batch_fields(run.source, config.data)))
+        require_metric(config.loop.best, metrics_of(run.task, batch_fields(run.source, config.data)))
     advised = [*advice(run.plan, config.precision, jax.devices()[0]), *advice_on(config.optimizer)]
     if config.training.lora:
         from mpjax.commands.base_weights import told_of_adapters
 
         advised.append(told_of_adapters(run.task, config.model))
-    return run, [fit, *run.source.notes, *advised, *models.advice_on(config.model)]
+    return run, [fit, *run.source.notes, *advised, *advice_on_model(config.model)]
 
 
 def _listeners(
-    config: Config, company: Alone | Company, writers: Sequence[report.Writer], stack: contextlib.ExitStack
+    config: Config, company: Alone | Company, writers: Sequence[Writer], stack: contextlib.ExitStack
 ) -> tuple[Callbacks, list[CallbackError] | None]:
     """Loads the callbacks of a run; also returns an empty list to which failures of the user's writers are added.
 
@@ -327,9 +331,9 @@ def _listeners(
 def _opened_writers(
     info: extend.RunInfo,
     company: Alone | Company,
-    writers: Sequence[report.Writer],
+    writers: Sequence[Writer],
     failures: list[CallbackError] | None,
-) -> tuple[report.Writer, ...]:
+) -> tuple[Writer, ...]:
     """Opens the run's files, the console and the writers that the settings name, in the first process only.
 
     The user's `writers`, which are open already, are added in every process. Failures of the user's writers, named or
@@ -340,7 +344,7 @@ def _opened_writers(
     if company.first:
         start = info.start if config.resume else None
         tensorboard = config.report.tensorboard
-        openers = [lambda: report.open_writers(info.folder, info.steps, start, tensorboard=tensorboard)]
+        openers = [lambda: open_writers(info.folder, info.steps, start, tensorboard=tensorboard)]
         if config.report.writers:
             from mpjax.report.user_writers import openers_of
 

@@ -11,11 +11,11 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
-from mpjax.config import Config
 from mpjax.config.commands import OnRay
 from mpjax.config.folders import check_run_folder, run_folder
 from mpjax.config.limits import check
 from mpjax.config.load import CONFIG_FILE
+from mpjax.config.schema import Config
 from mpjax.errors import UsageError
 from mpjax.loop.signals import StopRequest, stop_on_signals
 

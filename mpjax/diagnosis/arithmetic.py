@@ -9,8 +9,8 @@ import numpy as np
 
 from mpjax.diagnosis.compile_ahead import compiled
 from mpjax.diagnosis.formats import FLOAT8, NARROW, range_of, round_to_float8
-from mpjax.precision.casting.equations import bind
 from mpjax.precision.casting.jaxprs import as_function
+from mpjax.precision.casting.one_equation import bind
 from mpjax.precision.casting.operations import OPERATIONS
 from mpjax.precision.casting.primitives import ELEMENTWISE, plain
 from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32, is_floating

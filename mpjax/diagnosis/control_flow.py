@@ -19,8 +19,8 @@ from mpjax.diagnosis.formats import NARROW
 from mpjax.diagnosis.measurements import Marks, Measured, apart, joined, none_like
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.readings import Site
-from mpjax.precision.casting.equations import standing_at
 from mpjax.precision.casting.jaxprs import closed, expanded, manual_axes, opened, scan_counts
+from mpjax.precision.casting.one_equation import standing_at
 from mpjax.precision.dtypes import FLOAT32, is_floating
 
 

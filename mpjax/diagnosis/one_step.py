@@ -21,7 +21,7 @@ from mpjax.diagnosis.trace import Trace, TraceRow, emulated, table_of
 from mpjax.diagnosis.update import UpdateRule, lost_update, updates_of
 from mpjax.diagnosis.verdict import find
 from mpjax.errors import UsageError
-from mpjax.precision.casting.equations import LIBRARIES, NO_SOURCE
+from mpjax.precision.casting.one_equation import LIBRARIES, NO_SOURCE
 from mpjax.precision.dtypes import HALF
 from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.modules import apply_policy

@@ -12,9 +12,9 @@ from mpjax.diagnosis.formats import NARROW
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.errors import UsageError
 from mpjax.precision.calls import name_scopes
-from mpjax.precision.casting import autocast
-from mpjax.precision.casting.equations import source_of
 from mpjax.precision.casting.flops import product_flops
+from mpjax.precision.casting.one_equation import source_of
+from mpjax.precision.casting.transform import autocast
 from mpjax.precision.casting.values import is_array, split_arrays
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import FLOAT32, is_floating, path_name, widest

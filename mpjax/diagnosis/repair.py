@@ -13,7 +13,7 @@ from mpjax.diagnosis.scales import scale_beside_rules
 from mpjax.diagnosis.search import is_in, pattern_of, smallest_repair, with_rules
 from mpjax.diagnosis.trace import Trace
 from mpjax.errors import UsageError
-from mpjax.precision.casting.equations import source_of
+from mpjax.precision.casting.one_equation import source_of
 from mpjax.precision.policy import Policy
 
 

@@ -9,8 +9,8 @@ from jax.extend import core
 from mpjax.diagnosis.pairs import Place
 from mpjax.diagnosis.readings import Site
 from mpjax.notebook import file_or_cell
-from mpjax.precision.casting.equations import LIBRARIES, NO_SOURCE, first_outside, source_lines, source_of
 from mpjax.precision.casting.jaxprs import opened, scan_counts
+from mpjax.precision.casting.one_equation import LIBRARIES, NO_SOURCE, first_outside, source_lines, source_of
 
 
 def site_of(eqn, var, place: Place) -> Site:

@@ -20,7 +20,7 @@ from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Site, ratio
 from mpjax.diagnosis.trace import Trace, TraceRow
 from mpjax.errors import UsageError
-from mpjax.precision.casting.equations import NO_SOURCE
+from mpjax.precision.casting.one_equation import NO_SOURCE
 from mpjax.precision.dtypes import FLOAT32, HALF, is_floating
 from mpjax.precision.half_weights import CompensatedWeightsState, StochasticWeightsState
 from mpjax.precision.master import MasterWeightsState

@@ -1,6 +1,6 @@
 """Networks in Flax NNX, written to be read as a tutorial; `build_model` builds one from settings."""
 
-from mpjax.models.build import advice_on, build_model
+from mpjax.offers import offer
 
 
-__all__ = ["advice_on", "build_model"]
+__getattr__, __dir__ = offer(__name__)

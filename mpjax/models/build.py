@@ -255,7 +255,7 @@ def _for_resnet(fields: Mapping[str, Any], config: schema.Model) -> dict[str, An
 
 
 def _for_xception(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
-    stem = {"small": xception.SmallStem, "imagenet": xception.ImageNetStem}[config.stem]
+    stem = {"small": xception.SmallXceptionStem, "imagenet": xception.XceptionStem}[config.stem]
     return {"stem": stem, **_images(fields, config)}
 
 
@@ -286,13 +286,13 @@ ENTRIES = {
     "resnext50": NamedModel("classification", resnet.resnext50, _for_resnet, ("width", "stem")),
     "wrn16_4": NamedModel("classification", wide_resnet.wrn16_4, _images, ("width", "dropout")),
     "wrn28_10": NamedModel("classification", wide_resnet.wrn28_10, _images, ("width", "dropout")),
-    "xception": NamedModel("classification", xception.xception, _for_xception, ("width", "depth", "stem")),
+    "xception": NamedModel("classification", xception.xception8, _for_xception, ("width", "depth", "stem")),
     "convnext_t": NamedModel("classification", convnext.convnext_t, _images, ("width", "patch")),
     "vit_ti16": NamedModel("classification", vit.vit_ti16, _sized_images, ("patch", "pool", *_PRE_NORM)),
     "vit_s16": NamedModel("classification", vit.vit_s16, _sized_images, ("patch", "pool", *_PRE_NORM)),
     "vit_b16": NamedModel("classification", vit.vit_b16, _sized_images, ("patch", "pool", *_PRE_NORM)),
-    "unet": NamedModel("segmentation", unet.unet, _pixels, ("width", "depth")),
+    "unet": NamedModel("segmentation", unet.unet64, _pixels, ("width", "depth")),
     "bert": NamedModel("text_classification", bert.bert_base, _texts, _TRANSFORMER),
-    "gpt2": NamedModel("language_modeling", gpt2.gpt2, _next_tokens, _PRE_NORM),
+    "gpt2": NamedModel("language_modeling", gpt2.gpt2_small, _next_tokens, _PRE_NORM),
 }
 """The models of `mpjax.config.choices.MODELS`."""

@@ -44,7 +44,7 @@ class LayerScale(nnx.Module):
         return x * scale.astype(x.dtype)
 
 
-class Block(nnx.Module):
+class ConvNeXtBlock(nnx.Module):
     """A 7x7 depthwise convolution, layer norm, and an MLP across channels, with a shortcut around all of them.
 
     In training, the block of an example is dropped with probability `drop`, so that only the shortcut is left.
@@ -119,7 +119,7 @@ class ConvNeXt(nnx.Module):
             if stage > 0:
                 layers.append(Downsample(width * 2 ** (stage - 1), rngs=rngs))
             for index in range(sum(stages[:stage]), sum(stages[: stage + 1])):
-                layers.append(Block(width * 2**stage, drop * index / last, rngs=rngs))
+                layers.append(ConvNeXtBlock(width * 2**stage, drop * index / last, rngs=rngs))
         self.layers = nnx.List(layers)
         channels_out = width * 2 ** (len(stages) - 1)
         self.norm = LayerNorm(channels_out, rngs=rngs)

@@ -135,4 +135,4 @@ class GPT2(nnx.Module):
         return self.tokens.attend(features)
 
 
-gpt2 = functools.partial(GPT2, width=768, depth=12, heads=12)
+gpt2_small = functools.partial(GPT2, width=768, depth=12, heads=12)

@@ -91,4 +91,4 @@ class UNet(nnx.Module):
         return self.head(x)
 
 
-unet = functools.partial(UNet, width=64, depth=4)
+unet64 = functools.partial(UNet, width=64, depth=4)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Array, Float
 
 
-class Block(nnx.Module):
+class WideBlock(nnx.Module):
     """Two 3x3 convolutions with a shortcut; batch norm and ReLU before each convolution, dropout between the two."""
 
     def __init__(self, channels_in: int, width: int, stride: int, dropout: float, *, rngs: nnx.Rngs):
@@ -40,7 +40,7 @@ class Block(nnx.Module):
         return y + x
 
 
-class ChangingBlock(Block):
+class ChangingBlock(WideBlock):
     """A block that changes the shape: its shortcut is a 1x1 convolution after the first batch norm and ReLU."""
 
     def __init__(self, channels_in: int, width: int, stride: int, dropout: float, *, rngs: nnx.Rngs):
@@ -90,7 +90,7 @@ class WideResNet(nnx.Module):
             for index in range((depth - 4) // 6):
                 stride = 2 if stage > 0 and index == 0 else 1
                 same = stride == 1 and channels_in == channels_out
-                block = Block if same else ChangingBlock
+                block = WideBlock if same else ChangingBlock
                 blocks.append(block(channels_in, channels_out, stride, dropout, rngs=rngs))
                 channels_in = channels_out
         self.blocks = nnx.List(blocks)

@@ -80,7 +80,7 @@ class HalvingBlock(nnx.Module):
         return max_pool(y, 3, stride=2, padding=((1, 1), (1, 1))) + self.shortcut(x)
 
 
-class ImageNetStem(nnx.Module):
+class XceptionStem(nnx.Module):
     """Two 3x3 convolutions without padding, the first of stride 2: about half of the input's height and width."""
 
     stride = 2
@@ -97,7 +97,7 @@ class ImageNetStem(nnx.Module):
         return relu_after(self.norm2, self.conv2(x))
 
 
-class SmallStem(ImageNetStem):
+class SmallXceptionStem(XceptionStem):
     """Two 3x3 convolutions at full resolution, for images of about 32 pixels or less."""
 
     stride = 1
@@ -108,7 +108,7 @@ class Xception(nnx.Module):
     """Stem, entry flow, middle flow, exit flow, mean over the image, linear classifier.
 
     Args:
-      stem: `ImageNetStem` or `SmallStem`.
+      stem: `XceptionStem` or `SmallXceptionStem`.
       channels: channels of the input image.
       width: channels of the first convolution; the others keep the paper's ratios to it: 2 for the second convolution,
         22.75 for the middle flow, 64 for the last convolution.
@@ -118,7 +118,7 @@ class Xception(nnx.Module):
 
     def __init__(
         self,
-        stem: type[ImageNetStem] = ImageNetStem,
+        stem: type[XceptionStem] = XceptionStem,
         *,
         channels: int,
         width: int = 32,
@@ -151,4 +151,4 @@ class Xception(nnx.Module):
         return self.head(jnp.mean(x, axis=(1, 2)))
 
 
-xception = functools.partial(Xception, depth=8)
+xception8 = functools.partial(Xception, depth=8)

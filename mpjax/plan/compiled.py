@@ -20,10 +20,10 @@ from mpjax.plan.target import lowered_for, mesh_of, toolkit_folder, traced_for
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting.flops import flops_of
 from mpjax.precision.float8.recipes import require_units
-from mpjax.training import TrainState
 from mpjax.training.escaped import trace
 from mpjax.training.precision_plan import PrecisionPlan
 from mpjax.training.setup import Placed, Task
+from mpjax.training.state import TrainState
 from mpjax.training.xla_options import compiler_options
 
 

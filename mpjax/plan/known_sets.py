@@ -4,10 +4,12 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping
 
-from mpjax import data
 from mpjax.config import schema
 from mpjax.config.choices import TASKS, TaskName
-from mpjax.data import Fields, Image, Label, Length, Mask, Source, Tokens
+from mpjax.data.example_reader import batch_fields
+from mpjax.data.examples import Source
+from mpjax.data.fields import Fields, Image, Label, Length, Mask, Tokens
+from mpjax.data.open import open_source
 from mpjax.data.text.plain_tokenizers import BytesTokenizer, WordsTokenizer
 from mpjax.data.text.tokenizers import load_tokenizer
 from mpjax.errors import UsageError
@@ -105,7 +107,7 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
     fields: Fields = {"image": Image(known.image), "label": Label(classes)}
     if task == "segmentation":
         fields = {"image": Image(known.image), "mask": Mask(known.image[:2], classes)}
-    return data.batch_fields(Source(str(config.name), fields, _NONE, _NONE), config)
+    return batch_fields(Source(str(config.name), fields, _NONE, _NONE), config)
 
 
 class _NoExamples:
@@ -134,8 +136,8 @@ def _of_the_set(task: TaskName, config: schema.Data, data_dir: pathlib.Path) -> 
     """Opens the data set and reads its fields; a UsageError lists the known data sets if it cannot be opened."""
     try:
         # The other sets of a mixture have the same fields.
-        source = data.open_source(dataclasses.replace(config, mix={}), data_dir, task)
-        return data.batch_fields(source, config)
+        source = open_source(dataclasses.replace(config, mix={}), data_dir, task)
+        return batch_fields(source, config)
     except UsageError as error:
         size = config.image_size or 224
         raise UsageError(

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 
 from mpjax.config.plan import GpuName
-from mpjax.data import Fields, Image, Length, Tokens, batch_shapes
-from mpjax.data.fields import Numbers
+from mpjax.data.fields import Fields, Image, Length, Numbers, Tokens, batch_shapes
 from mpjax.plan.compiled import PlannedStep
 from mpjax.plan.devices import GPUS
 from mpjax.training.escaped import trace

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from mpjax.training import TrainState
+from mpjax.training.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)

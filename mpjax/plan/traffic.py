@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from mpjax.plan.hlo import HloProgram, Instruction, module_of
 from mpjax.plan.kernels import COLLECTIVES, moved, only_copies, payload
 from mpjax.plan.order import counted, order_of
-from mpjax.precision.casting.equations import LIBRARIES, SourceLine, first_outside
+from mpjax.precision.casting.one_equation import LIBRARIES, SourceLine, first_outside
 
 
 SMALL = 4e6

@@ -10,10 +10,10 @@ import numpy as np
 from jax.extend import core
 
 from mpjax.errors import UsageError
-from mpjax.precision.casting.equations import SourceLine, first_outside, source_lines, source_of
 from mpjax.precision.casting.flops import stands_in
 from mpjax.precision.casting.jaxprs import is_transposed, opened, scope_of
 from mpjax.precision.casting.model_arguments import ModelArguments, take_models_apart
+from mpjax.precision.casting.one_equation import SourceLine, first_outside, source_lines, source_of
 from mpjax.precision.casting.operations import OPERATIONS, Operations
 from mpjax.precision.casting.primitives import DERIVED
 from mpjax.precision.casting.values import has_jax_dtype

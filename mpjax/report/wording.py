@@ -4,8 +4,8 @@ import math
 import pathlib
 from collections.abc import Callable, Mapping
 
-from mpjax.config import Config
 from mpjax.config.choices import FILE_KINDS, NPZ
+from mpjax.config.schema import Config
 from mpjax.config.user_code import Code, names_code
 from mpjax.report.history import History, changed_settings, turns_of
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 from mpjax.data.fields import IGNORED_LABEL
 from mpjax.errors import UsageError
-from mpjax.training.cross_entropy import as_float32
 from mpjax.training.losses import correct
 from mpjax.training.objective import Batch, Mean, Values
 from mpjax.training.objectives import Comparison, evaluated
+from mpjax.training.softmax_cross_entropy import as_float32
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers

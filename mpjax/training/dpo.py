@@ -10,8 +10,8 @@ from flax import nnx
 
 from mpjax.models.adapters import adapted_layers, adapter_of
 from mpjax.precision.calls import unwrap
-from mpjax.training.cross_entropy import with_labels
 from mpjax.training.objective import Batch, Values
+from mpjax.training.softmax_cross_entropy import with_labels
 
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from mpjax.training.chunked_loss import in_chunks, sums_in_chunks, token_cotangent
-from mpjax.training.cross_entropy import with_labels
 from mpjax.training.objective import OUTPUTS, Batch, Mean, Values
+from mpjax.training.softmax_cross_entropy import with_labels
 
 
 if TYPE_CHECKING:  # the protocol of the function that this module returns

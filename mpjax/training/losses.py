@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from mpjax.training.cross_entropy import as_float32, predicted, with_labels
+from mpjax.training.softmax_cross_entropy import as_float32, predicted, with_labels
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from mpjax.precision.policy import Policy
-from mpjax.training.cross_entropy import as_float32
 from mpjax.training.objective import OUTPUTS, Batch, Mean, Values, input_name
+from mpjax.training.softmax_cross_entropy import as_float32
 
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ def applies(logits: Float[Array, "B K"], labels: Int[Array, "B K"]) -> Bool[Arra
     return jnp.where(jnp.isfinite(logits), logits > 0, labels == 0)
 
 
-def in_order(metrics: dict[str, float]) -> dict[str, float]:
+def multilabel_in_order(metrics: dict[str, float]) -> dict[str, float]:
     """Copies the metrics of a set in order: `loss`, `f1`, `macro_f1`, `exact`, then others."""
     return {name: metrics[name] for name in ("loss", "f1", "macro_f1", "exact")} | metrics
 
 
-def make_objective(policy: Policy) -> Objective:
+def multilabel_objective(policy: Policy) -> Objective:
     """Creates the objective of several labels, with the logits of the model as its `outputs`.
 
     Batches hold `image` or `row`, which is cast to the compute dtype, and `labels`, int32 [B, K] of 0 and 1; the model

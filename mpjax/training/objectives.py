@@ -16,7 +16,6 @@ import numpy as np
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
 from mpjax.training.chunked_loss import in_chunks, sums_in_chunks, token_cotangent
-from mpjax.training.cross_entropy import with_labels
 from mpjax.training.losses import (
     correct,
     correct_in_top,
@@ -27,6 +26,7 @@ from mpjax.training.losses import (
     soft_cross_entropy,
 )
 from mpjax.training.objective import OUTPUTS, Batch, Mean, Metrics, Values, input_name
+from mpjax.training.softmax_cross_entropy import with_labels
 
 
 if TYPE_CHECKING:  # the protocol of the functions that this module returns

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 from mpjax.config.choices import NEXT_TOKEN, TaskName
 from mpjax.precision.policy import Policy
-from mpjax.training.cross_entropy import as_float32, predicted
 from mpjax.training.eval_step import in_evaluation
 from mpjax.training.layout import Layout
 from mpjax.training.losses import cross_entropy
 from mpjax.training.objective import input_name
+from mpjax.training.softmax_cross_entropy import as_float32, predicted
 from mpjax.training.state import Arrays, Structure, uncast
 
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.precision.policy import Policy
-from mpjax.training.cross_entropy import as_float32
 from mpjax.training.objective import OUTPUTS, Batch, Values, input_name
+from mpjax.training.softmax_cross_entropy import as_float32
 
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def loss_named(name: str, delta: float) -> Callable[[jax.Array, jax.Array], jax.
     return {"mse": squared_error, "mae": absolute_error}[name]
 
 
-def make_objective(
+def regression_objective(
     policy: Policy, std: tuple[float, ...], loss: Callable[[jax.Array, jax.Array], jax.Array]
 ) -> Objective:
     """Creates the objective of regression, with the outputs of the model as its `outputs`.
@@ -92,7 +92,7 @@ def make_objective(
     return values_of
 
 
-def in_order(metrics: dict[str, float]) -> dict[str, float]:
+def regression_in_order(metrics: dict[str, float]) -> dict[str, float]:
     """Copies the metrics of a set in order: `loss`, `rmse`, `mae`, `mse`, `r2`, then others."""
     return {name: metrics[name] for name in ("loss", "rmse", "mae", "mse", "r2")} | metrics
 

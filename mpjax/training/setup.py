@@ -15,7 +15,7 @@ from flax import nnx
 from mpjax.config.choices import NEXT_TOKEN, TaskName
 from mpjax.config.schema import Model
 from mpjax.errors import UsageError
-from mpjax.models.pretrained import load_pretrained
+from mpjax.models.pretrained.load import load_pretrained
 from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.models.scan import names_apart, one_by_one, replaced, stacks_of
 from mpjax.precision.casting.narrowing import cast_once, narrowed_inputs

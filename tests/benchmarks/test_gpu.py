@@ -371,7 +371,7 @@ def test_pytorch_trains_as_many_parameters(case):
 def test_every_step_at_full_width_is_traced_and_lowered_for_a_gpu(case):
     from gpu import with_linen, with_mpjax
 
-    from mpjax.precision.casting.flops import flops_of
+    from mpjax.precision.casting import flops_of
 
     if case.name != "unet":  # whose depth decides its widths; in the others a stage repeats one block
         case = dataclasses.replace(case, stages=(2,) * len(case.stages))

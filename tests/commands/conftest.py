@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mpjax.commands.train import run
+from mpjax.commands import run
 from mpjax.config import load_config
 
 

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.commands.agreement import require_agreement
+from mpjax.commands import require_agreement
 from mpjax.errors import UsageError
-from mpjax.training import TrainState
-from mpjax.training.mesh import make_mesh
+from mpjax.training import TrainState, make_mesh
 
 
 ROWS = [{"image": np.full((2, 2), number), "label": number} for number in range(5)]

@@ -6,10 +6,10 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from mpjax.commands.build import build_run, fresh_state
+from mpjax.commands import build_run, fresh_state
 from mpjax.config import load_config
 from mpjax.errors import UsageError
-from mpjax.precision.presets import get_policy
+from mpjax.precision import get_policy
 
 
 pytestmark = pytest.mark.slow  # each runs whole commands; what they are made of has tests of its own

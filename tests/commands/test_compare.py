@@ -12,9 +12,8 @@ import pytest
 
 import mpjax
 from mpjax import cli
-from mpjax.commands.compare import IRRELEVANT, compare_runs
-from mpjax.config import Config, load_config, save_config
-from mpjax.config.commands import Compare
+from mpjax.commands import IRRELEVANT, compare_runs
+from mpjax.config import Compare, Config, load_config, save_config
 from mpjax.errors import UsageError
 
 

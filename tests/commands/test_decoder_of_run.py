@@ -7,15 +7,10 @@ import re
 import pytest
 from flax import nnx
 
-from mpjax.commands.decoder_of_run import described_decoder, verify_decoder
-from mpjax.commands.evaluate import evaluate_run
-from mpjax.commands.train import run
-from mpjax.config import load_config
-from mpjax.config.commands import Evaluation
-from mpjax.config.schema import Model
+from mpjax.commands import described_decoder, evaluate_run, run, verify_decoder
+from mpjax.config import Evaluation, Model, load_config
 from mpjax.errors import UsageError
-from mpjax.models.decoder import Decoder
-from mpjax.models.decoder.config_json import read_settings
+from mpjax.models.decoder import Decoder, read_settings
 from mpjax.models.pretrained import export_safetensors
 
 

@@ -11,17 +11,12 @@ import numpy as np
 import pytest
 
 from mpjax import cli
-from mpjax.commands.build import build_run, fresh_state
-from mpjax.commands.diagnose import diagnose_run, on_devices_here, replay
-from mpjax.commands.train import run
-from mpjax.config import load_config
-from mpjax.config.commands import Diagnose
-from mpjax.diagnosis.training import make_probe, program_of_step
+from mpjax.commands import build_run, diagnose_run, fresh_state, on_devices_here, replay, run
+from mpjax.config import Diagnose, load_config
+from mpjax.diagnosis import make_probe, program_of_step
 from mpjax.errors import Diverged, PrecisionWarning, UsageError
-from mpjax.loop.checkpoint import to_arrays
-from mpjax.loop.stored import read_checkpoint
-from mpjax.training.objective import RunObjective
-from mpjax.training.train_step import step_key
+from mpjax.loop import read_checkpoint, to_arrays
+from mpjax.training import RunObjective, step_key
 
 
 FLAGS = shlex.split("""

@@ -8,15 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.commands.build import build_run, fresh_state
-from mpjax.commands.diagnose import diagnose_run
-from mpjax.commands.diagnose_evaluation import diagnosed_evaluation
-from mpjax.commands.train import run
-from mpjax.config import load_config
-from mpjax.config.commands import Diagnose
-from mpjax.diagnosis.training import mean_loss
+from mpjax.commands import build_run, diagnose_run, diagnosed_evaluation, fresh_state, run
+from mpjax.config import Diagnose, load_config
+from mpjax.diagnosis import mean_loss
 from mpjax.errors import Diverged, UsageError
-from mpjax.training.objective import Mean, RunObjective
+from mpjax.training import Mean, RunObjective
 
 
 FLAGS = shlex.split("""

@@ -4,7 +4,7 @@ import pathlib
 import types
 from typing import Any
 
-from mpjax.commands.diagnosis_files import command_for, first_bad_layer, of_the_step_alone
+from mpjax.commands import command_for, first_bad_layer, of_the_step_alone
 
 
 def found(path, direction, *rows) -> Any:

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from mpjax.commands.build import build_run, fresh_state
+from mpjax.commands import build_run, fresh_state
 from mpjax.config import load_config
 from mpjax.errors import UsageError
 

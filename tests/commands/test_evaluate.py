@@ -4,11 +4,8 @@ import json
 
 import pytest
 
-from mpjax.commands.evaluate import evaluate_run
-from mpjax.commands.predict import predict_run
-from mpjax.commands.train import run
-from mpjax.config import load_config, save_config
-from mpjax.config.commands import Evaluation, Prediction
+from mpjax.commands import evaluate_run, predict_run, run
+from mpjax.config import Evaluation, Prediction, load_config, save_config
 from mpjax.errors import UsageError
 from mpjax.report import read_metrics
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.commands.train import run
+from mpjax.commands import run
 from mpjax.config import load_config
-from mpjax.loop.stored import read_checkpoint
+from mpjax.loop import read_checkpoint
 
 
 SMALL = f"--model.name {__file__}:Net --data.name synthetic:4x4x1:3 --data.batch_size 24 --loop.eval_every 0"

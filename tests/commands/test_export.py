@@ -7,11 +7,11 @@ from safetensors.numpy import load_file
 
 import mpjax
 from mpjax import cli
-from mpjax.commands.export import export_run
-from mpjax.config.commands import Export
+from mpjax.commands import export_run
+from mpjax.config import Export
 from mpjax.errors import UsageError
-from mpjax.loop.stored import read_checkpoint
-from mpjax.models.mlp import MLP
+from mpjax.loop import read_checkpoint
+from mpjax.models import MLP
 
 
 pytestmark = pytest.mark.slow  # each runs whole commands; what they are made of has tests of its own

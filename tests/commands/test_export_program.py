@@ -10,18 +10,12 @@ import pytest
 from jax import export
 
 from mpjax import cli
+from mpjax.commands import evaluate_run, export_run, open_task, write_program
 from mpjax.commands import export as export_program
-from mpjax.commands.evaluate import evaluate_run
-from mpjax.commands.export import export_run, write_program
-from mpjax.commands.learner import open_task
-from mpjax.config import load_config
-from mpjax.config.commands import Evaluation, Export
+from mpjax.config import Evaluation, Export, load_config
 from mpjax.errors import UsageError
-from mpjax.precision.loss_scale import no_loss_scaling
-from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh
-from mpjax.training.precision_plan import plan_precision
-from mpjax.training.setup import initial_state
+from mpjax.precision import no_loss_scaling
+from mpjax.training import Layout, initial_state, make_mesh, plan_precision
 
 
 ALONE = """

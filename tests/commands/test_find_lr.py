@@ -5,10 +5,8 @@ import shlex
 
 import pytest
 
-from mpjax.commands.find_lr import find_rate, plot_rates
-from mpjax.config import Config
-from mpjax.config.commands import RateSearch
-from mpjax.config.load import load_settings
+from mpjax.commands import find_rate, plot_rates
+from mpjax.config import Config, RateSearch, load_settings
 from mpjax.errors import UsageError
 
 

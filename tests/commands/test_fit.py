@@ -6,13 +6,8 @@ import shlex
 
 import pytest
 
-from mpjax.commands import fit
-from mpjax.commands.fit import fitted
-from mpjax.commands.train import run
-from mpjax.config import load_config
-from mpjax.config.choices import AUTO
-from mpjax.config.load import from_toml
-from mpjax.config.schema import Data, Training
+from mpjax.commands import fit, fitted, run
+from mpjax.config import AUTO, Data, Training, from_toml, load_config
 from mpjax.errors import UsageError
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from mpjax.commands.predict import predict_run
-from mpjax.config.commands import Prediction
+from mpjax.commands import predict_run
+from mpjax.config import Prediction
 from mpjax.errors import UsageError
 
 

@@ -4,12 +4,9 @@ import json
 
 import pytest
 
-from mpjax.commands.evaluate import evaluate_run
-from mpjax.commands.export import export_run
-from mpjax.commands.predict import predict_run
-from mpjax.commands.train import run as train
-from mpjax.config import load_config
-from mpjax.config.commands import Evaluation, Export, Prediction
+from mpjax.commands import evaluate_run, export_run, predict_run
+from mpjax.commands import run as train
+from mpjax.config import Evaluation, Export, Prediction, load_config
 from mpjax.errors import UsageError
 
 

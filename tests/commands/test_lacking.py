@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpjax.commands.find_lr import find_rate
-from mpjax.commands.lacking import flags, raise_together
-from mpjax.commands.train import run
-from mpjax.config import load_config
-from mpjax.config.commands import RateSearch
+from mpjax.commands import find_rate, flags, raise_together, run
+from mpjax.config import RateSearch, load_config
 from mpjax.errors import UsageError
 
 

@@ -4,12 +4,10 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec
 
-from mpjax.commands.build import build_run, fresh_state
-from mpjax.commands.jax_settings import set_up_jax
+from mpjax.commands import build_run, fresh_state, set_up_jax
 from mpjax.config import load_config
 from mpjax.errors import UsageError
-from mpjax.training.mesh import make_mesh
-from mpjax.training.precision_plan import plan_precision
+from mpjax.training import make_mesh, plan_precision
 
 
 FLAGS = "--model.name mlp --model.width 8 --data.name synthetic:8x8x1:10 --data.batch_size 100 --steps 10"

@@ -10,18 +10,12 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from mpjax.commands.diagnose import diagnose_run
-from mpjax.commands.evaluate import evaluate_run
-from mpjax.commands.export import export_run
-from mpjax.commands.train import run
-from mpjax.config import load_config
-from mpjax.config.commands import Diagnose, Evaluation, Export
+from mpjax.commands import diagnose_run, evaluate_run, export_run, run
+from mpjax.config import Diagnose, Evaluation, Export, load_config
 from mpjax.errors import UsageError
-from mpjax.loop.stored import read_checkpoint
-from mpjax.models.decoder import Decoder
-from mpjax.models.decoder.config_json import read_settings
-from mpjax.models.decoder.folder import load_decoder
-from mpjax.models.mlp import MLP
+from mpjax.loop import read_checkpoint
+from mpjax.models import MLP
+from mpjax.models.decoder import Decoder, load_decoder, read_settings
 from mpjax.models.pretrained import export_safetensors
 
 

@@ -7,16 +7,10 @@ import numpy as np
 import pytest
 
 from mpjax import cli
-from mpjax.commands.build import build_run
-from mpjax.commands.diagnose import on_devices_here
-from mpjax.commands.evaluate import evaluate_run
-from mpjax.commands.norm_kernel import require_norm_kernel
-from mpjax.commands.plan import fields_of, planned_step
-from mpjax.commands.train import run
-from mpjax.config import load_config
-from mpjax.config.commands import Evaluation
+from mpjax.commands import build_run, evaluate_run, fields_of, on_devices_here, planned_step, require_norm_kernel, run
+from mpjax.config import Evaluation, load_config
 from mpjax.errors import PrecisionWarning, UsageError
-from mpjax.models.devices import why_not_on
+from mpjax.models import why_not_on
 
 
 VIT = (

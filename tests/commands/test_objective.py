@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.commands.learner import make_task
-from mpjax.commands.objective import metrics_of
-from mpjax.commands.own_parts import with_parts
-from mpjax.config import Config
-from mpjax.config.schema import Model, Precision
+from mpjax.commands import make_task, metrics_of, with_parts
+from mpjax.config import Config, Model, Precision
 from mpjax.data import Image, Mask, labelled_images
 from mpjax.errors import UsageError
-from mpjax.training.precision_plan import plan_precision
-from mpjax.training.state import take_apart
+from mpjax.training import plan_precision, take_apart
 
 
 CONFIG = Config(model=Model(name="mlp"))

@@ -6,12 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from mpjax.commands.build import build_run, fresh_state
-from mpjax.commands.train import run
+from mpjax.commands import build_run, fresh_state, run
 from mpjax.config import load_config
 from mpjax.errors import UsageError
-from mpjax.loop.stored import read_checkpoint
-from mpjax.training.setup import state_shapes
+from mpjax.loop import read_checkpoint
+from mpjax.training import state_shapes
 
 
 pytestmark = pytest.mark.slow  # each runs whole commands; what they are made of has tests of its own

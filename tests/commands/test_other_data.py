@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpjax.commands.train import run
+from mpjax.commands import run
 from mpjax.config import load_config
 from mpjax.errors import UsageError
-from mpjax.loop.checksums import digest_of
-from mpjax.loop.stored import complete_checkpoints, read_checkpoint
+from mpjax.loop import complete_checkpoints, digest_of, read_checkpoint
 
 
 FLAGS = shlex.split("""

@@ -6,10 +6,9 @@ import types
 import jax
 import pytest
 
-from mpjax.commands.out_of_memory import memory_told, require_memory
-from mpjax.commands.train import run
+from mpjax.commands import memory_told, require_memory, run
 from mpjax.errors import UsageError
-from mpjax.loop.company import Alone
+from mpjax.loop import Alone
 
 
 FULL = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 99 bytes."

@@ -10,16 +10,11 @@ import numpy as np
 import pytest
 
 from mpjax.cli import train
-from mpjax.commands.learner import make_task
-from mpjax.config import Config
-from mpjax.config.schema import Model, Precision
-from mpjax.config.user_code import load_function
+from mpjax.commands import make_task
+from mpjax.config import Config, Model, Precision, load_function
 from mpjax.data import labelled_images
 from mpjax.errors import UsageError
-from mpjax.training.escaped import trace
-from mpjax.training.precision_plan import plan_precision
-from mpjax.training.setup import Task
-from mpjax.training.state import take_apart
+from mpjax.training import Task, plan_precision, take_apart, trace
 
 
 # Arrays of a file, whichever trace imports it first

@@ -13,18 +13,12 @@ import pytest
 from flax import nnx
 
 from mpjax import Diverged, UsageError, cli
-from mpjax.commands.diagnose import diagnose_run
-from mpjax.commands.evaluate import evaluate_run
-from mpjax.commands.own_parts import with_parts
-from mpjax.commands.plan import fields_of, planned_step
-from mpjax.commands.train import run
-from mpjax.config import Config, load_config
-from mpjax.config.commands import Diagnose, Evaluation
-from mpjax.config.schema import Data
+from mpjax.commands import diagnose_run, evaluate_run, fields_of, planned_step, run, with_parts
+from mpjax.config import Config, Data, Diagnose, Evaluation, load_config
 from mpjax.errors import CallbackError, LoggerWarning
-from mpjax.loop.stored import complete_checkpoints, read_checkpoint
+from mpjax.loop import complete_checkpoints, read_checkpoint
 from mpjax.report import read_metrics
-from mpjax.training.mesh import make_mesh
+from mpjax.training import make_mesh
 
 
 PARTS = pathlib.Path(__file__).parents[2] / "docs" / "examples" / "parts"

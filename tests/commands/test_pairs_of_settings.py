@@ -6,11 +6,11 @@ import random
 import jax
 import pytest
 
-from mpjax.commands.plan import planned_step
+from mpjax.commands import planned_step
 from mpjax.config import load_config
 from mpjax.data import labelled_images
 from mpjax.errors import UsageError
-from mpjax.training.mesh import make_mesh
+from mpjax.training import make_mesh
 
 
 CHOICES = {

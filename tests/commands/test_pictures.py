@@ -9,15 +9,9 @@ import pytest
 from PIL import Image
 from tensorboardX.proto.event_pb2 import Event
 
-from mpjax.commands import pictures
-from mpjax.commands.learner import open_task
-from mpjax.commands.pictures import coloured, side_by_side
-from mpjax.commands.predict import predict_run
-from mpjax.commands.train import run
-from mpjax.config import load_config
-from mpjax.config.commands import Prediction
-from mpjax.config.load import from_toml
-from mpjax.data.images.decoding import decode
+from mpjax.commands import coloured, open_task, pictures, predict_run, run, side_by_side
+from mpjax.config import Prediction, from_toml, load_config
+from mpjax.data.images import decode
 
 
 UNET = """

@@ -6,14 +6,10 @@ import json
 import pytest
 
 from mpjax import cli
-from mpjax.commands import plan
-from mpjax.commands.plan import plan_run
-from mpjax.config.plan import Plan
+from mpjax.commands import plan, plan_run
+from mpjax.config import Plan
 from mpjax.errors import UsageError
-from mpjax.plan.measure import Measured
-from mpjax.plan.receipt import Receipt
-from mpjax.plan.traffic import Cost
-from mpjax.plan.verdicts import ReceiptRow
+from mpjax.plan import Cost, Measured, Receipt, ReceiptRow
 
 
 MEASURED = Measured(0.01, (0.009, 0.011), 46_000_000_000, "NVIDIA H100 80GB HBM3")

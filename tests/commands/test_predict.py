@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpjax.commands.evaluate import evaluate_run
-from mpjax.commands.predict import mask_values, predict_run
-from mpjax.config.commands import Evaluation, Prediction
-from mpjax.data.fields import Mask
-from mpjax.data.images.decoding import decode
+from mpjax.commands import evaluate_run, mask_values, predict_run
+from mpjax.config import Evaluation, Prediction
+from mpjax.data import Mask
+from mpjax.data.images import decode
 from mpjax.errors import DataWarning, UsageError
 
 
@@ -33,7 +32,7 @@ def predicted(capsys, **settings):
 @pytest.fixture(scope="module")
 def images(trained, tmp_path_factory):
     """The first examples of the test split, as files."""
-    from mpjax.commands.learner import open_task
+    from mpjax.commands import open_task
     from mpjax.config import from_toml
 
     _, source, _ = open_task(from_toml(trained / "config.toml"))
@@ -126,8 +125,8 @@ def test_an_output_that_is_not_finite_is_an_error(trained, monkeypatch):
 
 
 def test_two_masks_of_one_name_are_refused(tmp_path):
-    from mpjax.commands.predict import folder_of_masks
-    from mpjax.data.given import Inputs
+    from mpjax.commands import folder_of_masks
+    from mpjax.data import Inputs
 
     given = Inputs(["a/x.png", "b/x.jpg"], list, dict)
     with pytest.raises(UsageError, match=r"a/x.png and b/x.jpg: both masks would be x.png"):

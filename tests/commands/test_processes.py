@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from mpjax import cli
-from mpjax.commands.train import run
+from mpjax.commands import run
 from mpjax.config import load_config, to_toml
 from mpjax.errors import UsageError
-from mpjax.loop.stored import complete_checkpoints, read_checkpoint
+from mpjax.loop import complete_checkpoints, read_checkpoint
 from mpjax.report import read_metrics
 
 

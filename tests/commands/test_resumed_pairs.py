@@ -7,13 +7,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mpjax.commands.build import build_run, fresh_state, resumed_state
-from mpjax.commands.train import run
+from mpjax.commands import build_run, fresh_state, resumed_state, run
 from mpjax.config import load_config
 from mpjax.errors import PrecisionWarning
-from mpjax.loop.checkpoint import to_arrays
-from mpjax.loop.resume import adopt, places_in
-from mpjax.training.setup import state_shapes
+from mpjax.loop import adopt, places_in, to_arrays
+from mpjax.training import state_shapes
 
 
 MLP = "--model.name mlp --model.width 8 --data.name synthetic:4x4x1:3 --data.batch_size 24 --steps 4"

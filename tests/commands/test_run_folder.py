@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpjax.commands.run_folder import restored_if_refused, run_folder_of
+from mpjax.commands import restored_if_refused, run_folder_of
 from mpjax.config import Config
 from mpjax.errors import UsageError
 

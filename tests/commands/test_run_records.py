@@ -7,17 +7,12 @@ import shutil
 
 import pytest
 
-from mpjax.commands import run_records
-from mpjax.commands.compare import compare_runs
-from mpjax.commands.diagnose import diagnose_run
-from mpjax.commands.evaluate import evaluate_run
-from mpjax.commands.run_records import Records
-from mpjax.commands.train import run
-from mpjax.config import load_config
-from mpjax.config.commands import Compare, Diagnose, Evaluation
+from mpjax.commands import Records, compare_runs, diagnose_run, evaluate_run, run
+from mpjax.config import Compare, Diagnose, Evaluation, load_config
 from mpjax.errors import CheckpointWarning, PrecisionWarning, UsageError
-from mpjax.loop.stored import read_checkpoint
-from mpjax.report.history import read_history
+from mpjax.files import write_atomically
+from mpjax.loop import read_checkpoint
+from mpjax.report import read_history
 
 
 SMALL = shlex.split("""
@@ -104,7 +99,7 @@ def test_a_process_that_is_killed_between_two_records_leaves_a_history_that_the_
     stopped, monkeypatch, count
 ):
     """The first step has run; no checkpoint of it is there."""
-    write, written = run_records.write_atomically, []
+    write, written = write_atomically, []
 
     def killed(file, content):
         if len(written) == count:

@@ -9,20 +9,13 @@ from jax.sharding import PartitionSpec
 from safetensors.numpy import load_file
 
 from mpjax import cli
-from mpjax.commands.build import build_run, fresh_state, resumed_state
-from mpjax.commands.diagnose import diagnose_run
-from mpjax.commands.plan import fields_of, planned_step
-from mpjax.commands.train import run
-from mpjax.config import load_config
-from mpjax.config.commands import Diagnose
+from mpjax.commands import build_run, diagnose_run, fields_of, fresh_state, planned_step, resumed_state, run
+from mpjax.config import Diagnose, load_config
 from mpjax.errors import UsageError
-from mpjax.loop.checkpoint import to_arrays
-from mpjax.loop.resume import adopt
-from mpjax.loop.stored import read_checkpoint
-from mpjax.models.scan import apart
-from mpjax.precision.casting.walk import bodies, equations
-from mpjax.training.mesh import make_mesh
-from mpjax.training.setup import pretrained_arrays
+from mpjax.loop import adopt, read_checkpoint, to_arrays
+from mpjax.models import apart
+from mpjax.precision.casting import bodies, equations
+from mpjax.training import make_mesh, pretrained_arrays
 
 
 pytestmark = pytest.mark.slow  # each runs whole commands; what they are made of has tests of its own

@@ -6,17 +6,21 @@ import shlex
 
 import pytest
 
-from mpjax.commands.compare import compare_runs
-from mpjax.commands.diagnose import diagnose_run
-from mpjax.commands.evaluate import evaluate_run
-from mpjax.commands.export import export_run
-from mpjax.commands.predict import predict_run
-from mpjax.commands.seeds import summarised, sweep, table
-from mpjax.commands.train import run, train_all
-from mpjax.config import from_toml, load_config, save_config
-from mpjax.config.commands import Compare, Diagnose, Evaluation, Export, Prediction
+from mpjax.commands import (
+    compare_runs,
+    diagnose_run,
+    evaluate_run,
+    export_run,
+    predict_run,
+    run,
+    summarised,
+    sweep,
+    table,
+    train_all,
+)
+from mpjax.config import Compare, Diagnose, Evaluation, Export, Prediction, from_toml, load_config, save_config
 from mpjax.errors import Diverged, Interrupted, UsageError
-from mpjax.loop.stored import read_checkpoint
+from mpjax.loop import read_checkpoint
 
 
 pytestmark = pytest.mark.slow  # each runs whole commands; what they are made of has tests of its own

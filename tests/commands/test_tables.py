@@ -6,12 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.commands.evaluate import evaluate_run
-from mpjax.commands.export import export_run
-from mpjax.commands.predict import predict_run
-from mpjax.commands.train import run
-from mpjax.config import load_config
-from mpjax.config.commands import Evaluation, Export, Prediction
+from mpjax.commands import evaluate_run, export_run, predict_run, run
+from mpjax.config import Evaluation, Export, Prediction, load_config
 from mpjax.errors import DataWarning, UsageError
 
 

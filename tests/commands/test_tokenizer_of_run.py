@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 
-from mpjax.commands.tokenizer_of_run import compare_tokenizer, digests_of_tokenizer
-from mpjax.config.schema import Data
+from mpjax.commands import compare_tokenizer, digests_of_tokenizer
+from mpjax.config import Data
 from mpjax.errors import CheckpointWarning
 
 

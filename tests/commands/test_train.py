@@ -17,17 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.commands.build import build_run
-from mpjax.commands.evaluate import evaluate_run
-from mpjax.commands.train import run
-from mpjax.config import load_config, to_toml
-from mpjax.config.commands import Evaluation
-from mpjax.config.durations import parse_duration
+from mpjax.commands import build_run, evaluate_run, run
+from mpjax.config import Evaluation, load_config, parse_duration, to_toml
 from mpjax.errors import CheckpointWarning, Diverged, Interrupted, PrecisionWarning, UsageError
-from mpjax.loop.stored import complete_checkpoints, read_checkpoint
+from mpjax.loop import complete_checkpoints, read_checkpoint
 from mpjax.precision import check_dtypes
 from mpjax.report import read_metrics
-from mpjax.training.mesh import make_mesh
+from mpjax.training import make_mesh
 
 
 SMALL = shlex.split("""
@@ -423,7 +419,7 @@ def test_the_best_and_the_newest_checkpoints_are_kept_over_a_resumption(tmp_path
 def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_ends_as_undisturbed(
     undisturbed, tmp_path, monkeypatch, number, word
 ):
-    from mpjax.loop.when import When
+    from mpjax.loop import When
 
     due = When.due
 

@@ -17,12 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mpjax import cli
-from mpjax.commands.train import run
-from mpjax.commands.train_ray import Exchange, check_reachable, train_on_ray
-from mpjax.config import load_config
-from mpjax.config.commands import OnRay
+from mpjax.commands import Exchange, check_reachable, run, train_on_ray
+from mpjax.config import OnRay, load_config
 from mpjax.errors import UsageError
-from mpjax.loop.stored import complete_checkpoints
+from mpjax.loop import complete_checkpoints
 from mpjax.report import read_metrics
 
 

@@ -15,15 +15,25 @@ import jax
 import pytest
 
 from mpjax import cli, strict_json
-from mpjax.commands.compare import compare_runs
-from mpjax.commands.jax_settings import set_up_jax
-from mpjax.config import Config, from_toml, load_config, schema, to_toml
-from mpjax.config.commands import Compare
-from mpjax.config.folders import cache_folder, check_run_folder, config_of_run, program_folder
-from mpjax.config.user_code import CODE, forget_files, load_function
+from mpjax.commands import compare_runs, set_up_jax
+from mpjax.config import (
+    CODE,
+    Compare,
+    Config,
+    cache_folder,
+    check_run_folder,
+    config_of_run,
+    forget_files,
+    from_toml,
+    load_config,
+    load_function,
+    program_folder,
+    schema,
+    to_toml,
+)
 from mpjax.errors import UsageError
 from mpjax.plan import compiler
-from mpjax.training.precision_plan import plan_precision
+from mpjax.training import plan_precision
 
 
 PACKAGE = pathlib.Path(cli.__file__).parent
@@ -91,7 +101,7 @@ def test_one_function_loads_code_and_is_asked_for_these_settings_alone():
                 flags = [word.value for word in node.keywords if word.arg == "flag"]
                 asked |= {flag.value.removeprefix("--") for flag in flags if isinstance(flag, ast.Constant)}
     # The others import modules of mpjax, of JAX and of a logger by names in their own text.
-    of_constants = {"__init__.py", "cli.py", "jax_internals.py", "report/loggers/comet.py"}
+    of_constants = {"offers.py", "cli.py", "jax_internals.py", "report/loggers/comet.py"}
     assert loads - of_constants == {"config/user_code.py"}
     assert asked <= {*CODE}
     assert len(asked) >= 8  # the others are asked for by the names in a constant

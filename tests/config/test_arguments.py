@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from mpjax.config.arguments import message_of, parse, parse_with
-from mpjax.config.setting_types import Integers, Limit
+from mpjax.config import Integers, Limit, message_of, parse, parse_with
 from mpjax.errors import UsageError
 
 

@@ -5,10 +5,7 @@ import dataclasses
 import pytest
 import tomli_w
 
-from mpjax.config import Config, to_toml
-from mpjax.config.removed import REMOVED
-from mpjax.config.save import changes, shared_settings
-from mpjax.config.schema import Distributed
+from mpjax.config import REMOVED, Config, Distributed, changes, shared_settings, to_toml
 
 
 def test_settings_that_make_another_run_are_named_with_both_values():

@@ -4,7 +4,7 @@ import typing
 
 import pytest
 
-from mpjax.config.choices import BEST, TASKS, TaskName, parse_model_name, parse_optimizer_name, parse_schedule_name
+from mpjax.config import BEST, TASKS, TaskName, parse_model_name, parse_optimizer_name, parse_schedule_name
 from mpjax.errors import UsageError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpjax.config.commands import faults_of_image
+from mpjax.config import faults_of_image
 
 
 def test_an_image_in_a_folder_that_is_there_is_taken_and_so_is_none(tmp_path):

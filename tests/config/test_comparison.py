@@ -2,8 +2,7 @@
 
 import pytest
 
-from mpjax.config.commands import Compare
-from mpjax.config.load import load_settings
+from mpjax.config import Compare, load_settings
 from mpjax.errors import UsageError
 
 

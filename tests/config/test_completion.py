@@ -7,9 +7,7 @@ import subprocess
 import pytest
 
 from mpjax import cli
-from mpjax.config.completion import SHELLS, flags_of, script
-from mpjax.config.plan import Plan
-from mpjax.config.schema import Config
+from mpjax.config import SHELLS, Config, Plan, flags_of, script
 from mpjax.errors import UsageError
 
 

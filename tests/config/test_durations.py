@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpjax.config.durations import Duration, parse_duration
+from mpjax.config import Duration, parse_duration
 from mpjax.errors import UsageError
 
 

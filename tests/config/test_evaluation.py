@@ -2,8 +2,7 @@
 
 import pytest
 
-from mpjax.config.commands import Evaluation
-from mpjax.config.load import load_settings
+from mpjax.config import Evaluation, load_settings
 from mpjax.errors import UsageError
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from mpjax.config.commands import Export
-from mpjax.config.load import load_settings
+from mpjax.config import Export, load_settings
 from mpjax.errors import UsageError
 
 

@@ -2,9 +2,7 @@
 
 import pytest
 
-from mpjax.config import Config, to_toml
-from mpjax.config.folders import config_of_run, with_policy
-from mpjax.config.schema import Precision
+from mpjax.config import Config, Precision, config_of_run, to_toml, with_policy
 from mpjax.errors import UsageError
 
 

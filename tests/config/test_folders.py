@@ -7,18 +7,23 @@ import shlex
 
 import pytest
 
-from mpjax.config import Config, folders, from_toml, load_config, user_code
-from mpjax.config.folders import (
+from mpjax.config import (
+    Config,
+    Distributed,
+    PythonObject,
+    Report,
     cache_folder,
     config_of_run,
     data_folder,
+    folders,
+    from_toml,
+    load_config,
     new_folder,
     resume_command,
     run_folder,
     run_settings,
     seeds_in,
 )
-from mpjax.config.schema import Distributed, Report
 from mpjax.errors import UsageError
 
 
@@ -177,4 +182,4 @@ def test_the_line_that_resumes_a_run_is_one_that_resumes_it(tmp_path, given, fla
 
 
 def test_no_line_resumes_a_run_of_parts_given_in_python(tmp_path):
-    assert resume_command(config_in(tmp_path, report=Report(writers=(user_code.PythonObject(len),))), tmp_path) == ""
+    assert resume_command(config_in(tmp_path, report=Report(writers=(PythonObject(len),))), tmp_path) == ""

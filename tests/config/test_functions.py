@@ -1,6 +1,6 @@
 import pytest
 
-from mpjax.config.user_code import load_function
+from mpjax.config import load_function
 from mpjax.errors import UsageError
 
 

@@ -5,9 +5,7 @@ import typing
 
 import pytest
 
-from mpjax.config import Config, load_config
-from mpjax.config.limits import check
-from mpjax.config.schema import Data, Distributed, Report
+from mpjax.config import Config, Data, Distributed, Report, check, load_config
 from mpjax.errors import UsageError
 
 

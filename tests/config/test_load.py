@@ -11,11 +11,7 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpjax.config import Config, from_toml, load_config, to_toml
-from mpjax.config.durations import Duration
-from mpjax.config.load import load_settings
-from mpjax.config.plan import Plan
-from mpjax.config.removed import REMOVED
+from mpjax.config import REMOVED, Config, Duration, Plan, from_toml, load_config, load_settings, to_toml
 from mpjax.errors import UsageError
 
 

@@ -2,9 +2,7 @@
 
 import pytest
 
-from mpjax.config import Config
-from mpjax.config.commands import OnRay
-from mpjax.config.load import load_settings
+from mpjax.config import Config, OnRay, load_settings
 from mpjax.errors import UsageError
 
 

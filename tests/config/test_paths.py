@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from mpjax.config.paths import expanded
+from mpjax.config import expanded
 from mpjax.errors import UsageError
 
 

@@ -2,9 +2,7 @@
 
 import pytest
 
-from mpjax.config import Config
-from mpjax.config.load import load_settings
-from mpjax.config.plan import Plan
+from mpjax.config import Config, Plan, load_settings
 from mpjax.errors import UsageError
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from mpjax.config.commands import Prediction
-from mpjax.config.load import load_settings
+from mpjax.config import Prediction, load_settings
 from mpjax.errors import UsageError
 
 

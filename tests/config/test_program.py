@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from mpjax.config.program import command_line, typed
+from mpjax.config import command_line, typed
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 import pytest
 
-from mpjax.config import Config
-from mpjax.config.commands import RateSearch
-from mpjax.config.load import load_settings
+from mpjax.config import Config, RateSearch, load_settings
 from mpjax.errors import UsageError
 
 

@@ -5,8 +5,7 @@ import typing
 
 import pytest
 
-from mpjax.config import Config, from_toml, save_config, to_toml
-from mpjax.config.durations import Duration
+from mpjax.config import Config, Duration, from_toml, save_config, to_toml
 
 
 def _fields(section, path=()):

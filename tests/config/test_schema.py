@@ -7,14 +7,26 @@ import itertools
 
 import pytest
 
-from mpjax.config import schema
-from mpjax.config.durations import Duration
-from mpjax.config.schema import Config, Loop, Optimizer, with_settings
+from mpjax.config import (
+    Config,
+    Data,
+    Diagnosis,
+    Distributed,
+    Duration,
+    Loop,
+    Mesh,
+    Model,
+    Optimizer,
+    Precision,
+    Report,
+    Training,
+    with_settings,
+)
 
 
 SECTIONS = (
-    *(schema.Data, schema.Model, schema.Precision, schema.Optimizer),
-    *(schema.Training, schema.Mesh, schema.Distributed, schema.Loop, schema.Report, schema.Diagnosis),
+    *(Data, Model, Precision, Optimizer),
+    *(Training, Mesh, Distributed, Loop, Report, Diagnosis),
 )
 
 

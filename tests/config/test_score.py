@@ -4,10 +4,7 @@ import math
 
 import pytest
 
-from mpjax.config import Config
-from mpjax.config.limits import check
-from mpjax.config.schema import Loop, Training
-from mpjax.config.score import Score, score_of
+from mpjax.config import Config, Loop, Score, Training, check, score_of
 from mpjax.errors import UsageError
 
 

@@ -5,11 +5,21 @@ from typing import Annotated
 
 import pytest
 
-from mpjax.config import load_config, to_toml
-from mpjax.config.arguments import parse
-from mpjax.config.completion import flags_of
-from mpjax.config.durations import Duration, epochs
-from mpjax.config.setting_types import FloatByName, Floats, Integers, TextByName, Texts, WayByName, list_of
+from mpjax.config import (
+    Duration,
+    FloatByName,
+    Floats,
+    Integers,
+    TextByName,
+    Texts,
+    WayByName,
+    epochs,
+    flags_of,
+    list_of,
+    load_config,
+    parse,
+    to_toml,
+)
 from mpjax.errors import UsageError
 
 

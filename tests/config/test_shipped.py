@@ -2,9 +2,7 @@
 
 import pytest
 
-from mpjax.config import from_toml, load_config
-from mpjax.config.paths import FOLDER, names, settings_file
-from mpjax.config.user_code import load_function
+from mpjax.config import FOLDER, from_toml, load_config, load_function, names, settings_file
 from mpjax.errors import UsageError
 
 

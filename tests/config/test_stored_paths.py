@@ -4,9 +4,7 @@ import pathlib
 
 import pytest
 
-from mpjax.config import load_config
-from mpjax.config.choices import GENERATED
-from mpjax.config.folders import config_of_run, data_folder
+from mpjax.config import GENERATED, config_of_run, data_folder, load_config
 
 
 def stored_run(folder, text):

@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from mpjax.config.user_calls import arguments_of, named_failure, parameters_of, read_arguments, require_call
-from mpjax.config.user_code import load_function
+from mpjax.config import arguments_of, load_function, named_failure, parameters_of, read_arguments, require_call
 from mpjax.errors import UsageError, failure
 
 

@@ -14,30 +14,33 @@ import pytest
 from flax import nnx
 
 from mpjax.cli import train
-from mpjax.commands.objective import choose_objective
-from mpjax.commands.train import run
-from mpjax.config import Config, from_toml, load_config, to_toml
-from mpjax.config.folders import check_run_folder
-from mpjax.config.schema import Data, Model, Optimizer, Training
-from mpjax.config.setting_types import wrong_types
-from mpjax.config.user_code import (
+from mpjax.commands import choose_objective, run
+from mpjax.config import (
     CODE,
+    Config,
+    Data,
+    Model,
+    Optimizer,
     PythonObject,
+    Training,
+    check_run_folder,
     code_of,
     files_of,
+    from_toml,
     is_passed_in_python,
+    load_config,
     load_function,
     require_trust,
+    to_toml,
+    wrong_types,
 )
-from mpjax.data.augment.preparation import preparation_of
-from mpjax.data.open import as_task, open_source
-from mpjax.data.table import Table
+from mpjax.data import Table, as_task, open_source
+from mpjax.data.augment import preparation_of
 from mpjax.errors import UsageError
-from mpjax.loop.callbacks import load_callbacks
-from mpjax.models.build import build_model
-from mpjax.report.user_writers import open_named_writers
-from mpjax.training.named_rule import find_rule
-from mpjax.training.schedule import learning_rate_schedule
+from mpjax.loop import load_callbacks
+from mpjax.models import build_model
+from mpjax.report import open_named_writers
+from mpjax.training import find_rule, learning_rate_schedule
 
 
 @pytest.mark.parametrize(

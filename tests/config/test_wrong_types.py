@@ -4,10 +4,7 @@ import dataclasses
 
 import pytest
 
-from mpjax.config import Config, Duration, load_config
-from mpjax.config.limits import check
-from mpjax.config.schema import Data, Loop, Optimizer, Report, Training
-from mpjax.config.setting_types import wrong_types
+from mpjax.config import Config, Data, Duration, Loop, Optimizer, Report, Training, check, load_config, wrong_types
 from mpjax.errors import UsageError
 
 

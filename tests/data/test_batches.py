@@ -4,12 +4,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.config.user_code import PythonObject
-from mpjax.data.batches import eval_batches, train_batches
-from mpjax.data.open import open_source
-from mpjax.data.sources.synthetic import synthetic_source
-from mpjax.data.stream import BatchesInMemory, StreamedBatches
+from mpjax.config import Data, PythonObject
+from mpjax.data import BatchesInMemory, StreamedBatches, eval_batches, open_source, train_batches
+from mpjax.data.sources import synthetic_source
 from mpjax.errors import UsageError
 
 

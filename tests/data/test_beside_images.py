@@ -7,12 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.config.user_code import PythonObject
-from mpjax.data import Image, Label, open_source
-from mpjax.data.augment.preparation import preparation_of
-from mpjax.data.example_reader import batch_fields
-from mpjax.data.fields import Mask, Numbers
+from mpjax.config import Data, PythonObject
+from mpjax.data import Image, Label, Mask, Numbers, batch_fields, open_source
+from mpjax.data.augment import preparation_of
 from mpjax.errors import DataWarning, UsageError
 
 

@@ -5,14 +5,10 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.data.example_reader import batch_fields, reader
-from mpjax.data.examples import labelled_images
-from mpjax.data.fields import Image, Mask
-from mpjax.data.images.interpolation import linear
-from mpjax.data.images.resizing import centre, draws, random_part
-from mpjax.data.read import read_batch
-from mpjax.data.sources.synthetic import synthetic_source
+from mpjax.config import Data
+from mpjax.data import Image, Mask, batch_fields, labelled_images, read_batch, reader
+from mpjax.data.images import centre, draws, linear, random_part
+from mpjax.data.sources import synthetic_source
 from mpjax.errors import UsageError
 
 

@@ -2,8 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpjax.data.examples import MappedExamples, conform, labelled_images, require_examples
-from mpjax.data.fields import Image, Label
+from mpjax.data import Image, Label, MappedExamples, conform, labelled_images, require_examples
 from mpjax.errors import UsageError
 
 

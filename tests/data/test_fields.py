@@ -2,8 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.data import Image, Label, Length, Mask, Tokens, batch_shapes
-from mpjax.data.fields import Numbers
+from mpjax.data import Image, Label, Length, Mask, Numbers, Tokens, batch_shapes
 from mpjax.errors import UsageError
 
 

@@ -7,14 +7,20 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from mpjax.config.schema import Data
-from mpjax.config.user_code import PythonObject
-from mpjax.data import eval_batches, open_source, train_batches
+from mpjax.config import Data, PythonObject
+from mpjax.data import (
+    WHOLE,
+    Image,
+    Label,
+    Share,
+    Source,
+    differences,
+    eval_batches,
+    fingerprint_of,
+    open_source,
+    train_batches,
+)
 from mpjax.data import fingerprint as module
-from mpjax.data.examples import Source
-from mpjax.data.fields import Image, Label
-from mpjax.data.fingerprint import differences, fingerprint_of
-from mpjax.data.stream import WHOLE, Share
 
 
 def split(count, first):

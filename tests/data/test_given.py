@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from mpjax.config.schema import Data
-from mpjax.data.examples import Source, labelled_images
-from mpjax.data.given import Inputs, files_of, given_batches, given_images, given_split, takes_images
-from mpjax.data.sources.synthetic import synthetic_source
+from mpjax.config import Data
+from mpjax.data import Inputs, Source, files_of, given_batches, given_images, given_split, labelled_images, takes_images
+from mpjax.data.sources import synthetic_source
 from mpjax.errors import UsageError
 
 

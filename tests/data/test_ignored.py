@@ -3,11 +3,8 @@
 import numpy as np
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.config.user_code import PythonObject
-from mpjax.data import Label, Tokens, open_source, train_batches
-from mpjax.data.examples import Source, labelled_images
-from mpjax.data.open import with_ignored
+from mpjax.config import Data, PythonObject
+from mpjax.data import Label, Source, Tokens, labelled_images, open_source, train_batches, with_ignored
 from mpjax.errors import UsageError
 
 
@@ -77,7 +74,7 @@ def test_ignored_labels_of_a_table_are_no_classes(tmp_path):
 @pytest.mark.extra
 def test_an_ignored_value_may_be_one_that_the_column_cannot_hold():
     datasets = pytest.importorskip("datasets")
-    from mpjax.data.sources.huggingface import classes_in
+    from mpjax.data.sources import classes_in
 
     split = datasets.Dataset.from_dict({"y": [0, 2, 255]}, features=datasets.Features(y=datasets.Value("uint8")))
     label, _ = classes_in("y", "set", *[split.with_format("arrow")] * 2, ignored=(-1, 255, 256))

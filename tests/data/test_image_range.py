@@ -6,13 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from mpjax.config.limits import check_data
-from mpjax.config.schema import Data
-from mpjax.config.user_code import PythonObject
-from mpjax.data import Image, eval_batches, open_source, train_batches
-from mpjax.data.image_range import in_range
-from mpjax.data.images import headers
-from mpjax.data.images.depth import EIGHT, SIXTEEN, Depth
+from mpjax.config import Data, PythonObject, check_data
+from mpjax.data import Image, eval_batches, in_range, open_source, train_batches
+from mpjax.data.images import EIGHT, SIXTEEN, Depth, headers
 from mpjax.errors import UsageError
 
 

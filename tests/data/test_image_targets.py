@@ -3,13 +3,9 @@
 import numpy as np
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.config.user_code import PythonObject
-from mpjax.data import Image, Label, open_source
-from mpjax.data.image_targets import with_targets
-from mpjax.data.sources.own import ArrayRows
-from mpjax.data.table import Table
-from mpjax.data.targets import Labels, NumericTarget
+from mpjax.config import Data, PythonObject
+from mpjax.data import Image, Label, Labels, NumericTarget, Table, open_source, with_targets
+from mpjax.data.sources import ArrayRows
 from mpjax.errors import UsageError
 
 

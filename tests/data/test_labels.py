@@ -5,10 +5,8 @@ import warnings
 import numpy as np
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.config.user_code import PythonObject
-from mpjax.data import Label, batch_fields, eval_batches, open_source, train_batches
-from mpjax.data.labels import check_labels
+from mpjax.config import Data, PythonObject
+from mpjax.data import Label, batch_fields, check_labels, eval_batches, open_source, train_batches
 from mpjax.errors import DataWarning, UsageError
 
 

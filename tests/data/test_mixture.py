@@ -8,14 +8,22 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
-from mpjax.config.schema import Data
-from mpjax.data.batches import eval_batches, train_batches
-from mpjax.data.examples import Portion
-from mpjax.data.fields import Image, Label, Tokens
-from mpjax.data.mixture import mixed, named
-from mpjax.data.open import open_source
-from mpjax.data.sources.synthetic import synthetic_source
-from mpjax.data.stream import BatchesInMemory, Share, StreamedBatches
+from mpjax.config import Data
+from mpjax.data import (
+    BatchesInMemory,
+    Image,
+    Label,
+    Portion,
+    Share,
+    StreamedBatches,
+    Tokens,
+    eval_batches,
+    mixed,
+    named,
+    open_source,
+    train_batches,
+)
+from mpjax.data.sources import synthetic_source
 from mpjax.errors import DataWarning, UsageError
 
 

@@ -4,10 +4,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.data.batches import eval_batches, train_batches
-from mpjax.data.fields import Image, Label, Length, Mask, Tokens
-from mpjax.data.open import open_source
+from mpjax.config import Data
+from mpjax.data import Image, Label, Length, Mask, Tokens, eval_batches, open_source, train_batches
 from mpjax.errors import DataWarning, UsageError
 
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from mpjax.data.examples import Portion
-from mpjax.data.order import Mixed, Shuffled, counts_of, epoch_size, order_of
-from mpjax.data.sources.synthetic import synthetic_source
+from mpjax.data import Mixed, Portion, Shuffled, counts_of, epoch_size, order_of
+from mpjax.data.sources import synthetic_source
 
 
 MIXED = Mixed(sizes=[1400, 7, 300], counts=[700, 50, 250], batch_size=64, seed=3)

@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpjax.config.schema import Data
-from mpjax.data.examples import labelled_images
-from mpjax.data.fields import Tokens
-from mpjax.data.orientation import Alternating, orientation_of
+from mpjax.config import Data
+from mpjax.data import Alternating, Tokens, labelled_images, orientation_of
 from mpjax.errors import UsageError
 
 

@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from mpjax.config.schema import Data
-from mpjax.config.user_code import PythonObject
-from mpjax.data import Image, Label, batch_fields, open_source
-from mpjax.data.batches import train_batches
-from mpjax.data.fields import Mask, Numbers
-from mpjax.data.own_task import all_columns
-from mpjax.data.sources.own import ArrayRows
-from mpjax.data.table import Table
+from mpjax.config import Data, PythonObject
+from mpjax.data import Image, Label, Mask, Numbers, Table, all_columns, batch_fields, open_source, train_batches
+from mpjax.data.sources import ArrayRows
 from mpjax.errors import UsageError
 
 

@@ -4,11 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.data.example_reader import Reader, reader
-from mpjax.data.examples import Portion, labelled_images
-from mpjax.data.read import SplitOfOne, fits_in_memory, read_all, read_batch
-from mpjax.data.sources.synthetic import synthetic_source
+from mpjax.config import Data
+from mpjax.data import Portion, Reader, SplitOfOne, fits_in_memory, labelled_images, read_all, read_batch, reader
+from mpjax.data.sources import synthetic_source
 from mpjax.errors import UsageError
 
 

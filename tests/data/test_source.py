@@ -1,9 +1,7 @@
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.data.examples import labelled_images
-from mpjax.data.fields import Image, Label, Mask
-from mpjax.data.open import open_source
+from mpjax.config import Data
+from mpjax.data import Image, Label, Mask, labelled_images, open_source
 from mpjax.errors import UsageError
 
 

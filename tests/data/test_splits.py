@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from mpjax.data.table import base_names, parts_of
+from mpjax.data import base_names, parts_of
 from mpjax.errors import UsageError
 
 

@@ -3,10 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpjax.data import stacking
-from mpjax.data.examples import labelled_images
-from mpjax.data.fields import Label, Numbers, Tokens
-from mpjax.data.stacking import Numbered, conform_all
+from mpjax.data import Label, Numbered, Numbers, Tokens, conform_all, labelled_images, stacking
 from mpjax.errors import UsageError
 
 

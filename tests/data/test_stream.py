@@ -4,13 +4,9 @@ import itertools
 import numpy as np
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.data.batches import eval_batches, train_batches
-from mpjax.data.examples import labelled_images
-from mpjax.data.open import as_task
-from mpjax.data.sources.synthetic import synthetic_source
-from mpjax.data.sources.tfds import open_prepared
-from mpjax.data.stream import Share, StreamedBatches
+from mpjax.config import Data
+from mpjax.data import Share, StreamedBatches, as_task, eval_batches, labelled_images, train_batches
+from mpjax.data.sources import open_prepared, synthetic_source
 from mpjax.errors import UsageError
 
 

@@ -2,9 +2,8 @@ import re
 
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.data.fields import Image, Label, Mask
-from mpjax.data.table import Other, Table, Text, choose_columns
+from mpjax.config import Data
+from mpjax.data import Image, Label, Mask, Other, Table, Text, choose_columns
 from mpjax.errors import UsageError
 
 

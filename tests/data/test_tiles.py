@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mpjax.data.given import joined, squares_of
+from mpjax.data import joined, squares_of
 
 
 @pytest.mark.parametrize("size", [(4, 4), (4, 5), (9, 4), (4, 12), (1, 7), (30, 13)])

@@ -4,10 +4,17 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
-from mpjax.data.examples import conform, labelled_images
-from mpjax.data.fields import Image, Label
-from mpjax.data.table import Other, Text
-from mpjax.data.user_function import PreprocessedExamples, load_preprocess, shape_after
+from mpjax.data import (
+    Image,
+    Label,
+    Other,
+    PreprocessedExamples,
+    Text,
+    conform,
+    labelled_images,
+    load_preprocess,
+    shape_after,
+)
 from mpjax.errors import UsageError
 
 

@@ -8,9 +8,8 @@ import optax
 import pytest
 from flax import nnx
 
-from mpjax.models.mlp import MLP
-from mpjax.models.resnet import BasicBlock, ResNet, SmallStem
-from mpjax.precision.modules import apply_policy
+from mpjax.models import MLP, BasicBlock, ResNet, SmallStem
+from mpjax.precision import apply_policy
 
 
 class Block(nnx.Module):

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from mpjax.diagnosis import compile_ahead
-from mpjax.diagnosis.arithmetic import IN_NUMPY, in_half_dtype, in_numpy, results_of, round_to
-from mpjax.diagnosis.measurements import measure
-from mpjax.precision.dtypes import BFLOAT16, FLOAT16
+from mpjax.diagnosis import IN_NUMPY, compile_ahead, in_half_dtype, in_numpy, measure, results_of, round_to
+from mpjax.precision import BFLOAT16, FLOAT16
 
 
 # Every exponent of float32 but that of its subnormals, which XLA takes for zero on a CPU; ties; what is not finite.

@@ -4,9 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.block_formats import MXFP8, NVFP4, BlockFormat, round_in_blocks, sqnr_in_blocks
-from mpjax.precision.float8.recipes import E4M3
-from mpjax.precision.float8.scaling import quantise_blocks
+from mpjax.diagnosis import MXFP8, NVFP4, BlockFormat, round_in_blocks, sqnr_in_blocks
+from mpjax.precision.float8 import E4M3, quantise_blocks
 
 
 EVERY = np.arange(2**16, dtype=np.uint16)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpjax.diagnosis.compile_ahead import brought_here, compiled
-from mpjax.diagnosis.program import program_of
+from mpjax.diagnosis import brought_here, compiled, program_of
 
 
 @pytest.fixture(params=[PartitionSpec(), PartitionSpec("data")], ids=["replicated", "sharded"])

@@ -10,8 +10,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpjax.diagnosis import diagnose, diagnose_function
-from mpjax.diagnosis.constants import constants_of
+from mpjax.diagnosis import constants_of, diagnose, diagnose_function
 from mpjax.precision.casting import autocast
 
 

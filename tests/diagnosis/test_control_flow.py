@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mpjax.diagnosis.emulate import Emulator
-from mpjax.diagnosis.readings import Recorder
+from mpjax.diagnosis import Emulator, Recorder
 
 
 ALMOST_1 = 1 + 2.0**-12

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from mpjax.config.load import load_config
-from mpjax.diagnosis.diagnosis import Diagnosis
-from mpjax.diagnosis.readings import EXPONENTS
-from mpjax.diagnosis.render.text import percent, row_texts
-from mpjax.diagnosis.trace import TraceRow
-from mpjax.precision.presets import get_policy
+from mpjax.config import load_config
+from mpjax.diagnosis import EXPONENTS, Diagnosis, TraceRow
+from mpjax.diagnosis.render import percent, row_texts
+from mpjax.precision import get_policy
 
 
 FLOAT16 = np.dtype("float16")

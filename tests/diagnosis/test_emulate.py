@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.diagnosis import progress
-from mpjax.diagnosis.emulate import Emulator
-from mpjax.diagnosis.program import program_of, program_of_model
-from mpjax.diagnosis.readings import Recorder
-from mpjax.precision.presets import get_policy
+from mpjax.diagnosis import Emulator, Recorder, program_of, program_of_model, progress
+from mpjax.precision import get_policy
 
 
 FAMILIES = ["mlp", "resnet", "transformer", "unet"]

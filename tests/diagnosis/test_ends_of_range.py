@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.diagnosis import diagnose
-from mpjax.diagnosis.arithmetic import round_to
-from mpjax.precision.dtypes import BFLOAT16, FLOAT16
+from mpjax.diagnosis import diagnose, round_to
+from mpjax.precision import BFLOAT16, FLOAT16
 
 
 X = (lambda x: jnp.sign(x) * 300 + x * 700)(jax.random.normal(jax.random.key(0), (8, 16)))

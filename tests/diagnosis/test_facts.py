@@ -6,9 +6,8 @@ import tomllib
 import numpy as np
 import pytest
 
-from mpjax.config.load import load_config
-from mpjax.diagnosis.facts import Facts
-from mpjax.diagnosis.trace import TraceRow
+from mpjax.config import load_config
+from mpjax.diagnosis import Facts, TraceRow
 
 
 MIXED = "params=float32,compute=float16,output=float32"

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from mpjax.diagnosis.fastest import fastest_policy, fastest_policy_of_function
+from mpjax.diagnosis import fastest_policy, fastest_policy_of_function
 from mpjax.errors import UsageError
 
 

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from mpjax.diagnosis import diagnose
-from mpjax.models.mlp import MLP
+from mpjax.models import MLP
 
 
 def _scaled(variable, factor):

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from mpjax.diagnosis.finding import named
-from mpjax.diagnosis.readings import Site
+from mpjax.diagnosis import Site, named
 
 
 def test_a_site_in_words_has_operation_module_direction_and_line():

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import mpjax
-from mpjax.precision.float8.history import HISTORY
+from mpjax.precision.float8 import HISTORY
 
 
 @pytest.fixture(autouse=True)

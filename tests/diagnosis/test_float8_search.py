@@ -7,11 +7,16 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from mpjax.diagnosis.fastest import Fastest
-from mpjax.diagnosis.float8_search import Float8Layers, float8_layers
-from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, outputs_of
-from mpjax.diagnosis.program import program_of_model
-from mpjax.precision.presets import get_policy
+from mpjax.diagnosis import (
+    WITHOUT_ROUNDING,
+    Fastest,
+    Float8Layers,
+    Reference,
+    float8_layers,
+    outputs_of,
+    program_of_model,
+)
+from mpjax.precision import get_policy
 
 
 PATHS = [f"blocks/{number}/linear" for number in range(4)]

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.formats import FLOAT8, range_of, round_to_float8
-from mpjax.precision.dtypes import Range
+from mpjax.diagnosis import FLOAT8, range_of, round_to_float8
+from mpjax.precision import Range
 
 
 EVERY = np.arange(2**16, dtype=np.uint16)

@@ -4,9 +4,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.emulate import everywhere, nowhere
-from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, distance, is_repaired, lost_fractions, outputs_of
-from mpjax.diagnosis.program import program_of
+from mpjax.diagnosis import (
+    WITHOUT_ROUNDING,
+    Reference,
+    distance,
+    everywhere,
+    is_repaired,
+    lost_fractions,
+    nowhere,
+    outputs_of,
+    program_of,
+)
 
 
 def product_program(factor):

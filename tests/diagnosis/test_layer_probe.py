@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.layer_probe import probe, probe_function
-from mpjax.diagnosis.layers import EXPONENTS
+from mpjax.diagnosis import EXPONENTS, probe, probe_function
 
 
 def probed(loss_fn, params, batch=None, **options):

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.layers import LayerRecorder
-from mpjax.diagnosis.readings import Site
-from mpjax.precision.dtypes import FLOAT16, FLOAT32
+from mpjax.diagnosis import LayerRecorder, Site
+from mpjax.precision import FLOAT16, FLOAT32
 
 
 INF = float("inf")

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from mpjax.diagnosis.loss_path import only_in_derivative
-from mpjax.precision.casting.walk import bodies
+from mpjax.diagnosis import only_in_derivative
+from mpjax.precision.casting import bodies
 
 
 def _in_derivative(function, *args) -> dict[str, bool]:

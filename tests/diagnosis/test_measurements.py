@@ -4,10 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.arithmetic import round_to
-from mpjax.diagnosis.measurements import Marks
-from mpjax.diagnosis.readings import EXPONENTS, Recorder, Site
-from mpjax.precision.dtypes import FLOAT16
+from mpjax.diagnosis import EXPONENTS, Marks, Recorder, Site, round_to
+from mpjax.precision import FLOAT16
 
 
 def _reading(wide, exact, low, marks=()):

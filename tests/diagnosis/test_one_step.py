@@ -10,13 +10,10 @@ import optax
 import pytest
 from flax import nnx
 
-from mpjax.diagnosis import diagnose, diagnose_function
-from mpjax.diagnosis.one_step import float32_fraction
-from mpjax.diagnosis.program import program_of_function
+from mpjax.diagnosis import diagnose, diagnose_function, float32_fraction, program_of_function
 from mpjax.errors import UsageError
-from mpjax.models.mlp import MLP
-from mpjax.precision.modules import apply_policy
-from mpjax.precision.presets import get_policy
+from mpjax.models import MLP
+from mpjax.precision import apply_policy, get_policy
 
 
 class Noisy(nnx.Module):

@@ -7,9 +7,7 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
-from mpjax.diagnosis import diagnose
-from mpjax.diagnosis.emulate import Emulator
-from mpjax.diagnosis.readings import Recorder
+from mpjax.diagnosis import Emulator, Recorder, diagnose
 
 
 ALL, DATA = PartitionSpec(), PartitionSpec("data")

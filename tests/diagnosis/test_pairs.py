@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from mpjax.diagnosis.measurements import onward
-from mpjax.diagnosis.pairs import Pair, Place
+from mpjax.diagnosis import Pair, Place, onward
 
 
 def test_an_input_is_told_from_a_result_outside_of_all_modules():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mpjax.diagnosis.program import program_of_function
+from mpjax.diagnosis import program_of_function
 from mpjax.errors import UsageError
 from mpjax.precision import get_policy
 

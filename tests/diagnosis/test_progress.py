@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpjax
-from mpjax.diagnosis import progress
-from mpjax.diagnosis.emulate import Emulator
-from mpjax.diagnosis.program import program_of
+from mpjax.diagnosis import Emulator, program_of, progress
 
 
 class Terminal(io.StringIO):

@@ -4,9 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.measurements import Marks, apart
-from mpjax.diagnosis.readings import Recorder, Site, ratio, together
-from mpjax.precision.dtypes import FLOAT16, FLOAT32
+from mpjax.diagnosis import Marks, Recorder, Site, apart, ratio, together
+from mpjax.precision import FLOAT16, FLOAT32
 
 
 def observed(recorder, wide, low, marks=(), dtype=FLOAT16):

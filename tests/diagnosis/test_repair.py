@@ -7,12 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.finding import Finding
-from mpjax.diagnosis.health import Reference
-from mpjax.diagnosis.program import program_of_function
-from mpjax.diagnosis.repair import Fault, is_repaired_outside, smallest_rules, with_lower_scale
-from mpjax.diagnosis.trace import emulated
-from mpjax.precision.presets import get_policy
+from mpjax.diagnosis import (
+    Fault,
+    Finding,
+    Reference,
+    emulated,
+    is_repaired_outside,
+    program_of_function,
+    smallest_rules,
+    with_lower_scale,
+)
+from mpjax.precision import get_policy
 
 
 PARAMS = {"large": jnp.full((1, 1), 2.0**10), "small": jnp.ones((1, 1))}

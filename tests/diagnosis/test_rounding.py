@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.arithmetic import in_half_dtype, round_to
-from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from mpjax.diagnosis import in_half_dtype, round_to
+from mpjax.precision import BFLOAT16, FLOAT16, FLOAT32
 
 
 def _same(a, b) -> np.ndarray:

@@ -4,11 +4,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mpjax.diagnosis.emulate import nowhere
-from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, outputs_of
-from mpjax.diagnosis.program import program_of
-from mpjax.diagnosis.scales import healthy_scale, lower_scale, scale_beside_rules
-from mpjax.diagnosis.trace import emulated
+from mpjax.diagnosis import (
+    WITHOUT_ROUNDING,
+    Reference,
+    emulated,
+    healthy_scale,
+    lower_scale,
+    nowhere,
+    outputs_of,
+    program_of,
+    scale_beside_rules,
+)
 
 
 def half_product(weight, x):

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpjax.diagnosis.search import innermost, is_in, minimal, narrow
+from mpjax.diagnosis import innermost, is_in, minimal, narrow
 
 
 def _monotone(needed: list[frozenset]):

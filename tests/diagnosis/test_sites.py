@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.diagnosis.pairs import Place
-from mpjax.diagnosis.sites import parameter_site, site_of
+from mpjax.diagnosis import Place, parameter_site, site_of
 
 
 def test_a_result_has_its_module_its_shape_and_its_line():

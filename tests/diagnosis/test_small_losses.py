@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from mpjax.diagnosis import diagnose
-from mpjax.models.mlp import MLP
+from mpjax.models import MLP
 
 
 X, Y = jax.random.normal(jax.random.key(0), (64, 16)), jnp.arange(64) % 4

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from mpjax.diagnosis import diagnose, sums
-from mpjax.diagnosis.trace import emulated
+from mpjax.diagnosis import diagnose, emulated, sums
 
 
 X = jax.random.normal(jax.random.key(0), (16, 4))

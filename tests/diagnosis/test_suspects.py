@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, outputs_of
-from mpjax.diagnosis.program import program_of_model
-from mpjax.diagnosis.readings import Site
-from mpjax.diagnosis.search import at_fault, culprit
-from mpjax.precision.presets import get_policy
+from mpjax.diagnosis import WITHOUT_ROUNDING, Reference, Site, at_fault, culprit, outputs_of, program_of_model
+from mpjax.precision import get_policy
 
 
 class Lossy(nnx.Module):

@@ -5,10 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.emulate import nowhere
-from mpjax.diagnosis.program import program_of
-from mpjax.diagnosis.readings import EXPONENTS, Reading, Site
-from mpjax.diagnosis.trace import Trace, emulated, table_of
+from mpjax.diagnosis import EXPONENTS, Reading, Site, Trace, emulated, nowhere, program_of, table_of
 
 
 def trace_of(*found):

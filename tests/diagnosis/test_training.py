@@ -18,7 +18,7 @@ from flax import nnx
 from sklearn.datasets import load_digits
 
 import mpjax
-from mpjax.models.resnet import BasicBlock, ResNet, SmallStem
+from mpjax.models import BasicBlock, ResNet, SmallStem
 
 
 # --- Runs

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.diagnosis import diagnose, diagnose_function
-from mpjax.diagnosis.health import all_finite, flushed_fraction, loss_error
+from mpjax.diagnosis import all_finite, diagnose, diagnose_function, flushed_fraction, loss_error
 
 
 class Layer(nnx.Module):

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from mpjax.diagnosis.float8_search import noise_in_blocks
-from mpjax.diagnosis.program import program_of_function, program_of_model
-from mpjax.precision.presets import get_policy
+from mpjax.diagnosis import noise_in_blocks, program_of_function, program_of_model
+from mpjax.precision import get_policy
 
 
 X = jax.random.normal(jax.random.key(0), (4, 64))

@@ -7,10 +7,8 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from mpjax.diagnosis import diagnose
-from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, outputs_of
-from mpjax.diagnosis.program import program_of_function
-from mpjax.precision.presets import get_policy
+from mpjax.diagnosis import WITHOUT_ROUNDING, Reference, diagnose, outputs_of, program_of_function
+from mpjax.precision import get_policy
 
 
 def _index(x: jax.Array) -> jax.Array:

@@ -11,8 +11,7 @@ import sys
 import pytest
 import yaml
 
-from mpjax.config import Config, load_config, save_config
-from mpjax.config.schema import Distributed
+from mpjax.config import Config, Distributed, load_config, save_config
 
 
 ROOT = pathlib.Path(__file__).parents[2]

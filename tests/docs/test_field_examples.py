@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from mpjax.config.user_code import load_function
+from mpjax.config import load_function
 
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "docs" / "examples"

@@ -8,12 +8,10 @@ import jax
 import pytest
 from flax import nnx
 
+from mpjax.config import MODELS, TASKS, Data, Model, load_config
 from mpjax.config import schema as inputs
-from mpjax.config.choices import MODELS, TASKS
-from mpjax.config.load import load_config
-from mpjax.config.schema import Data, Model
 from mpjax.data import Image, Label, Length, Mask, Tokens
-from mpjax.models.build import ENTRIES, build_model
+from mpjax.models import ENTRIES, build_model
 
 
 ROOT = pathlib.Path(__file__).parents[2]

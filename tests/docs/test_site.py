@@ -11,7 +11,7 @@ import pytest
 import mpjax
 import mpjax.extend
 from mpjax.cli import COMMANDS
-from mpjax.config.completion import flags_of
+from mpjax.config import flags_of
 
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"

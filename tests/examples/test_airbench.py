@@ -13,16 +13,13 @@ import optax
 import pytest
 from flax import nnx
 
-from mpjax.commands.build import build_run, fresh_state
-from mpjax.commands.own_parts import with_parts
-from mpjax.commands.train import run
-from mpjax.config import from_toml, load_config, to_toml
-from mpjax.config.schema import Optimizer
+from mpjax.commands import build_run, fresh_state, run, with_parts
+from mpjax.config import Optimizer, from_toml, load_config, to_toml
 from mpjax.data import labelled_images
 from mpjax.errors import UsageError
-from mpjax.loop.stored import read_checkpoint
+from mpjax.loop import read_checkpoint
 from mpjax.precision import apply_policy, audit, get_policy
-from mpjax.training.optimizer import update_rule
+from mpjax.training import update_rule
 
 
 FOLDER = pathlib.Path(__file__).parents[2] / "examples"

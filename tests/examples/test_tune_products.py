@@ -12,14 +12,12 @@ import jax.numpy as jnp
 import pytest
 
 import mpjax
-from mpjax.commands.learner import make_task
-from mpjax.config import Config, load_config
-from mpjax.config.schema import Model, Precision, Training
+from mpjax.commands import make_task
+from mpjax.config import Config, Model, Precision, Training, load_config
 from mpjax.data import labelled_images
 from mpjax.errors import UsageError
-from mpjax.precision.dtypes import as_dtype
-from mpjax.precision.policy_report import PolicyReport, PolicyRow
-from mpjax.training.precision_plan import plan_precision
+from mpjax.precision import PolicyReport, PolicyRow, as_dtype
+from mpjax.training import plan_precision
 
 
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "tune_products.py"

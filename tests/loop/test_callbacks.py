@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from mpjax.config.user_code import PythonObject
+from mpjax.config import PythonObject
 from mpjax.errors import CallbackError, UsageError
 from mpjax.extend import Callback, RunInfo
-from mpjax.loop.callbacks import Callbacks, EarlyStopping, load_callbacks
+from mpjax.loop import Callbacks, EarlyStopping, load_callbacks
 
 
 class Saver:

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.loop.checkpoint import Checkpoints
-from mpjax.loop.stored import complete_checkpoints, read_checkpoint
+from mpjax.loop import Checkpoints, complete_checkpoints, read_checkpoint
 
 
 STATE = {"scale": jnp.float32(32768), "count": jnp.int32(7)}

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpjax.loop import checksums
-from mpjax.loop.checksums import checksums_of, damaged, digest_of
+from mpjax.loop import checksums, checksums_of, damaged, digest_of
 
 
 # One of each width and kind, and more of them.

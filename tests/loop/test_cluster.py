@@ -2,9 +2,9 @@
 
 import pytest
 
-from mpjax.config.schema import Distributed
+from mpjax.config import Distributed
 from mpjax.errors import UsageError
-from mpjax.loop.cluster import Seat, own_gpus, seat_of
+from mpjax.loop import Seat, own_gpus, seat_of
 
 
 STEP = {

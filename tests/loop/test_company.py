@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from mpjax.loop.company import Alone, Company
+from mpjax.loop import Alone, Company
 
 
 class Store:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mpjax.loop.train import Limits
+from mpjax.loop import Limits
 
 
 def metrics(loss=1.0, grad_norm=1.0, loss_scale=1.0, consecutive_skips=0):

@@ -12,10 +12,7 @@ import time
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.loop.cluster import Seat
-from mpjax.loop.door import knock
-from mpjax.loop.join import enter, notice_a_dead_machine, numbers, own_address
-from mpjax.loop.secret import shared_key
+from mpjax.loop import Seat, enter, knock, notice_a_dead_machine, numbers, own_address, shared_key
 
 
 def free_port():

@@ -8,24 +8,19 @@ import numpy as np
 import optax
 import pytest
 
-from mpjax.loop.checkpoint import Checkpoints, to_arrays
-from mpjax.loop.resume import MASTERS, adopt, places_in, with_moments
-from mpjax.loop.stored import read_checkpoint
+from mpjax.loop import MASTERS, Checkpoints, adopt, places_in, read_checkpoint, to_arrays, with_moments
 from mpjax.precision import (
     compensated_weights,
     dynamic_loss_scaling,
-    float8_moments,
     half_moments,
+    is_floating,
     master_weights,
     no_loss_scaling,
     static_loss_scaling,
     stochastic_weights,
 )
-from mpjax.precision.dtypes import is_floating
-from mpjax.precision.float8.moments import Grouped
-from mpjax.training import TrainState
-from mpjax.training.mesh import make_mesh
-from mpjax.training.packing import Packing
+from mpjax.precision.float8 import Grouped, float8_moments
+from mpjax.training import Packing, TrainState, make_mesh
 
 
 def as_it_is(inner):

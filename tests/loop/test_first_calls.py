@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpjax.loop.first_calls import estimated
+from mpjax.loop import estimated
 
 
 @pytest.mark.parametrize(

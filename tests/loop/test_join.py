@@ -5,9 +5,9 @@ import warnings
 
 import pytest
 
-from mpjax.config.schema import Config, Distributed
+from mpjax.config import Config, Distributed
 from mpjax.errors import UsageError
-from mpjax.loop.join import joined
+from mpjax.loop import joined
 
 
 def test_alone_nothing_is_started_and_warnings_stay():

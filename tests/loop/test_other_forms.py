@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.loop.resume import with_moments, with_weights, without_field
+from mpjax.loop import with_moments, with_weights, without_field
 
 
 BFLOAT16, FLOAT16 = jnp.dtype("bfloat16"), np.dtype("float16")

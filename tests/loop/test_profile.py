@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from mpjax.loop.first_calls import profiled
+from mpjax.loop import profiled
 
 
 @pytest.fixture

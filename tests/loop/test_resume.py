@@ -10,17 +10,12 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpjax.config.schema import Precision
+from mpjax.config import Precision
 from mpjax.errors import PrecisionWarning, UsageError
-from mpjax.loop.checkpoint import to_arrays
-from mpjax.loop.resume import adopt, places_in
-from mpjax.precision import no_loss_scaling
-from mpjax.precision.float8.moments import float8_moments, grouped, ungrouped
-from mpjax.precision.moments import half_moments
-from mpjax.training import TrainState
-from mpjax.training.mesh import make_mesh
-from mpjax.training.optimizer import has_moments_of, with_precision
-from mpjax.training.precision_plan import plan_precision
+from mpjax.loop import adopt, places_in, to_arrays
+from mpjax.precision import half_moments, no_loss_scaling
+from mpjax.precision.float8 import float8_moments, grouped, ungrouped
+from mpjax.training import TrainState, has_moments_of, make_mesh, plan_precision, with_precision
 
 
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16", "bfloat16", "float16")

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mpjax.loop.signals import StopRequest, stop_on_signals
+from mpjax.loop import StopRequest, stop_on_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

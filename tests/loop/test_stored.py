@@ -13,10 +13,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.errors import CheckpointWarning, UsageError
-from mpjax.loop.checkpoint import Checkpoints
-from mpjax.loop.checksums import digest_of
-from mpjax.loop.stored import complete_checkpoints, read_checkpoint, set_aside
-from mpjax.training.mesh import make_mesh
+from mpjax.loop import Checkpoints, complete_checkpoints, digest_of, read_checkpoint, set_aside
+from mpjax.training import make_mesh
 
 
 STATE = {

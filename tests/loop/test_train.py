@@ -9,10 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from mpjax.errors import CallbackError, Diverged, Interrupted
-from mpjax.loop.callbacks import Callbacks
-from mpjax.loop.signals import StopRequest
-from mpjax.loop.train import Explain, Limits, train_loop
-from mpjax.loop.when import When
+from mpjax.loop import Callbacks, Explain, Limits, StopRequest, When, train_loop
 
 
 PATIENT = Limits(1.0, 99)

@@ -6,7 +6,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from mpjax.loop.when import When
+from mpjax.loop import When
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models.activations import activated, gelu, silu_gate, tanh_gelu, tanh_gelu_gate
-from mpjax.precision import apply_policy
-from mpjax.precision.calls import name_scopes
-from mpjax.precision.casting.walk import equations
+from mpjax.models import activated, gelu, silu_gate, tanh_gelu, tanh_gelu_gate
+from mpjax.precision import apply_policy, name_scopes
+from mpjax.precision.casting import equations
 
 
 # From tables of the normal distribution: x times its share below x.

@@ -10,10 +10,9 @@ from flax import nnx
 
 from mpjax.diagnosis import diagnose
 from mpjax.errors import UsageError
-from mpjax.models import attention
-from mpjax.models.attention import Attention, implementation_for
-from mpjax.precision import apply_policy, autocast
-from mpjax.precision.dtypes import default_device
+from mpjax.models import Attention, attention, implementation_for
+from mpjax.precision import apply_policy, default_device
+from mpjax.precision.casting import autocast
 
 
 def module(policy="float32", **options):

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models import batch_norm
-from mpjax.models.batch_norm import BatchNorm, relu_after
-from mpjax.precision.casting.walk import equations
+from mpjax.models import BatchNorm, batch_norm, relu_after
+from mpjax.precision.casting import equations
 
 
 X = 2 + 3 * jax.random.normal(jax.random.key(0), (4, 5, 6, 3))

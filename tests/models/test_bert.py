@@ -7,14 +7,14 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models import bert
+from mpjax.models import BERT, bert_base
 
 
 @pytest.fixture(scope="module")
 def model():
     @nnx.jit
     def made():
-        return bert.BERT(vocabulary=20, length=8, num_classes=3, width=16, depth=2, heads=2, rngs=nnx.Rngs(0))
+        return BERT(vocabulary=20, length=8, num_classes=3, width=16, depth=2, heads=2, rngs=nnx.Rngs(0))
 
     model = made()
     model.eval()
@@ -26,7 +26,7 @@ TOKENS = jax.random.randint(jax.random.key(0), (2, 6), 0, 20)
 
 @pytest.mark.slow
 def test_parameter_count_without_the_classifier():
-    model = nnx.eval_shape(lambda: bert.bert_base(num_classes=2, rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: bert_base(num_classes=2, rngs=nnx.Rngs(0)))
     del model.head
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == 109_482_240
 

@@ -8,12 +8,10 @@ import pytest
 from flax import nnx
 
 from mpjax import models
-from mpjax.config.choices import MODELS
-from mpjax.config.schema import Model
+from mpjax.config import MODELS, Model
 from mpjax.data import Image, Label, Length, Mask, Tokens, labelled_images
 from mpjax.errors import UsageError
-from mpjax.models import mlp, resnet
-from mpjax.models.build import ENTRIES
+from mpjax.models import ENTRIES, MLP, BasicBlock, Bottleneck, ImageNetStem, SmallStem
 
 
 def build(**settings):
@@ -24,25 +22,25 @@ def build(**settings):
 @pytest.mark.parametrize(
     ("name", "blocks", "block"),
     [
-        ("resnet18", 8, resnet.BasicBlock),
-        pytest.param("resnet34", 16, resnet.BasicBlock, marks=pytest.mark.slow),
-        pytest.param("resnet50", 16, resnet.Bottleneck, marks=pytest.mark.slow),
+        ("resnet18", 8, BasicBlock),
+        pytest.param("resnet34", 16, BasicBlock, marks=pytest.mark.slow),
+        pytest.param("resnet50", 16, Bottleneck, marks=pytest.mark.slow),
     ],
 )
 def test_a_resnet_of_its_depth(name, blocks, block):
     model = nnx.eval_shape(lambda: build(name=name))
     assert len(model.blocks) == blocks
     assert all(isinstance(one, block) for one in model.blocks)
-    assert isinstance(model.stem, resnet.SmallStem)
+    assert isinstance(model.stem, SmallStem)
 
 
 def test_the_imagenet_stem():
-    assert isinstance(nnx.eval_shape(lambda: build(stem="imagenet")).stem, resnet.ImageNetStem)
+    assert isinstance(nnx.eval_shape(lambda: build(stem="imagenet")).stem, ImageNetStem)
 
 
 def test_an_mlp_takes_whole_images():
     model = build(name="mlp", depth=3)
-    assert isinstance(model, mlp.MLP)
+    assert isinstance(model, MLP)
     assert [layer.kernel.shape for layer in model.layers] == [(192, 4), (4, 4), (4, 4)]
     assert jax.eval_shape(model, jnp.zeros((2, 8, 8, 3))).shape == (2, 7)
 

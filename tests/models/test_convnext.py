@@ -10,11 +10,11 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models import convnext
+from mpjax.models import ConvNeXt, ConvNeXtBlock, LayerScale, convnext_t
 from mpjax.precision import apply_policy
 
 
-def abstract(make=convnext.convnext_t, **settings):
+def abstract(make=convnext_t, **settings):
     settings = {"channels": 3, "num_classes": 1000, **settings}
     return nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0), **settings))
 
@@ -56,7 +56,7 @@ def layer_norm(x):
 
 @pytest.mark.slow
 def test_a_block_is_its_input_plus_a_scaled_perceptron_of_the_normalised_convolution():
-    block = convnext.Block(4, 0.0, rngs=nnx.Rngs(0))
+    block = ConvNeXtBlock(4, 0.0, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (1, 7, 7, 4))
     y = layer_norm(np.einsum("hwc,hwc->c", x[0], block.depthwise.kernel[:, :, 0]))
     y = y @ np.asarray(block.expand.kernel[...])
@@ -68,14 +68,14 @@ def test_a_block_is_its_input_plus_a_scaled_perceptron_of_the_normalised_convolu
 
 
 def test_blocks_start_as_a_millionth_of_themselves():
-    block = convnext.Block(4, 0.0, rngs=nnx.Rngs(0))
+    block = ConvNeXtBlock(4, 0.0, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(block.scale.scale[...], np.full(4, 1e-6, np.float32))
 
 
 @pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
 def test_the_gradient_of_layer_scale_adds_up_in_float32(policy):
     """Of 4096 ones in float16, added one by one, half would get lost: 2048 + 1 is 2048."""
-    layer = convnext.LayerScale(2)
+    layer = LayerScale(2)
     apply_policy(layer, policy)
     graph, params = nnx.split(layer)
     x = jnp.ones((1, 64, 64, 2), jnp.float16)
@@ -85,11 +85,11 @@ def test_the_gradient_of_layer_scale_adds_up_in_float32(policy):
 
 
 def test_stochastic_depth_grows_from_never_to_its_rate_and_drops_whole_blocks_of_single_examples():
-    model = abstract(functools.partial(convnext.ConvNeXt, (1, 2)), drop=0.4)
-    blocks = [layer for layer in model.layers if isinstance(layer, convnext.Block)]
+    model = abstract(functools.partial(ConvNeXt, (1, 2)), drop=0.4)
+    blocks = [layer for layer in model.layers if isinstance(layer, ConvNeXtBlock)]
     assert [getattr(block.drop, "rate", 0.0) for block in blocks] == [0.0, 0.2, 0.4]
 
-    block = convnext.Block(2, 0.5, rngs=nnx.Rngs(0))
+    block = ConvNeXtBlock(2, 0.5, rngs=nnx.Rngs(0))
     block.scale.scale[...] = jnp.ones(2)
     x = jax.random.normal(jax.random.key(1), (32, 3, 3, 2))
     moved = np.asarray(block(x) - x)

@@ -10,13 +10,11 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.decoder import Decoder, DecoderSettings, LayerKind
-from mpjax.models.decoder.rotary import Rope
-from mpjax.models.documents import Apart, keep_apart, require_apart
+from mpjax.models import GPT2, Apart, apply_remat, keep_apart, require_apart
+from mpjax.models.decoder import Decoder, DecoderSettings, LayerKind, Rope
 from mpjax.models.generation import generate, through_cache
-from mpjax.models.gpt2 import GPT2
-from mpjax.models.remat import apply_remat
-from mpjax.precision import apply_policy, autocast
+from mpjax.precision import apply_policy
+from mpjax.precision.casting import autocast
 
 
 END = 1

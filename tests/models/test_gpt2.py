@@ -7,14 +7,14 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models import gpt2
+from mpjax.models import GPT2, gpt2_small
 from mpjax.precision import apply_policy
-from mpjax.precision.casting.walk import equations
+from mpjax.precision.casting import equations
 
 
 @pytest.fixture
 def model():
-    make = nnx.jit(lambda: gpt2.GPT2(vocabulary=20, length=8, width=16, depth=2, heads=2, rngs=nnx.Rngs(0)))
+    make = nnx.jit(lambda: GPT2(vocabulary=20, length=8, width=16, depth=2, heads=2, rngs=nnx.Rngs(0)))
     model = make()
     model.eval()
     return model
@@ -24,7 +24,7 @@ TOKENS = jax.random.randint(jax.random.key(0), (2, 6), 0, 20)
 
 
 def test_parameter_count():
-    model = nnx.eval_shape(lambda: gpt2.gpt2(rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: gpt2_small(rngs=nnx.Rngs(0)))
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == 124_439_808
 
 
@@ -61,7 +61,7 @@ def test_logits_are_products_in_half_precision_that_leave_in_the_output_dtype(mo
 
 @pytest.mark.slow
 def test_what_is_added_to_the_shortcut_starts_smaller_the_deeper_the_network():
-    model = gpt2.GPT2(vocabulary=20, length=8, width=128, depth=8, heads=2, rngs=nnx.Rngs(0))
+    model = GPT2(vocabulary=20, length=8, width=128, depth=8, heads=2, rngs=nnx.Rngs(0))
     down, up = (float(jnp.std(getattr(model.blocks[3].mlp, name).kernel[...])) for name in ("down", "up"))
     assert (down, up) == (pytest.approx(0.005, rel=0.02), pytest.approx(0.02, rel=0.02))
 

@@ -13,13 +13,9 @@ from flax import nnx
 from jax.sharding import AbstractDevice, AbstractMesh, Mesh, PartitionSpec, use_abstract_mesh
 
 import mpjax
-from mpjax.models import layer_norm_kernel
-from mpjax.models.gpt2 import GPT2
-from mpjax.models.layer_norm import backward
-from mpjax.models.vit import ViT
-from mpjax.precision import apply_policy
-from mpjax.precision.calls import name_scopes
-from mpjax.precision.casting.walk import bodies, equations
+from mpjax.models import GPT2, ViT, backward, layer_norm_kernel
+from mpjax.precision import apply_policy, name_scopes
+from mpjax.precision.casting import bodies, equations
 
 
 EPSILON = 1e-6

@@ -9,9 +9,7 @@ from flax import nnx
 
 import mpjax
 from mpjax.errors import UsageError
-from mpjax.models.adapters import Adapter
-from mpjax.models.lora import add_lora, merge_lora
-from mpjax.models.scan import in_series
+from mpjax.models import Adapter, add_lora, in_series, merge_lora
 
 
 def linear(kernel, bias=None):

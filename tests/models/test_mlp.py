@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mpjax.models.mlp import MLP
+from mpjax.models import MLP
 
 
 def test_logits_are_those_of_the_formula():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models.unet import TwoConvs, Up, unet
+from mpjax.models import TwoConvs, Up, unet64
 
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[parity]'")
@@ -70,7 +70,7 @@ def two_convs_to_torch(ours: TwoConvs, theirs: TorchTwoConvs):
 @pytest.fixture(scope="module")
 def pair():
     """Ours and PyTorch's with the same weights and statistics, none of which is 0 or 1."""
-    ours = nnx.eval_shape(lambda: unet(channels=3, num_classes=4, width=4, depth=2, rngs=nnx.Rngs(0)))
+    ours = nnx.eval_shape(lambda: unet64(channels=3, num_classes=4, width=4, depth=2, rngs=nnx.Rngs(0)))
     random = np.random.default_rng(0)
 
     def fill(leaf):

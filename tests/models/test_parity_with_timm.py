@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models.convnext import convnext_t
-from mpjax.models.resnet import ImageNetStem, resnet18, resnet50, resnext50
-from mpjax.models.xception import xception
+from mpjax.models import ImageNetStem, convnext_t, resnet18, resnet50, resnext50, xception8
 
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[parity]'")
@@ -124,7 +122,7 @@ def logits(make, arrays: dict[str, np.ndarray], images: np.ndarray) -> jax.Array
         ("resnet18", functools.partial(resnet18, ImageNetStem, width=64), resnet_paths((2, 2, 2, 2)), 46),
         ("resnet50", functools.partial(resnet50, ImageNetStem, width=64), resnet_paths((3, 4, 6, 3)), 46),
         ("resnext50_32x4d", functools.partial(resnext50, ImageNetStem, width=64), resnet_paths((3, 4, 6, 3)), 46),
-        ("legacy_xception", xception, xception_path, 74),
+        ("legacy_xception", xception8, xception_path, 74),
         ("convnext_tiny", convnext_t, convnext_paths((3, 3, 9, 3)), 75),
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models.pooling import max_pool
+from mpjax.models import max_pool
 
 
 def plain(x, window, stride, padding):

@@ -11,20 +11,25 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.bert import BERT
-from mpjax.models.convnext import ConvNeXt
+from mpjax.models import (
+    BERT,
+    GPT2,
+    MLP,
+    BasicBlock,
+    Bottleneck,
+    ConvNeXt,
+    ImageNetStem,
+    ResNet,
+    ResNeXtBottleneck,
+    SmallXceptionStem,
+    ViT,
+    WideResNet,
+    Xception,
+    unet64,
+)
 from mpjax.models.decoder import Decoder, DecoderSettings, LayerKind
-from mpjax.models.gpt2 import GPT2
-from mpjax.models.mlp import MLP
-from mpjax.models.resnet import BasicBlock, Bottleneck, ImageNetStem, ResNet, ResNeXtBottleneck
-from mpjax.models.unet import unet
-from mpjax.models.vit import ViT
-from mpjax.models.wide_resnet import WideResNet
-from mpjax.models.xception import SmallStem, Xception
-from mpjax.precision import apply_policy, audit, autocast
-from mpjax.precision.dtypes import HALF
-from mpjax.precision.modules import storage_policy
-from mpjax.precision.presets import PRESETS
+from mpjax.precision import HALF, PRESETS, apply_policy, audit, storage_policy
+from mpjax.precision.casting import autocast
 
 
 class Case(NamedTuple):
@@ -70,8 +75,8 @@ MODELS = {
     "resnet bottleneck": Case(functools.partial(ResNet, (1, 1), Bottleneck, ImageNetStem, width=8, **SETTINGS), IMAGES),
     "resnext": Case(functools.partial(ResNet, (1, 1), ResNeXtBottleneck, ImageNetStem, width=16, **SETTINGS), IMAGES),
     "wide_resnet": Case(functools.partial(WideResNet, 10, 1, width=8, dropout=0.1, **SETTINGS), IMAGES),
-    "xception": Case(functools.partial(Xception, SmallStem, width=4, depth=1, **SETTINGS), IMAGES),
-    "unet": Case(functools.partial(unet, width=4, depth=2, **SETTINGS), (2, 7, 5, 1)),
+    "xception": Case(functools.partial(Xception, SmallXceptionStem, width=4, depth=1, **SETTINGS), IMAGES),
+    "unet": Case(functools.partial(unet64, width=4, depth=2, **SETTINGS), (2, 7, 5, 1)),
     "convnext": Case(functools.partial(ConvNeXt, (1, 1), width=8, patch=2, drop=0.1, **SETTINGS), IMAGES),
     "vit": Case(functools.partial(ViT, **PATCHES, **TRANSFORMER), IMAGES),
     "vit with a class token": Case(functools.partial(ViT, pool="cls", **PATCHES, **TRANSFORMER), IMAGES),

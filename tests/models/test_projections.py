@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models.attention import Attention
-from mpjax.models.projections import called, project
-from mpjax.precision import Policy, apply_policy
-from mpjax.precision.calls import name_scopes, wrap
-from mpjax.precision.casting.walk import equations
+from mpjax.models import Attention, called, project
+from mpjax.precision import Policy, apply_policy, name_scopes, wrap
+from mpjax.precision.casting import equations
 
 
 X = jax.random.normal(jax.random.key(0), (2, 6, 16))

@@ -7,9 +7,7 @@ import pytest
 from flax import nnx
 
 import mpjax
-from mpjax.models.lora import add_lora, merge_lora
-from mpjax.models.quantised import NF4, kernel_of, quantise
-from mpjax.models.scan import in_series
+from mpjax.models import NF4, add_lora, in_series, kernel_of, merge_lora, quantise
 
 
 def test_nf4_has_the_numbers_of_the_paper():

@@ -10,21 +10,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.commands.learner import make_task
-from mpjax.commands.train import run
-from mpjax.config import Config, load_config
-from mpjax.config.schema import Model, Precision, Training
+from mpjax.commands import make_task, run
+from mpjax.config import Config, Model, Precision, Training, load_config
 from mpjax.data import Image, Label, Length, Mask, Tokens, labelled_images
 from mpjax.errors import UsageError
-from mpjax.loop.stored import read_checkpoint
-from mpjax.models.remat import apply_remat, blocks_of
-from mpjax.models.remat import products as kept_by_dots
+from mpjax.loop import read_checkpoint
+from mpjax.models import apply_remat, blocks_of
+from mpjax.models import products as kept_by_dots
 from mpjax.precision import apply_policy
-from mpjax.precision.casting.walk import equations
-from mpjax.precision.float8.products import product
-from mpjax.precision.float8.recipes import RECIPES
-from mpjax.training import take_apart
-from mpjax.training.precision_plan import plan_precision
+from mpjax.precision.casting import equations
+from mpjax.precision.float8 import RECIPES, product
+from mpjax.training import plan_precision, take_apart
 
 
 class Block(nnx.Module):

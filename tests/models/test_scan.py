@@ -10,14 +10,10 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.bert import BERT
-from mpjax.models.gpt2 import GPT2
-from mpjax.models.remat import apply_remat
-from mpjax.models.scan import Stack, apart, in_series, one_by_one, require_alike, stacks_of
-from mpjax.models.vit import ViT
+from mpjax.models import BERT, GPT2, Stack, ViT, apart, apply_remat, in_series, one_by_one, require_alike, stacks_of
 from mpjax.precision import apply_policy, name_scopes
-from mpjax.precision.casting import walk
-from mpjax.training.state import named, take_apart
+from mpjax.precision.casting import equations
+from mpjax.training import named, take_apart
 
 
 TOKENS = jnp.arange(12).reshape(2, 6) % 11
@@ -103,7 +99,7 @@ def test_the_loop_keeps_for_its_backward_pass_what_costs_much_to_compute(remat, 
     forward, backward = (eqn for eqn in grad.eqns if eqn.primitive.name == "scan")
     assert len(forward.outvars) - 1 == kept
     found = [
-        sum(eqn.primitive.name == "dot_general" for _, eqn in walk.equations(loop.params["jaxpr"]))
+        sum(eqn.primitive.name == "dot_general" for _, eqn in equations(loop.params["jaxpr"]))
         for loop in (forward, backward)
     ]
     assert found == [8, 16 + 8 - 1 - products]  # the result of the last product, down, is never read
@@ -150,12 +146,12 @@ def test_random_streams_have_the_numbers_of_single_blocks_in_deep_models_too():
 
 
 def test_the_jaxpr_of_the_gradient_has_as_many_equations_for_six_blocks_as_for_three():
-    def equations(depth):
+    def count(depth):
         structure, params, _ = take_apart(nnx.eval_shape(lambda: build(True, depth=depth)))
         grad = jax.grad(lambda params: jnp.mean(structure.assemble(params, {})(TOKENS)))
-        return sum(1 for _ in walk.equations(jax.make_jaxpr(grad)(params)))
+        return sum(1 for _ in equations(jax.make_jaxpr(grad)(params)))
 
-    assert equations(3) == equations(6) > 100
+    assert count(3) == count(6) > 100
 
 
 @pytest.mark.slow

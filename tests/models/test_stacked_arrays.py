@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.models.scan import apart, apart_in, in_form_of, names_apart, replaced, stack_of
+from mpjax.models import apart, apart_in, in_form_of, names_apart, replaced, stack_of
 
 
 STACKS = {"blocks": 2}

@@ -9,14 +9,7 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.transformer import (
-    Block,
-    check_length,
-    dropping,
-    post_norm,
-    pre_norm,
-    with_positions,
-)
+from mpjax.models import Block, check_length, dropping, post_norm, pre_norm, with_positions
 from mpjax.precision import apply_policy
 
 

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from mpjax.models.unet import TwoConvs, unet
+from mpjax.models import TwoConvs, unet64
 
 
 def abstract(**settings):
-    return nnx.eval_shape(lambda: unet(rngs=nnx.Rngs(0), **settings))
+    return nnx.eval_shape(lambda: unet64(rngs=nnx.Rngs(0), **settings))
 
 
 def test_parameter_count_for_3_channels_and_1_class():

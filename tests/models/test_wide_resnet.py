@@ -47,7 +47,7 @@ def norm(x, eps=1e-5):
 
 
 def test_a_block_is_norm_relu_convolution_twice_around_its_input():
-    block = wide_resnet.Block(2, 2, 1, 0.0, rngs=nnx.Rngs(0))
+    block = wide_resnet.WideBlock(2, 2, 1, 0.0, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (2, 4, 4, 2))
     y = block.conv1(jnp.maximum(norm(np.asarray(x)), 0))
     y = block.conv2(jnp.maximum(norm(np.asarray(y)), 0))
@@ -64,8 +64,8 @@ def test_a_block_that_changes_the_shape_convolves_what_its_first_relu_gives():
 
 def test_dropout_is_off_by_default_and_in_evaluation():
     x = jax.random.normal(jax.random.key(1), (2, 4, 4, 2))
-    assert nnx.state(wide_resnet.Block(2, 2, 1, 0.0, rngs=nnx.Rngs(0)), nnx.RngState) == nnx.State({})
-    block = wide_resnet.Block(2, 2, 1, 0.5, rngs=nnx.Rngs(0))
+    assert nnx.state(wide_resnet.WideBlock(2, 2, 1, 0.0, rngs=nnx.Rngs(0)), nnx.RngState) == nnx.State({})
+    block = wide_resnet.WideBlock(2, 2, 1, 0.5, rngs=nnx.Rngs(0))
     assert not np.array_equal(block(x), block(x))
     block.eval()
     np.testing.assert_array_equal(block(x), block(x))

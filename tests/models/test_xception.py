@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models import xception
+from mpjax.models import HalvingBlock, MiddleBlock, SeparableConv, SmallXceptionStem, XceptionStem, identity, xception8
 
 
 def abstract(**settings):
     settings = {"channels": 3, "num_classes": 1000, **settings}
-    return nnx.eval_shape(lambda: xception.xception(rngs=nnx.Rngs(0), **settings))
+    return nnx.eval_shape(lambda: xception8(rngs=nnx.Rngs(0), **settings))
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ def test_parameter_count_at_1000_classes():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stem", "side", "sides"),
-    [(xception.ImageNetStem, 299, [147, 74, 37, 19, 10]), (xception.SmallStem, 32, [32, 16, 8, 4, 2])],
+    [(XceptionStem, 299, [147, 74, 37, 19, 10]), (SmallXceptionStem, 32, [32, 16, 8, 4, 2])],
 )
 def test_sides_and_channels_of_the_flows(stem, side, sides):
     def shapes(model, x):
@@ -50,7 +50,7 @@ def test_a_narrow_and_shallow_one_keeps_the_proportions():
 
 
 def test_a_separable_convolution_is_one_per_channel_and_one_across():
-    conv = xception.SeparableConv(3, 2, rngs=nnx.Rngs(0))
+    conv = SeparableConv(3, 2, rngs=nnx.Rngs(0))
     conv.eval()
     x = jax.random.normal(jax.random.key(1), (1, 3, 3, 3))
     spatial = np.einsum("hwc,hwc->c", x[0], conv.depthwise.kernel[:, :, 0])
@@ -59,16 +59,16 @@ def test_a_separable_convolution_is_one_per_channel_and_one_across():
 
 
 def test_depthwise_kernels_keep_the_variance_of_their_input():
-    kernel = xception.SeparableConv(512, 4, rngs=nnx.Rngs(0)).depthwise.kernel[...]
+    kernel = SeparableConv(512, 4, rngs=nnx.Rngs(0)).depthwise.kernel[...]
     assert float(jnp.std(kernel)) == pytest.approx(1 / 3, rel=0.05)
 
 
 def test_a_relu_stands_ahead_of_every_block_but_the_first():
     """Nothing of a negative input comes through the convolutions."""
     activations = [block.activation for block in abstract(depth=0).blocks]
-    assert activations == [xception.identity, nnx.relu, nnx.relu, nnx.relu]
+    assert activations == [identity, nnx.relu, nnx.relu, nnx.relu]
     x = -jnp.ones((2, 4, 4, 2))
-    np.testing.assert_array_equal(xception.MiddleBlock(2, rngs=nnx.Rngs(0))(x), x)
-    block = xception.HalvingBlock(2, (2, 2), rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(MiddleBlock(2, rngs=nnx.Rngs(0))(x), x)
+    block = HalvingBlock(2, (2, 2), rngs=nnx.Rngs(0))
     block.eval()
     np.testing.assert_array_equal(block(x), block.shortcut(x))

@@ -3,7 +3,7 @@
 import pathlib
 import subprocess
 
-from mpjax.plan.target import toolkit_folder
+from mpjax.plan import toolkit_folder
 
 
 def assembler() -> str:

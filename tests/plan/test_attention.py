@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 from mpjax.jax_internals import cudnn_checks
-from mpjax.models.attention import attend, implementation_for
-from mpjax.plan.devices import GPUS
-from mpjax.plan.target import mesh_of, traced_for
-from mpjax.precision.casting.walk import equations
+from mpjax.models import attend, implementation_for
+from mpjax.plan import GPUS, mesh_of, traced_for
+from mpjax.precision.casting import equations
 
 
 def chosen(gpu: str, implementation: str, shape=(2, 8, 2, 16), dtype=jnp.bfloat16) -> str:

@@ -6,14 +6,9 @@ import math
 
 import pytest
 
-from mpjax.commands.plan import fields_of, planned_step
+from mpjax.commands import fields_of, planned_step
 from mpjax.config import load_config
-from mpjax.plan.communication import Communication, communication_of
-from mpjax.plan.compiled import Compiled, start
-from mpjax.plan.devices import GPUS
-from mpjax.plan.hlo import parse
-from mpjax.plan.timeline import events_of, overlap_of
-from mpjax.plan.traffic import traffic_of
+from mpjax.plan import GPUS, Communication, Compiled, communication_of, events_of, overlap_of, parse, start, traffic_of
 
 
 pytestmark = pytest.mark.usefixtures("plugin")

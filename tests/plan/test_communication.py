@@ -2,10 +2,7 @@
 
 import pytest
 
-from mpjax.plan.communication import communication_of
-from mpjax.plan.devices import GPUS
-from mpjax.plan.hlo import Instruction
-from mpjax.plan.timeline import Start, Wait, Work
+from mpjax.plan import GPUS, Instruction, Start, Wait, Work, communication_of
 
 
 H100 = GPUS["h100"]

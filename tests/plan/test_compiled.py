@@ -13,20 +13,27 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import mpjax
-from mpjax.commands.plan import fields_of, planned_step
-from mpjax.config import load_config
-from mpjax.config.schema import Model
+from mpjax.commands import fields_of, planned_step
+from mpjax.config import Model, load_config
 from mpjax.errors import UsageError
-from mpjax.plan.compiled import Compiled, compiled_for, start
-from mpjax.plan.devices import GPUS
-from mpjax.plan.hlo import HloProgram, bytes_of, parse, shapes_of
-from mpjax.plan.kernels import only_copies
-from mpjax.plan.order import counted, order_of
-from mpjax.plan.target import mesh_of, traced_for
-from mpjax.plan.traffic import Traffic, traffic_of
-from mpjax.training.kernels import kernels_of
-from mpjax.training.layout import Layout
-from mpjax.training.packing import UNPACKED, Packed, Packing
+from mpjax.plan import (
+    GPUS,
+    Compiled,
+    HloProgram,
+    Traffic,
+    bytes_of,
+    compiled_for,
+    counted,
+    mesh_of,
+    only_copies,
+    order_of,
+    parse,
+    shapes_of,
+    start,
+    traced_for,
+    traffic_of,
+)
+from mpjax.training import UNPACKED, Layout, Packed, Packing, kernels_of
 
 
 RESNET18 = "--data.name cifar10 --data.batch_size 400 --model.name resnet18 --model.width 64 --data.crop_padding 0"

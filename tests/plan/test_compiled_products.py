@@ -2,8 +2,7 @@
 
 import pytest
 
-from mpjax.plan.compiled_products import Target, compiled_products_of, dtype_of, loops_of
-from mpjax.plan.hlo import Module, parse
+from mpjax.plan import Module, Target, compiled_products_of, dtype_of, loops_of, parse
 
 
 GPU = Target("NVIDIA H200", "gpu", tensorfloat32=True)

@@ -9,9 +9,7 @@ import sys
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.plan import compiler
-from mpjax.plan.compiler import compiler_folder, install_compiler, require_compiler, without_noise
-from mpjax.plan.target import mesh_of
+from mpjax.plan import compiler, compiler_folder, install_compiler, mesh_of, require_compiler, without_noise
 
 
 OWN = importlib.metadata.version("jaxlib")

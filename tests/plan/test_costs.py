@@ -1,7 +1,6 @@
 """The kernels that move the most, by kind, module and source line."""
 
-from mpjax.plan.hlo import parse
-from mpjax.plan.traffic import Cost, costliest
+from mpjax.plan import Cost, costliest, parse
 
 
 def metadata(stack):

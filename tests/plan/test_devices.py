@@ -4,8 +4,8 @@ from typing import get_args
 
 import pytest
 
-from mpjax.config.plan import GpuName
-from mpjax.plan.devices import GPUS
+from mpjax.config import GpuName
+from mpjax.plan import GPUS
 
 
 def test_every_name_that_the_command_line_takes_has_its_facts():

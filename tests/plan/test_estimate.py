@@ -2,10 +2,10 @@
 
 import pytest
 
-from mpjax.commands.plan import fields_of, planned_step
+from mpjax.commands import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.errors import UsageError
-from mpjax.plan.estimate import estimates, require_attention
+from mpjax.plan import estimates, require_attention
 
 
 SMALL = "--data.name synthetic:32x32x3:10 --data.batch_size 64 --model.name mlp --model.width 256 --steps 100"

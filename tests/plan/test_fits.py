@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpjax.plan.memory import Fit, largest_batch, other_batch, verified_batch
+from mpjax.plan import Fit, largest_batch, other_batch, verified_batch
 
 
 @pytest.mark.parametrize(("batch", "step", "other"), [(256, 1, 128), (24, 8, 8), (8, 8, 16), (1, 1, 2), (40, 16, 16)])

@@ -7,16 +7,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mpjax.commands.plan import fields_of, planned_step
+from mpjax.commands import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.errors import UsageError
-from mpjax.plan.compiled import start
-from mpjax.plan.devices import GPUS
-from mpjax.plan.float8 import layers_of
-from mpjax.plan.hlo import parse
-from mpjax.plan.receipt import receipt_of
-from mpjax.plan.target import target_of_gpu
-from mpjax.precision.dtypes import BFLOAT16, FLOAT32
+from mpjax.plan import GPUS, layers_of, parse, receipt_of, start, target_of_gpu
+from mpjax.precision import BFLOAT16, FLOAT32
 
 
 # GPT-2 small and ViT-B/16, two blocks of each.

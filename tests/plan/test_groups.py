@@ -2,8 +2,7 @@
 
 import pytest
 
-from mpjax.plan.communication import along, axes_of, groups_of
-from mpjax.plan.hlo import Instruction
+from mpjax.plan import Instruction, along, axes_of, groups_of
 
 
 CUBE = {"data": 2, "fsdp": 2, "tensor": 2}

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from mpjax.plan.here import batch_that_fits, memory_limit, micro_batches_that_fit
+from mpjax.plan import batch_that_fits, memory_limit, micro_batches_that_fit
 
 
 def linear(fixed, each):

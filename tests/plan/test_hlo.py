@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpjax.plan.hlo import Module, bytes_of, module_named, parse, shapes_of
+from mpjax.plan import Module, bytes_of, module_named, parse, shapes_of
 
 
 TEXT = """\

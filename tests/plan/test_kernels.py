@@ -2,8 +2,7 @@
 
 import pytest
 
-from mpjax.plan.hlo import parse
-from mpjax.plan.kernels import moved, only_copies, payload
+from mpjax.plan import moved, only_copies, parse, payload
 
 
 TEXT = """HloModule m

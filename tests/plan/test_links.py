@@ -2,8 +2,7 @@
 
 import pytest
 
-from mpjax.plan.communication import Reach, along, duration_of, reach_of
-from mpjax.plan.devices import GPUS
+from mpjax.plan import GPUS, Reach, along, duration_of, reach_of
 
 
 HOST = Reach(8, 8)

@@ -4,12 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from mpjax.commands.plan import fields_of, planned_step
+from mpjax.commands import fields_of, planned_step
 from mpjax.config import load_config
-from mpjax.data import Image, Label, Length, Mask, Tokens
-from mpjax.data.fields import Numbers
-from mpjax.plan import measure
-from mpjax.plan.measure import is_here, measure_step, random_batch, times_of
+from mpjax.data import Image, Label, Length, Mask, Numbers, Tokens
+from mpjax.plan import is_here, measure, measure_step, random_batch, times_of
 
 
 @pytest.mark.slow

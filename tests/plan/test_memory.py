@@ -4,10 +4,10 @@ import types
 
 import pytest
 
-from mpjax.commands.plan import fields_of, planned_step
+from mpjax.commands import fields_of, planned_step
 from mpjax.config import load_config
-from mpjax.plan.memory import Memory, memory_of
-from mpjax.training.mesh import make_mesh
+from mpjax.plan import Memory, memory_of
+from mpjax.training import make_mesh
 
 
 def test_a_state_is_sorted_by_what_it_is_for(small):

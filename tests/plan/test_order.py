@@ -1,7 +1,6 @@
 """What a device launches, in order."""
 
-from mpjax.plan.hlo import parse
-from mpjax.plan.order import WhileLoop, counted, order_of
+from mpjax.plan import WhileLoop, counted, order_of, parse
 
 
 TEXT = """HloModule m

@@ -2,11 +2,18 @@
 
 import dataclasses
 
-from mpjax.plan.compiled_products import CompiledProduct
-from mpjax.plan.hlo import Module
-from mpjax.plan.pairing import CONSTANT, INSIDE, MERGED, NOWHERE, SHARED, paired
-from mpjax.plan.traced_products import TracedProduct
-from mpjax.plan.verdicts import UNCLEAR
+from mpjax.plan import (
+    CONSTANT,
+    INSIDE,
+    MERGED,
+    NOWHERE,
+    SHARED,
+    UNCLEAR,
+    CompiledProduct,
+    Module,
+    TracedProduct,
+    paired,
+)
 
 
 F16, F32 = ("float16", "float16"), ("float32", "float32")

@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from mpjax.plan.hlo import parse
-from mpjax.plan.parameter_updates import parameters_of, rows_of_updates, updates_of
+from mpjax.plan import parameters_of, parse, rows_of_updates, updates_of
 
 
 X = jax.ShapeDtypeStruct((64, 32), jnp.float32)

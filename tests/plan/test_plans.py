@@ -3,7 +3,7 @@
 import json
 import re
 
-from mpjax.commands.plan import Plans
+from mpjax.commands import Plans
 
 
 def test_a_result_is_the_dict_that_json_prints():

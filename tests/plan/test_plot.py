@@ -4,7 +4,7 @@ import matplotlib.image
 import pytest
 from matplotlib.figure import Figure
 
-from mpjax.plan.plot import plot_plans
+from mpjax.plan import plot_plans
 
 
 @pytest.fixture

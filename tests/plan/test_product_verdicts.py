@@ -5,14 +5,20 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mpjax.plan.compiled_products import CompiledProduct, Target
-from mpjax.plan.hlo import Module
-from mpjax.plan.pairing import CONSTANT, NOWHERE, PairedProduct
-from mpjax.plan.product_verdicts import rows_of_products, rows_of_recipe
-from mpjax.plan.traced_products import TracedProduct
-from mpjax.plan.verdicts import UNCLEAR
-from mpjax.precision.float8.recipes import FLOAT8, MXFP8, ROWWISE
-from mpjax.precision.product_dtypes import AskedDtypes
+from mpjax.plan import (
+    CONSTANT,
+    NOWHERE,
+    UNCLEAR,
+    CompiledProduct,
+    Module,
+    PairedProduct,
+    Target,
+    TracedProduct,
+    rows_of_products,
+    rows_of_recipe,
+)
+from mpjax.precision import AskedDtypes
+from mpjax.precision.float8 import FLOAT8, MXFP8, ROWWISE
 
 
 GPU, CPU = Target("NVIDIA H200", "gpu", tensorfloat32=True), Target("this CPU", "cpu")

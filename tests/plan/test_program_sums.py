@@ -2,8 +2,7 @@
 
 import pytest
 
-from mpjax.plan.hlo import Module, parse
-from mpjax.plan.program_sums import Sum, rows_of_accumulations, rows_of_sums, sums_of
+from mpjax.plan import Module, Sum, parse, rows_of_accumulations, rows_of_sums, sums_of
 
 
 TEXT = """HloModule m, num_partitions=2

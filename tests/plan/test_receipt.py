@@ -7,14 +7,10 @@ import json
 
 import pytest
 
-from mpjax.commands.plan import fields_of, planned_step
+from mpjax.commands import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.errors import DtypeError
-from mpjax.plan.compiled import start
-from mpjax.plan.devices import GPUS
-from mpjax.plan.receipt import Receipt, receipt_of
-from mpjax.plan.target import target_of_gpu
-from mpjax.plan.verdicts import ReceiptRow
+from mpjax.plan import GPUS, Receipt, ReceiptRow, receipt_of, start, target_of_gpu
 
 
 def row(path="head", operands="float16", verdict="as asked", *, count=1, kind="product", asked="float16", **more):

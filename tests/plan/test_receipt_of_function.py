@@ -13,10 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpjax
 from mpjax.errors import DtypeError, UsageError
-from mpjax.plan.compiled import compiled_for
-from mpjax.plan.devices import GPUS
-from mpjax.plan.receipt import receipt_of
-from mpjax.plan.target import mesh_of, target_of_gpu
+from mpjax.plan import GPUS, compiled_for, mesh_of, receipt_of, target_of_gpu
 
 
 X = jax.ShapeDtypeStruct((64, 32), jnp.float32)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from mpjax.plan.devices import GPUS
-from mpjax.plan.roofline import Roofline, bounds_of, expected_seconds
+from mpjax.plan import GPUS, Roofline, bounds_of, expected_seconds
 
 
 def test_traffic_bounds_a_step_that_moves_more_than_it_computes():

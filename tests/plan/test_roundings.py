@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from mpjax.plan.traced_products import traced_program
+from mpjax.plan import traced_program
 
 
 X = jax.ShapeDtypeStruct((8, 4), jnp.float32)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from mpjax.commands.plan import scaling_rows, scaling_table, scaling_title
+from mpjax.commands import scaling_rows, scaling_table, scaling_title
 
 
 def test_each_number_of_gpus_has_the_time_and_efficiency_of_each_policy(plan_of):

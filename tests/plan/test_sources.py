@@ -6,9 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mpjax.plan.compiled import with_sources
-from mpjax.plan.hlo import Instruction, module_of, parse
-from mpjax.plan.traffic import Sources
+from mpjax.plan import Instruction, Sources, module_of, parse, with_sources
 from mpjax.precision import name_scopes
 
 

@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mpjax.commands.build import build_run, fresh_state
-from mpjax.commands.plan import fields_of, planned_step
+from mpjax.commands import build_run, fields_of, fresh_state, planned_step
 from mpjax.config import load_config
 from mpjax.errors import UsageError
-from mpjax.training.mesh import make_mesh
+from mpjax.training import make_mesh
 
 
 FLAGS = "--data.name synthetic:8x8x1:10 --data.batch_size 24 --model.width 8 --steps 100 --optimizer.warmup 10"

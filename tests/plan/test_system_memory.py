@@ -2,8 +2,7 @@
 
 import pytest
 
-from mpjax.plan import system_memory
-from mpjax.plan.system_memory import free_memory, free_swap
+from mpjax.plan import free_memory, free_swap, system_memory
 
 
 MEMINFO = "MemTotal:  9 kB\nMemAvailable:      4 kB\nSwapFree: 2 kB\nHugePages_Total: 0\n"

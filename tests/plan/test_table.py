@@ -4,9 +4,7 @@ import dataclasses
 
 import pytest
 
-from mpjax.plan.float8 import LayerSavings
-from mpjax.plan.roofline import Roofline
-from mpjax.plan.table import comparisons, duration, plan_table, rows, size, title
+from mpjax.plan import LayerSavings, Roofline, comparisons, duration, plan_table, rows, size, title
 
 
 def test_a_title_says_what_is_asked_of_which_gpu(plan_of):

@@ -8,10 +8,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.errors import UsageError
-from mpjax.plan import target
-from mpjax.plan.compiled import compiled_for
-from mpjax.plan.devices import GPUS
-from mpjax.plan.target import mesh_of, target_text
+from mpjax.plan import GPUS, compiled_for, mesh_of, target, target_text
 
 
 def test_a_description_has_the_facts_of_the_gpu():

@@ -1,7 +1,6 @@
 """The events of a step on one device, and their time and overlap."""
 
-from mpjax.plan.hlo import Instruction, parse
-from mpjax.plan.timeline import Start, StepTime, Wait, Work, events_of, overlap_of, simulate
+from mpjax.plan import Instruction, Start, StepTime, Wait, Work, events_of, overlap_of, parse, simulate
 
 
 def loop(body: str) -> str:

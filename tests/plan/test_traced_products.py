@@ -8,11 +8,9 @@ from jax.experimental import pallas
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from mpjax.plan.hlo import Module
-from mpjax.plan.traced_products import traced_program
-from mpjax.precision import full_precision
-from mpjax.precision.float8.products import product
-from mpjax.precision.float8.recipes import FLOAT8, MXFP8
+from mpjax.plan import Module, traced_program
+from mpjax.precision.casting import full_precision
+from mpjax.precision.float8 import FLOAT8, MXFP8, product
 
 
 X = jax.ShapeDtypeStruct((8, 4), jnp.bfloat16)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from mpjax.plan.hlo import parse
-from mpjax.plan.traffic import traffic_of
+from mpjax.plan import parse, traffic_of
 
 
 def program(entry: str, others: str = ""):

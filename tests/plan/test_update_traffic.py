@@ -6,16 +6,9 @@ import optax
 import pytest
 
 import mpjax
-from mpjax.plan.hlo import parse
-from mpjax.plan.kernels import update_bytes
-from mpjax.precision import (
-    compensated_weights,
-    float8_moments,
-    half_moments,
-    master_weights,
-    no_loss_scaling,
-    stochastic_weights,
-)
+from mpjax.plan import parse, update_bytes
+from mpjax.precision import compensated_weights, half_moments, master_weights, no_loss_scaling, stochastic_weights
+from mpjax.precision.float8 import float8_moments
 
 
 TEXT = """HloModule m

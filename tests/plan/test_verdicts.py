@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpjax.plan.verdicts import bits_of, compared, narrowest
+from mpjax.plan import bits_of, compared, narrowest
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.precision.skip_step import closes_window, countable, discard_window, opens_window
+from mpjax.precision import closes_window, countable, discard_window, opens_window
 
 
 PARAMS = {"w": jnp.zeros(2, jnp.float32)}

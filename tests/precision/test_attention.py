@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.precision import apply_policy
-from mpjax.precision.attention import dot_product_attention, flax_attention
-from mpjax.precision.casting.walk import equations
+from mpjax.precision import apply_policy, dot_product_attention, flax_attention
+from mpjax.precision.casting import equations
 
 
 F32 = jnp.dtype("float32")

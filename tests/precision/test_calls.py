@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from mpjax.precision import apply_policy
-from mpjax.precision.calls import has_call, name_scopes, unwrap, wrap, wrapper_of
+from mpjax.precision import apply_policy, has_call, name_scopes, unwrap, wrap, wrapper_of
 
 
 class Block(nnx.Module):

@@ -15,13 +15,11 @@ from flax import linen, nnx
 
 import mpjax
 from mpjax import models
-from mpjax.config import schema
-from mpjax.config.choices import MODELS
+from mpjax.config import MODELS, Model
 from mpjax.data import labelled_images
 from mpjax.errors import UsageError
-from mpjax.precision import Policy, apply_policy, audit, autocast
-from mpjax.precision.modules import storage_policy
-from mpjax.precision.presets import get_policy
+from mpjax.precision import Policy, apply_policy, audit, get_policy, storage_policy
+from mpjax.precision.casting import autocast
 
 
 F16, BF16, F32 = np.dtype("float16"), np.dtype(jnp.bfloat16), np.dtype("float32")
@@ -422,7 +420,7 @@ def test_every_product_of_a_shipped_model_is_counted_and_clean(name, preset):
 
 
 def shipped(name: str, policy: Policy) -> nnx.Module:
-    settings = schema.Model(name=name, stem="small" if name == "mlp" else "imagenet", width=8)
+    settings = Model(name=name, stem="small" if name == "mlp" else "imagenet", width=8)
     model = models.build_model(settings, fields=labelled_images(10, (32, 32, 3)), rngs=nnx.Rngs(0))
     apply_policy(model, policy)
     return model

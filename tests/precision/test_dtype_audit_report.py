@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.precision.dtype_audit_report import Audit, Leaf, Operation, Upcast, WeakType
+from mpjax.precision import Audit, Leaf, Operation, Upcast, WeakType
 
 
 F16, BF16, F32 = np.dtype("float16"), np.dtype(jnp.bfloat16), np.dtype("float32")

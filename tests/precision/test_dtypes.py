@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.precision.dtypes import as_dtype, float_range, is_floating, require_x64, slow_half_reason, widest
+from mpjax.precision import as_dtype, float_range, is_floating, require_x64, slow_half_reason, widest
 
 
 def device(platform, capability=None):

@@ -20,7 +20,7 @@ import pytest
 from flax import linen, nnx
 
 import mpjax
-from mpjax.precision.casting.walk import equations
+from mpjax.precision.casting import equations
 
 
 BATCH, SPATIAL, WIDTH = 2, 4, 8

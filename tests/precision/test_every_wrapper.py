@@ -15,13 +15,12 @@ import pytest
 from mpjax.precision import (
     compensated_weights,
     dynamic_loss_scaling,
-    float8_moments,
     half_moments,
     master_weights,
     no_loss_scaling,
     stochastic_weights,
 )
-from mpjax.precision.float8.moments import Grouped
+from mpjax.precision.float8 import Grouped, float8_moments
 
 
 @pytest.fixture(autouse=True)

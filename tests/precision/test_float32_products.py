@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.precision.layers import CONVOLUTION, DOT_GENERAL
+from mpjax.precision import CONVOLUTION, DOT_GENERAL
 
 
 X = jnp.abs(jax.random.normal(jax.random.key(0), (4, 8)))

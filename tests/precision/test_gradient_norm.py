@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mpjax
-from mpjax.precision.gradient_norm import added_together, all_finite, clip_by_global_norm, global_norm, square_sum
-from mpjax.precision.scaled_loss import unscaled
+from mpjax.precision import added_together, all_finite, clip_by_global_norm, global_norm, square_sum, unscaled
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

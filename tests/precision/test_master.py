@@ -7,8 +7,14 @@ import optax
 import pytest
 from flax import nnx
 
-from mpjax.precision import apply_policy, dynamic_loss_scaling, master_weights, no_loss_scaling, where_finite
-from mpjax.precision.master import MasterWeightsState
+from mpjax.precision import (
+    MasterWeightsState,
+    apply_policy,
+    dynamic_loss_scaling,
+    master_weights,
+    no_loss_scaling,
+    where_finite,
+)
 
 
 HALVES = [jnp.float16, jnp.bfloat16]

@@ -2,8 +2,7 @@
 
 from flax import nnx
 
-from mpjax.precision.calls import modules_of
-from mpjax.precision.module_tree import class_names, lineages_of, second_names, variables_by_module
+from mpjax.precision import class_names, lineages_of, modules_of, second_names, variables_by_module
 
 
 class Tied(nnx.Module):

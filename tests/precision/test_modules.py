@@ -10,9 +10,7 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import DtypeError, UsageError
-from mpjax.precision import Policy, apply_policy, check_dtypes, get_policy
-from mpjax.precision.calls import modules_of
-from mpjax.precision.modules import scope_policy, storage_policy
+from mpjax.precision import Policy, apply_policy, check_dtypes, get_policy, modules_of, scope_policy, storage_policy
 
 
 F16, BF16, F32 = np.dtype(jnp.float16), np.dtype(jnp.bfloat16), np.dtype(jnp.float32)

@@ -12,8 +12,15 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.precision import dynamic_loss_scaling, float8_moments, master_weights, no_loss_scaling
-from mpjax.precision.moments import MOMENTS, HalfMomentsState, half_moments
+from mpjax.precision import (
+    MOMENTS,
+    HalfMomentsState,
+    dynamic_loss_scaling,
+    half_moments,
+    master_weights,
+    no_loss_scaling,
+)
+from mpjax.precision.float8 import float8_moments
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from mpjax.precision import master_weights, no_loss_scaling, stochastic_weights
-from mpjax.precision.optimizer_state import parameters_seen
+from mpjax.precision import master_weights, no_loss_scaling, parameters_seen, stochastic_weights
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpjax.errors import UsageError
-from mpjax.precision import Policy, get_policy
-from mpjax.precision.policy import from_jmp, parse_policy, parse_rules
+from mpjax.precision import Policy, from_jmp, get_policy, parse_policy, parse_rules
 
 
 NAMES = ("float16", "bfloat16", "float32", "float64")

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from mpjax.precision.policy_report import PolicyReport, PolicyRow
+from mpjax.precision import PolicyReport, PolicyRow
 
 
 def test_a_notebook_shows_the_same_table_and_notes():

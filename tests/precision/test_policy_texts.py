@@ -4,9 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpjax.errors import UsageError
-from mpjax.precision.policy import Policy, parse_rules
-from mpjax.precision.presets import get_policy
-from mpjax.precision.rules import Rules, covers, scope_lineage
+from mpjax.precision import Policy, Rules, covers, get_policy, parse_rules, scope_lineage
 
 
 PIECES = [

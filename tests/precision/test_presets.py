@@ -9,8 +9,7 @@ import jmp
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.precision import Policy, get_policy
-from mpjax.precision.presets import PRESETS, Preset, find_preset
+from mpjax.precision import PRESETS, Policy, Preset, find_preset, get_policy
 
 
 FLOAT32 = Policy("float32", "float32", "float32")

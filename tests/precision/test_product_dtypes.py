@@ -8,10 +8,8 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.precision import Policy, apply_policy, audit
-from mpjax.precision.float8.recipes import FLOAT8, ROWWISE
-from mpjax.precision.presets import get_policy
-from mpjax.precision.product_dtypes import AskedDtypes, PolicyForModules
+from mpjax.precision import AskedDtypes, Policy, PolicyForModules, apply_policy, audit, get_policy
+from mpjax.precision.float8 import FLOAT8, ROWWISE
 
 
 BF16 = jnp.dtype("bfloat16")

@@ -10,8 +10,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from mpjax.errors import UsageError
-from mpjax.precision import reduction
-from mpjax.precision.reduction import reduce_gradients, scatter_sum, sum_across, sum_in_buckets
+from mpjax.precision import reduce_gradients, reduction, scatter_sum, sum_across, sum_in_buckets
 
 
 def mesh(*names):

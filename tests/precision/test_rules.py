@@ -5,7 +5,7 @@ import time
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.precision.rules import Rules, by_path, covers, decide, is_norm, scope_lineage
+from mpjax.precision import Rules, by_path, covers, decide, is_norm, scope_lineage
 
 
 MODEL = ("", frozenset({"Net"}))

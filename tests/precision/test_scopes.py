@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from mpjax.precision import apply_policy
-from mpjax.precision.calls import name_scopes
-from mpjax.precision.casting.walk import equations
+from mpjax.precision import apply_policy, name_scopes
+from mpjax.precision.casting import equations
 
 
 class Block(nnx.Module):

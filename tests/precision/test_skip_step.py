@@ -16,6 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from mpjax.errors import UsageError
 from mpjax.precision import (
+    CountedState,
+    GroupState,
     LossScaleState,
     dynamic_loss_scaling,
     loss_scale_state,
@@ -24,7 +26,6 @@ from mpjax.precision import (
     static_loss_scaling,
     where_finite,
 )
-from mpjax.precision.skip_step import CountedState, GroupState
 
 
 INF = float("inf")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpjax.precision.stochastic_rounding import seed_of, stochastic_bfloat16, stochastic_round
+from mpjax.precision import seed_of, stochastic_bfloat16, stochastic_round
 
 
 HALVES = pytest.mark.parametrize("half", ["float16", "bfloat16"])

@@ -14,10 +14,10 @@ from mpjax.precision import (
     dynamic_loss_scaling,
     half_moments,
     master_weights,
+    moved_by,
     static_loss_scaling,
     stochastic_weights,
 )
-from mpjax.precision.updates import moved_by
 
 
 @pytest.fixture(autouse=True)

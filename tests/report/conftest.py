@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.layers import EXPONENTS, Layer
+from mpjax.diagnosis import EXPONENTS, Layer
 
 
 @pytest.fixture

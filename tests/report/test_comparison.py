@@ -5,7 +5,7 @@ import math
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.report.comparison import Group, compare_groups
+from mpjax.report import Group, compare_groups
 
 
 def group(*curves, metric="test/accuracy", name="g", every=10):

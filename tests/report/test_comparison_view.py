@@ -7,8 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from mpjax.report.comparison import Group, compare_groups
-from mpjax.report.comparison_view import comparison_table, evidence, letter, plot_comparison
+from mpjax.report import Group, compare_groups, comparison_table, evidence, letter, plot_comparison
 
 
 def group(*curves, metric="test/accuracy", name="g", every=10):

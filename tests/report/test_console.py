@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from mpjax.report.console import Pace, console_writer
+from mpjax.report import Pace, console_writer
 
 
 TRAIN = {

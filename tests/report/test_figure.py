@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from mpjax.config.schema import Report
-from mpjax.report.figure import dress, image_files, new_figure, save_figure, step_panels
+from mpjax.config import Report
+from mpjax.report import dress, image_files, new_figure, save_figure, step_panels
 
 
 def test_a_file_without_an_ending_is_png_and_none_is_left_half_written(tmp_path):

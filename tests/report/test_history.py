@@ -4,8 +4,17 @@ import pytest
 
 from mpjax.config import load_config, to_toml
 from mpjax.errors import UsageError
-from mpjax.report import continued, entries_of, lines_of, other_versions, policies_of
-from mpjax.report.history import begins, changed_settings, history_in, read_history
+from mpjax.report import (
+    begins,
+    changed_settings,
+    continued,
+    entries_of,
+    history_in,
+    lines_of,
+    other_versions,
+    policies_of,
+    read_history,
+)
 
 
 ENVIRONMENT = {"python": "3.13.1", "packages": {"jax": "0.12.0"}, "devices": ["cpu"]}

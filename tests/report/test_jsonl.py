@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpjax.errors import UsageError
-from mpjax.report.jsonl import JsonlWriter, read_metrics
+from mpjax.report import JsonlWriter, read_metrics
 
 
 def ticking(*seconds):

@@ -8,8 +8,7 @@ import subprocess
 
 import pytest
 
-from mpjax.report import results
-from mpjax.report.results import environment, process_of, summarise, summary_table, throughput, write_summary
+from mpjax.report import environment, process_of, results, summarise, summary_table, throughput, write_summary
 
 
 RECORDS = [

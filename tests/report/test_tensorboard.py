@@ -10,7 +10,7 @@ from PIL import Image
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
-from mpjax.report.tensorboard import TensorBoardWriter
+from mpjax.report import TensorBoardWriter
 
 
 def read_events(path):

@@ -4,8 +4,8 @@ import pytest
 
 from mpjax.errors import CallbackError, LoggerWarning
 from mpjax.extend import Writer
-from mpjax.loop.callbacks import Callbacks
-from mpjax.report.user_writers import UserWriters, failures_of_writers
+from mpjax.loop import Callbacks
+from mpjax.report import UserWriters, failures_of_writers
 
 
 class Album:

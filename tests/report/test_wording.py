@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from mpjax.config import load_config
-from mpjax.config.user_code import PythonObject
-from mpjax.report.wording import (
+from mpjax.config import PythonObject, load_config
+from mpjax.report import (
     count,
     duration,
     evaluation_fields,

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.report import Writer, Writers, open_writers
+from mpjax.extend import Writer
+from mpjax.report import Writers, open_writers
 
 
 def test_a_writer_does_nothing_with_what_it_does_not_override():

@@ -12,8 +12,7 @@ import pytest
 from flax import nnx
 
 from mpjax.precision import apply_policy, dynamic_loss_scaling
-from mpjax.training import TrainState, create_state, make_eval_step, make_train_step, take_apart
-from mpjax.training.losses import cross_entropy
+from mpjax.training import TrainState, create_state, cross_entropy, make_eval_step, make_train_step, take_apart
 
 
 class Net(nnx.Module):

@@ -18,18 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpjax.commands.learner import make_learner
-from mpjax.commands.plan import fields_of
+from mpjax.commands import fields_of, make_learner
 from mpjax.config import load_config
-from mpjax.loop.checkpoint import Checkpoints
-from mpjax.loop.resume import adopt, places_in
-from mpjax.loop.stored import read_checkpoint
-from mpjax.plan.measure import random_batch
-from mpjax.training.mesh import make_mesh
-from mpjax.training.objective import Mean
-from mpjax.training.precision_plan import plan_precision
-from mpjax.training.setup import initial_state, state_shapes
-from mpjax.training.train_step import make_train_step
+from mpjax.loop import Checkpoints, adopt, places_in, read_checkpoint
+from mpjax.plan import random_batch
+from mpjax.training import Mean, initial_state, make_mesh, make_train_step, plan_precision, state_shapes
 
 
 STEPS, BAD, SAVED, BATCH = 20, 7, 10, 16

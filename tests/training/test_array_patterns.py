@@ -4,8 +4,8 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.scan import in_series
-from mpjax.training.array_patterns import ArrayPaths
+from mpjax.models import in_series
+from mpjax.training import ArrayPaths
 
 
 class Net(nnx.Module):

@@ -12,10 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from mpjax.errors import UsageError
 from mpjax.precision import apply_policy, dynamic_loss_scaling, master_weights, static_loss_scaling
-from mpjax.precision.casting.walk import equations
-from mpjax.training import Mean, create_state, make_eval_step, make_train_step, take_apart
-from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh
+from mpjax.precision.casting import equations
+from mpjax.training import Layout, Mean, create_state, make_eval_step, make_mesh, make_train_step, take_apart
 
 
 class Net(nnx.Module):

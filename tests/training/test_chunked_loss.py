@@ -10,16 +10,21 @@ import pytest
 from flax import nnx
 
 from mpjax.diagnosis import diagnose
-from mpjax.precision import apply_policy, autocast, static_loss_scaling
-from mpjax.precision.casting.walk import equations
-from mpjax.training import create_state, make_train_step, take_apart
-from mpjax.training.chunked_loss import in_chunks, sums_in_chunks
-from mpjax.training.cross_entropy import with_labels
-from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh
-from mpjax.training.objective import RunObjective
-from mpjax.training.objectives import language_modeling
-from mpjax.training.state import uncast
+from mpjax.precision import apply_policy, static_loss_scaling
+from mpjax.precision.casting import autocast, equations
+from mpjax.training import (
+    Layout,
+    RunObjective,
+    create_state,
+    in_chunks,
+    language_modeling,
+    make_mesh,
+    make_train_step,
+    sums_in_chunks,
+    take_apart,
+    uncast,
+    with_labels,
+)
 
 
 FEATURES, VOCABULARY = 4, 9

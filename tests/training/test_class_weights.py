@@ -6,14 +6,21 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.data.fields import IGNORED, IGNORED_LABEL
+from mpjax.data import IGNORED, IGNORED_LABEL
 from mpjax.errors import UsageError
 from mpjax.precision import get_policy
-from mpjax.training.class_weights import by_class, pixels_by_class, require_counted, weighted_cross_entropy
-from mpjax.training.eval_step import weighted_sums
-from mpjax.training.losses import cross_entropy_over, dice_loss
-from mpjax.training.objective import RunObjective
-from mpjax.training.objectives import equally, segmentation
+from mpjax.training import (
+    RunObjective,
+    by_class,
+    cross_entropy_over,
+    dice_loss,
+    equally,
+    pixels_by_class,
+    require_counted,
+    segmentation,
+    weighted_cross_entropy,
+    weighted_sums,
+)
 
 
 RNG = np.random.default_rng(0)

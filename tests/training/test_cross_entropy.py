@@ -8,8 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from mpjax.training.cross_entropy import predicted, with_labels
-from mpjax.training.losses import cross_entropy
+from mpjax.training import cross_entropy, predicted, with_labels
 
 
 LOGITS = [[2.0, 0.0, -1.0], [0.5, 0.5, 0.5]]

@@ -11,16 +11,23 @@ import optax
 import pytest
 from flax import nnx
 
-from mpjax.config.schema import Data
-from mpjax.data.augment import on_device
-from mpjax.data.order import Shuffled
-from mpjax.data.orientation import Alternating
-from mpjax.data.stream import BatchesInMemory
-from mpjax.precision.loss_scale import no_loss_scaling
-from mpjax.training import create_state, make_train_step, take_apart
-from mpjax.training.feed import Resident, SelectedRows, Single, Stacked, feed_of, make_train_call
-from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh
+from mpjax.config import Data
+from mpjax.data import Alternating, BatchesInMemory, Shuffled
+from mpjax.data.augment import prepare
+from mpjax.precision import no_loss_scaling
+from mpjax.training import (
+    Layout,
+    Resident,
+    SelectedRows,
+    Single,
+    Stacked,
+    create_state,
+    feed_of,
+    make_mesh,
+    make_train_call,
+    make_train_step,
+    take_apart,
+)
 
 
 BATCHES = BatchesInMemory(
@@ -163,8 +170,8 @@ def test_each_image_is_trained_on_in_both_orientations_by_two_devices_in_two_mic
 
     structure, params, stats = take_apart(Nothing())
     tx = no_loss_scaling(optax.sgd(1.0))
-    prepare = functools.partial(on_device.prepare, config=config, fields={})
-    step = make_train_step(structure, tx, loss_of, prepare=prepare, accumulate=2, layout=layout)
+    prepared = functools.partial(prepare, config=config, fields={})
+    step = make_train_step(structure, tx, loss_of, prepare=prepared, accumulate=2, layout=layout)
     feed = kind(batches, layout.batch(size=4, accumulate=2))
     call = make_train_call(step, feed.batch)
     state, mirrored, kept = create_state(params, stats, tx), [], []

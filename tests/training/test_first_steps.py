@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from mpjax.training.named_rule import begins_finite
+from mpjax.training import begins_finite
 
 
 ONE, TWO = ({name: jax.ShapeDtypeStruct((50, 3), jnp.float32)} for name in ("one", "two"))

@@ -6,7 +6,7 @@ from flax import nnx
 
 from mpjax.data import Image, Label, Length, Mask, Tokens, labelled_images
 from mpjax.errors import UsageError
-from mpjax.training.setup import check_fit
+from mpjax.training import check_fit
 
 
 IMAGES = labelled_images(10, (4, 4, 3))

@@ -11,9 +11,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from mpjax.precision import apply_policy, dynamic_loss_scaling
-from mpjax.training import Mean, create_state, make_train_step, take_apart
-from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh
+from mpjax.training import Layout, Mean, create_state, make_mesh, make_train_step, take_apart
 
 
 POLICY = "params=float32,compute=bfloat16,output=float32,products="

@@ -10,13 +10,20 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.loop.checkpoint import to_arrays
-from mpjax.loop.resume import adopt
-from mpjax.models.scan import in_series
-from mpjax.precision import apply_policy, autocast, dynamic_loss_scaling, master_weights
-from mpjax.training import create_state, make_eval_step, make_train_step, take_apart
-from mpjax.training.freezing import freeze_statistics, frozen_paths, trained_only
-from mpjax.training.losses import cross_entropy
+from mpjax.loop import adopt, to_arrays
+from mpjax.models import in_series
+from mpjax.precision import apply_policy, dynamic_loss_scaling, master_weights
+from mpjax.precision.casting import autocast
+from mpjax.training import (
+    create_state,
+    cross_entropy,
+    freeze_statistics,
+    frozen_paths,
+    make_eval_step,
+    make_train_step,
+    take_apart,
+    trained_only,
+)
 
 
 class Net(nnx.Module):

@@ -9,17 +9,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.commands.build import build_run, fresh_state
-from mpjax.commands.own_parts import with_parts
-from mpjax.commands.train import run
-from mpjax.config import load_config
-from mpjax.config.durations import Duration
-from mpjax.config.schema import Data
-from mpjax.data import Source, labelled_images, synthetic_source
-from mpjax.data.example_reader import reader
+from mpjax.commands import build_run, fresh_state, run, with_parts
+from mpjax.config import Data, Duration, load_config
+from mpjax.data import Source, labelled_images, reader
+from mpjax.data.sources import synthetic_source
 from mpjax.errors import UsageError
-from mpjax.loop.stored import read_checkpoint
-from mpjax.training.from_images import arrays_from_images
+from mpjax.loop import read_checkpoint
+from mpjax.training import arrays_from_images
 
 
 SETTINGS = "--data.name synthetic:12x12x3:5 --data.batch_size 8 --data.eval_batch_size 8 --data.mean 0.5 "

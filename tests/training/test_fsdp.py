@@ -11,12 +11,10 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from mpjax.errors import UsageError
-from mpjax.models.remat import apply_remat
+from mpjax.models import apply_remat
 from mpjax.precision import apply_policy, no_loss_scaling
-from mpjax.precision.casting.walk import bodies
-from mpjax.training import create_state, make_train_step, take_apart
-from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh
+from mpjax.precision.casting import bodies
+from mpjax.training import Layout, create_state, make_mesh, make_train_step, take_apart
 
 
 class Stack(nnx.Module):

@@ -8,17 +8,11 @@ import pytest
 from flax import nnx
 from optax.contrib import MuonDimensionNumbers
 
-from mpjax.config.schema import Model, Optimizer
+from mpjax.config import Model, Optimizer
 from mpjax.data import labelled_images
 from mpjax.errors import UsageError
-from mpjax.models import build_model
-from mpjax.models.gpt2 import GPT2
-from mpjax.models.lora import add_lora
-from mpjax.models.scan import apart
-from mpjax.training import take_apart
-from mpjax.training.kernels import kernels_of
-from mpjax.training.optimizer import update_rule
-from mpjax.training.packing import Packing
+from mpjax.models import GPT2, add_lora, apart, build_model
+from mpjax.training import Packing, kernels_of, take_apart, update_rule
 
 
 @pytest.fixture(autouse=True)

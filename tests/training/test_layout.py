@@ -7,16 +7,9 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from mpjax.precision import (
-    compensated_weights,
-    dynamic_loss_scaling,
-    float8_moments,
-    master_weights,
-    stochastic_weights,
-)
-from mpjax.training import create_state
-from mpjax.training.layout import Layout, divide
-from mpjax.training.mesh import make_mesh
+from mpjax.precision import compensated_weights, dynamic_loss_scaling, master_weights, stochastic_weights
+from mpjax.precision.float8 import float8_moments
+from mpjax.training import Layout, create_state, divide, make_mesh
 
 
 def shapes(**found):

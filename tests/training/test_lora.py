@@ -5,12 +5,11 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from mpjax.config.schema import Training
+from mpjax.config import Training
 from mpjax.errors import UsageError
-from mpjax.models.scan import in_series
+from mpjax.models import in_series
 from mpjax.precision import apply_policy, get_policy
-from mpjax.training.lora import left_out, lora_of, source_of
-from mpjax.training.state import take_apart
+from mpjax.training import left_out, lora_of, source_of, take_apart
 
 
 class Net(nnx.Module):

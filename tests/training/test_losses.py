@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.training.cross_entropy import with_labels
-from mpjax.training.losses import (
+from mpjax.training import (
     correct,
     correct_in_top,
     cross_entropy,
@@ -16,6 +15,7 @@ from mpjax.training.losses import (
     masked_cross_entropy,
     perplexity,
     soft_cross_entropy,
+    with_labels,
 )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpjax.errors import UsageError
-from mpjax.training.objective import Mean, RunObjective, as_mean, value_of
+from mpjax.training import Mean, RunObjective, as_mean, value_of
 
 
 def add(*parts):

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.precision.casting.walk import equations
-from mpjax.training.memory_layout import row_major, row_major_before_casts
+from mpjax.precision.casting import equations
+from mpjax.training import row_major, row_major_before_casts
 
 
 def loss(params, scale):

@@ -11,12 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpjax.data.stream import Share
+from mpjax.data import Share
 from mpjax.errors import UsageError
-from mpjax.training.feed import own_rows
-from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh, resolve_sizes
-from mpjax.training.xla_options import compiler_options
+from mpjax.training import Layout, compiler_options, make_mesh, own_rows, resolve_sizes
 
 
 def rows_per_device(sharding, size=8):
@@ -122,7 +119,7 @@ def test_one_process_reads_all_rows():
 
 
 def test_gpus_keep_casts_as_written_and_several_compute_while_they_communicate(plugin):
-    from mpjax.plan.target import mesh_of
+    from mpjax.plan import mesh_of
 
     assert compiler_options(make_mesh()) == {}
     assert compiler_options(mesh_of("h200", 1)) == {"xla_allow_excess_precision": False}

@@ -7,10 +7,7 @@ import pytest
 from flax import struct
 
 from mpjax.errors import UsageError
-from mpjax.training import Mean
-from mpjax.training.eval_step import weighted_sums
-from mpjax.training.metrics import checked_metrics
-from mpjax.training.objective import RunObjective
+from mpjax.training import Mean, RunObjective, checked_metrics, weighted_sums
 
 
 LOGITS = jnp.array([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 3.0, 1.0], [9.0, 0.0, 0.0]])

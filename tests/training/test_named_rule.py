@@ -9,17 +9,22 @@ import numpy as np
 import optax
 import pytest
 
-from mpjax.config.durations import Duration
-from mpjax.config.schema import Optimizer, Precision
+from mpjax.config import Duration, Optimizer, Precision
 from mpjax.errors import UsageError
-from mpjax.loop.checkpoint import to_arrays
-from mpjax.loop.resume import adopt
-from mpjax.precision.scale_state import loss_scale_state
-from mpjax.training import TrainState
-from mpjax.training.kernels import Kernels
-from mpjax.training.named_rule import OWN, find_rule, optax_rules
-from mpjax.training.optimizer import ELEMENTWISE, advice_on, update_rule, with_precision
-from mpjax.training.schedule import learning_rate_schedule
+from mpjax.loop import adopt, to_arrays
+from mpjax.precision import loss_scale_state
+from mpjax.training import (
+    ELEMENTWISE,
+    OWN,
+    Kernels,
+    TrainState,
+    advice_on,
+    find_rule,
+    learning_rate_schedule,
+    optax_rules,
+    update_rule,
+    with_precision,
+)
 
 
 RATE = 0.05

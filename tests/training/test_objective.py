@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.training.objective import Mean, RunObjective, as_stored, means
+from mpjax.training import Mean, RunObjective, as_stored, means
 
 
 def test_a_batch_is_prepared_with_the_key_in_training_and_without_in_evaluation():

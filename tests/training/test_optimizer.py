@@ -6,14 +6,11 @@ import numpy as np
 import optax
 import pytest
 
-from mpjax.config.schema import Optimizer, Precision
+from mpjax.config import Optimizer, Precision
 from mpjax.errors import UsageError
-from mpjax.models.scan import apart, apart_in
-from mpjax.precision import LossScaleState, loss_scale_state
-from mpjax.precision.master import MasterWeightsState
-from mpjax.precision.moments import HalfMomentsState
-from mpjax.training.kernels import Kernels
-from mpjax.training.optimizer import update_rule, with_precision
+from mpjax.models import apart, apart_in
+from mpjax.precision import HalfMomentsState, LossScaleState, MasterWeightsState, loss_scale_state
+from mpjax.training import Kernels, update_rule, with_precision
 
 
 KERNEL = jnp.array([[1.0, -2.0]])

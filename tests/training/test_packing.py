@@ -8,15 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from mpjax.config.schema import Optimizer
-from mpjax.precision import dynamic_loss_scaling
-from mpjax.precision.master import master_weights
-from mpjax.precision.moments import half_moments
-from mpjax.precision.skip_step import optax_promotion
-from mpjax.training import create_state, make_train_step
-from mpjax.training.kernels import Kernels
-from mpjax.training.optimizer import update_rule
-from mpjax.training.packing import UNPACKED, Packed, Packing
+from mpjax.config import Optimizer
+from mpjax.precision import dynamic_loss_scaling, half_moments, master_weights, optax_promotion
+from mpjax.training import UNPACKED, Kernels, Packed, Packing, create_state, make_train_step, update_rule
 
 
 PARAMS = {

@@ -4,9 +4,9 @@ import types
 
 import pytest
 
-from mpjax.config.schema import Precision
+from mpjax.config import Precision
 from mpjax.errors import UsageError
-from mpjax.training.precision_plan import advice, floor_of, plan_precision
+from mpjax.training import advice, floor_of, plan_precision
 
 
 CPU = types.SimpleNamespace(platform="cpu", device_kind="cpu")

@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.precision.presets import get_policy
-from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh
-from mpjax.training.predict_step import make_predict_step, outputs_for
-from mpjax.training.state import take_apart
+from mpjax.precision import get_policy
+from mpjax.training import Layout, make_mesh, make_predict_step, outputs_for, take_apart
 
 
 def as_stored(batch, key):

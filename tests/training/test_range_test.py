@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mpjax.training.range_test import Point, Watch, growing_rates, suggest
+from mpjax.training import Point, Watch, growing_rates, suggest
 
 
 RATES: list[float] = np.geomspace(1e-6, 10, 141).tolist()  # 20 in each factor of ten

@@ -8,14 +8,10 @@ import numpy as np
 import optax
 import pytest
 
-from mpjax.commands.learner import make_task, prepared_shapes
-from mpjax.commands.plan import fields_of
-from mpjax.config import load_config
-from mpjax.config.schema import Optimizer
+from mpjax.commands import fields_of, make_task, prepared_shapes
+from mpjax.config import Optimizer, load_config
 from mpjax.errors import UsageError
-from mpjax.training.optimizer import update_rule
-from mpjax.training.precision_plan import plan_precision
-from mpjax.training.rates import depths_of, factors_of, scale_by_path
+from mpjax.training import depths_of, factors_of, plan_precision, scale_by_path, update_rule
 
 
 VIT = (

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.config.durations import Duration
-from mpjax.config.schema import Optimizer
+from mpjax.config import Duration, Optimizer
 from mpjax.errors import UsageError
-from mpjax.training.schedule import learning_rate_schedule
+from mpjax.training import learning_rate_schedule
 
 
 def schedule(name, warmup, steps=100, **settings):

@@ -9,20 +9,23 @@ import numpy as np
 import optax
 import pytest
 
-from mpjax.commands.learner import make_task
-from mpjax.commands.own_parts import with_parts
-from mpjax.config import Config
-from mpjax.config.schema import Model, Precision, Training
+from mpjax.commands import make_task, with_parts
+from mpjax.config import Config, Model, Precision, Training
 from mpjax.data import labelled_images
 from mpjax.errors import UsageError
-from mpjax.models.resnet import BasicBlock, ResNet, SmallStem
+from mpjax.models import BasicBlock, ResNet, SmallStem
 from mpjax.precision import check_dtypes, dynamic_loss_scaling
-from mpjax.precision.casting.walk import equations
-from mpjax.training import make_eval_step, make_train_step, take_apart
-from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh
-from mpjax.training.precision_plan import plan_precision
-from mpjax.training.setup import initial_state, state_shapes
+from mpjax.precision.casting import equations
+from mpjax.training import (
+    Layout,
+    initial_state,
+    make_eval_step,
+    make_mesh,
+    make_train_step,
+    plan_precision,
+    state_shapes,
+    take_apart,
+)
 
 
 CONFIG = dataclasses.replace(Config(), model=Model(name="mlp", width=4))

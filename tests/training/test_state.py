@@ -9,9 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.errors import DtypeError
 from mpjax.precision import dynamic_loss_scaling, master_weights, no_loss_scaling
-from mpjax.training import TrainState, create_state
-from mpjax.training.state import without_shared_buffers
-from mpjax.training.train_step import step_key
+from mpjax.training import TrainState, create_state, step_key, without_shared_buffers
 
 
 PARAMS = {"head/kernel": jnp.array([[1.0, 2.0]], jnp.bfloat16)}

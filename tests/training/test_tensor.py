@@ -7,10 +7,8 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.quantised import quantise
-from mpjax.models.scan import in_series
-from mpjax.models.transformer import Block
-from mpjax.training.tensor import tensor_axes
+from mpjax.models import Block, in_series, quantise
+from mpjax.training import tensor_axes
 
 
 class Net(nnx.Module):

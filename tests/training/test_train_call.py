@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.training.feed import compile_calls, make_train_call
+from mpjax.training import compile_calls, make_train_call
 
 
 def step(state, batch):

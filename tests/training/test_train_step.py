@@ -10,11 +10,9 @@ import optax
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.precision import autocast, check_dtypes, dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
-from mpjax.training import make_train_step
-from mpjax.training.losses import cross_entropy
-from mpjax.training.objective import Mean
-from mpjax.training.train_step import step_key
+from mpjax.precision import check_dtypes, dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
+from mpjax.precision.casting import autocast
+from mpjax.training import Mean, cross_entropy, make_train_step, step_key
 
 
 def assert_identical(one, other):

@@ -11,17 +11,19 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.commands.train import run
-from mpjax.config import Config
-from mpjax.config.durations import Duration
-from mpjax.config.schema import Data, Report, Training
+from mpjax.commands import run
+from mpjax.config import Config, Data, Duration, Report, Training
 from mpjax.errors import UsageError
 from mpjax.precision import get_policy
-from mpjax.training import Mean
-from mpjax.training.eval_step import weighted_sums
-from mpjax.training.objective import RunObjective
-from mpjax.training.objectives import classification, text_classification
-from mpjax.training.user_objective import checked_objective, used_arguments
+from mpjax.training import (
+    Mean,
+    RunObjective,
+    checked_objective,
+    classification,
+    text_classification,
+    used_arguments,
+    weighted_sums,
+)
 
 
 BATCH = {"x": jnp.arange(4.0), "weight": jnp.array([1.0, 1.0, 1.0, 0.0])}

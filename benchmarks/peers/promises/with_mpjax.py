@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 import mpjax
-from mpjax.commands.train import run
+from mpjax.commands import run
 from mpjax.config import load_config
 from mpjax.errors import Diverged
 from mpjax.training import create_state, take_apart

@@ -7,11 +7,8 @@ import optax
 from flax import nnx
 
 import mpjax
-from mpjax.models import resnet
-from mpjax.models.vit import ViT
-from mpjax.training import create_state, take_apart
-from mpjax.training.objective import RunObjective
-from mpjax.training.objectives import classification
+from mpjax.models import SmallStem, ViT, resnet18
+from mpjax.training import RunObjective, classification, create_state, take_apart
 from peers import tasks
 from peers.tasks import Dtype, TaskName
 from peers.training.stepping import stepping
@@ -45,8 +42,8 @@ def start(task: TaskName, dtype: Dtype) -> Callable[[int], dict]:
 def network(task: TaskName) -> nnx.Module:
     rngs = nnx.Rngs(0)
     if task == "resnet18":
-        return resnet.resnet18(
-            resnet.SmallStem, channels=tasks.CHANNELS, width=tasks.RESNET_WIDTH, num_classes=tasks.CLASSES, rngs=rngs
+        return resnet18(
+            SmallStem, channels=tasks.CHANNELS, width=tasks.RESNET_WIDTH, num_classes=tasks.CLASSES, rngs=rngs
         )
     return ViT(
         image_shape=(tasks.SIDE, tasks.SIDE, tasks.CHANNELS),

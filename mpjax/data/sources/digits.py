@@ -82,7 +82,7 @@ def prepare_digits(data_dir: pathlib.Path) -> None:
 
 
 SIZE = 32
-CLASSES = 11  # the background and ten digits
+CANVAS_CLASSES = 11  # the background and ten digits
 TRAIN, TEST = 2000, 400
 DIGITS = (2, 5)  # the number of digits on a canvas, half-open range
 TRIES = 1000  # draws per canvas; digits that find no free place are left out

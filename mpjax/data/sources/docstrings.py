@@ -17,7 +17,7 @@ from mpjax.errors import UsageError
 
 
 TEST_EVERY = 10
-CLASSES = 10
+PACKAGES = 10
 _SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -123,16 +123,16 @@ def of_largest(docstrings: Iterable[Docstring]) -> tuple[list[Docstring], list[s
     Of several docstrings with the same text, only the first is kept and counted. The order of docstrings stays.
 
     Raises:
-      UsageError: fewer than `CLASSES` packages have docstrings.
+      UsageError: fewer than `PACKAGES` packages have docstrings.
     """
     once: dict[str, Docstring] = {}
     for docstring in docstrings:
         once.setdefault(docstring.text, docstring)
     counts = collections.Counter(docstring.package for docstring in once.values())
-    largest = sorted(sorted(counts), key=lambda package: -counts[package])[:CLASSES]
-    if len(largest) < CLASSES:
+    largest = sorted(sorted(counts), key=lambda package: -counts[package])[:PACKAGES]
+    if len(largest) < PACKAGES:
         raise UsageError(
-            f"docstrings: {len(largest)} documented packages in {_library()}; wanted at least {CLASSES}; "
+            f"docstrings: {len(largest)} documented packages in {_library()}; wanted at least {PACKAGES}; "
             "the source files of this Python's standard library are missing: install them, or use another Python"
         )
     return [docstring for docstring in once.values() if docstring.package in largest], sorted(largest)

@@ -196,7 +196,7 @@ def _columns_of(info: Any) -> tuple[dict[str, Column], dict[str, str]]:
     is_pair = isinstance(keys, tuple) and len(keys) == 2 and all(isinstance(key, str) for key in keys)
     image_or_text, label = keys if is_pair else ("", "")
     preferred = {"image": image_or_text, "text": image_or_text, "label": label, "mask": label}
-    classes = digits.CLASSES if info.name == digits.DigitsCanvas.name else 0
+    classes = digits.CANVAS_CLASSES if info.name == digits.DigitsCanvas.name else 0
     features: Any = info.features if isinstance(info.features, tfds.features.FeaturesDict) else {}
     return {name: column_of(feature, classes) for name, feature in features.items()}, preferred if is_pair else {}
 

@@ -1,7 +1,6 @@
 """The decoder of Llama, Mistral, Qwen, Gemma and SmolLM, its settings from `config.json`, and its weights."""
 
-from mpjax.models.decoder.network import Decoder
-from mpjax.models.decoder.settings import DecoderSettings, LayerKind
+from mpjax.offers import offer
 
 
-__all__ = ["Decoder", "DecoderSettings", "LayerKind"]
+__getattr__, __dir__ = offer(__name__)

@@ -1,8 +1,6 @@
 """Continues texts with a language model, token by token, with the keys and values of earlier tokens in a cache."""
 
-from mpjax.models.generation.cached_logits import through_cache
-from mpjax.models.generation.continuations import Continuation, generate
-from mpjax.models.generation.sampling import GREEDY, Sampling
+from mpjax.offers import offer
 
 
-__all__ = ["GREEDY", "Continuation", "Sampling", "generate", "through_cache"]
+__getattr__, __dir__ = offer(__name__)

@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 from mpjax.errors import CheckpointWarning, UsageError
 from mpjax.files import replacing
 from mpjax.models.pretrained.files import variables_of
-from mpjax.models.pretrained.layouts import layouts_of
 from mpjax.models.pretrained.layouts.entry import WeightMap
+from mpjax.models.pretrained.layouts.families import layouts_of
 from mpjax.models.pretrained.load import cast, losses, refusal
 from mpjax.models.pretrained.report import PretrainedReport, WeightRow
 from mpjax.models.scan import one_by_one

@@ -12,8 +12,8 @@ import numpy as np
 
 from mpjax.errors import UsageError
 from mpjax.models.pretrained.files import FLOATING, Tensor, variables_of
-from mpjax.models.pretrained.layouts import layouts_of
 from mpjax.models.pretrained.layouts.entry import FileEntry, WeightMap
+from mpjax.models.pretrained.layouts.families import layouts_of
 
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from mpjax.errors import UsageError
 from mpjax.files import write_atomically
 from mpjax.models.adapters import Added, AddedByRoot, Renormalised, adapted_layers, adapter_of, on_host
 from mpjax.models.pretrained.export import write_tensors
-from mpjax.models.pretrained.layouts import layouts_of
 from mpjax.models.pretrained.layouts.entry import FileEntry
+from mpjax.models.pretrained.layouts.families import layouts_of
 from mpjax.models.pretrained.load import cast, losses, refusal
 from mpjax.models.quantised import restore
 from mpjax.models.scan import one_by_one

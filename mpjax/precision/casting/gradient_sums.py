@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from mpjax.precision.casting.equations import bind
 from mpjax.precision.casting.jaxprs import as_function, at_indices, opened, scan_counts
+from mpjax.precision.casting.one_equation import bind
 from mpjax.precision.casting.primitives import (
     ADDING,
     DERIVED,

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from mpjax.precision.casting import control_flow, derivatives
-from mpjax.precision.casting.equations import bind, standing_at
 from mpjax.precision.casting.gradient_sums import (
     ManyReads,
     adds_between_casts,
@@ -18,6 +17,7 @@ from mpjax.precision.casting.gradient_sums import (
     rule_adds_in_half,
 )
 from mpjax.precision.casting.jaxprs import as_function, function_of, is_transposed, opened
+from mpjax.precision.casting.one_equation import bind, standing_at
 from mpjax.precision.casting.operations import Operations
 from mpjax.precision.casting.primitives import ARRANGES, COMPARES, MATRIX_PRODUCTS, REPEATS, STRETCH
 from mpjax.precision.casting.values import (

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mpjax.config import Config, to_toml
-from mpjax.config.save import flat
+from mpjax.config.save import flat, to_toml
+from mpjax.config.schema import Config
 from mpjax.errors import LoggerWarning, UsageError, first_line
 from mpjax.extend import Writer
 

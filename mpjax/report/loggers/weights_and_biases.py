@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mpjax.config import to_toml
+from mpjax.config.save import to_toml
 from mpjax.errors import UsageError
 from mpjax.extend import RunInfo
 from mpjax.report.loggers.background import InBackground, Logger, require_package, stored_id

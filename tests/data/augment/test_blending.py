@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageFilter
 
-from mpjax.data.augment.pixels import blend, gray, gray_images, smooth
+from mpjax.data.augment import blend, gray, gray_images, smooth
 
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (33, 21, 3), np.uint8)

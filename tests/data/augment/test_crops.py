@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.data.augment.crops import Boxes, random_boxes
+from mpjax.data.augment import Boxes, random_boxes
 
 
 MANY = 20_000

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.data.augment.crops import random_erasing
+from mpjax.data.augment import random_erasing
 
 
 erased = jax.jit(random_erasing)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.data.augment.mixing import cutmix, cutmix_masks, mixup, mixup_or_cutmix
+from mpjax.data.augment import cutmix, cutmix_masks, mixup, mixup_or_cutmix
 from mpjax.errors import UsageError
 
 

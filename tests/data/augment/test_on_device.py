@@ -3,10 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.data.augment.on_device import prepare as prepare_batch
-from mpjax.data.examples import labelled_images
-from mpjax.data.fields import IGNORED
+from mpjax.config import Data
+from mpjax.data import IGNORED, labelled_images
+from mpjax.data.augment import prepare as prepare_batch
 from mpjax.errors import UsageError
 
 

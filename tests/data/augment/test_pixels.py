@@ -5,7 +5,18 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from mpjax.data.augment import pixels
+from mpjax.data.augment import (
+    autocontrast,
+    brightness,
+    contrast,
+    equalize,
+    histogram,
+    identity,
+    invert,
+    look_up,
+    posterize,
+    solarize,
+)
 
 
 RANDOM = np.random.default_rng(0)
@@ -26,7 +37,7 @@ def pillow(image, operation):
 
 def ours(image, make):
     images = jnp.asarray(image)[None]
-    out = pixels.look_up(images, jnp.broadcast_to(make(images), (1, image.shape[-1], 256)))
+    out = look_up(images, jnp.broadcast_to(make(images), (1, image.shape[-1], 256)))
     assert out.dtype == jnp.uint8
     return np.asarray(out[0])
 
@@ -38,24 +49,24 @@ def one(value, dtype=jnp.float32):
 @pytest.mark.slow
 @pytest.mark.parametrize("image", IMAGES.values(), ids=IMAGES)
 def test_invert_autocontrast_and_equalize_equal_pillows(image):
-    np.testing.assert_array_equal(ours(image, lambda images: pixels.invert()), pillow(image, ImageOps.invert))
-    equalized = ours(image, lambda images: pixels.equalize(pixels.histogram(images)))
+    np.testing.assert_array_equal(ours(image, lambda images: invert()), pillow(image, ImageOps.invert))
+    equalized = ours(image, lambda images: equalize(histogram(images)))
     np.testing.assert_array_equal(equalized, pillow(image, ImageOps.equalize))
     # Pillow works in floating point, where an integer may come out a little too small and lose a level.
-    stretched = ours(image, lambda images: pixels.autocontrast(pixels.histogram(images)))
+    stretched = ours(image, lambda images: autocontrast(histogram(images)))
     assert np.abs(stretched.astype(int) - pillow(image, ImageOps.autocontrast).astype(int)).max() <= 1
 
 
 @pytest.mark.parametrize("threshold", [0, 1, 100, 255, 256])
 def test_solarize_equals_pillows(threshold):
     wanted = pillow(IMAGES["any"], lambda picture: ImageOps.solarize(picture, threshold))
-    np.testing.assert_array_equal(ours(IMAGES["any"], lambda _: pixels.solarize(one(threshold, jnp.int32))), wanted)
+    np.testing.assert_array_equal(ours(IMAGES["any"], lambda _: solarize(one(threshold, jnp.int32))), wanted)
 
 
 @pytest.mark.parametrize("bits", [1, 4, 7, 8])
 def test_posterize_equals_pillows(bits):
     wanted = pillow(IMAGES["any"], lambda picture: ImageOps.posterize(picture, bits))
-    np.testing.assert_array_equal(ours(IMAGES["any"], lambda _: pixels.posterize(one(bits, jnp.int32))), wanted)
+    np.testing.assert_array_equal(ours(IMAGES["any"], lambda _: posterize(one(bits, jnp.int32))), wanted)
 
 
 @pytest.mark.parametrize(
@@ -63,21 +74,21 @@ def test_posterize_equals_pillows(bits):
 )
 @pytest.mark.parametrize("image", IMAGES.values(), ids=IMAGES)
 def test_brightness_and_contrast_are_within_a_level_of_pillows(image, factor):
-    bright = ours(image, lambda _: pixels.brightness(one(factor))).astype(int)
+    bright = ours(image, lambda _: brightness(one(factor))).astype(int)
     assert np.abs(bright - pillow(image, lambda picture: ImageEnhance.Brightness(picture).enhance(factor))).max() <= 1
-    strong = ours(image, lambda images: pixels.contrast(images, one(factor))).astype(int)
+    strong = ours(image, lambda images: contrast(images, one(factor))).astype(int)
     assert np.abs(strong - pillow(image, lambda picture: ImageEnhance.Contrast(picture).enhance(factor))).max() <= 1
 
 
 def test_contrast_knows_the_mean_of_large_images():
     """511 times 4,204,544 pixels is above 2^31."""
     white = jnp.full((1, 2048, 2053, 1), 255, jnp.uint8)
-    assert (np.asarray(pixels.contrast(white, one(0.0))) == 255).all()
+    assert (np.asarray(contrast(white, one(0.0))) == 255).all()
 
 
 def test_a_histogram_counts_levels_by_image_and_channel():
     images = np.stack([IMAGES["two levels"], 255 - IMAGES["two levels"]])
-    counts = np.asarray(pixels.histogram(jnp.asarray(images)))
+    counts = np.asarray(histogram(jnp.asarray(images)))
     assert counts.dtype == np.int32
     for image, by_channel in zip(images, counts, strict=True):
         for channel in range(3):
@@ -85,6 +96,6 @@ def test_a_histogram_counts_levels_by_image_and_channel():
 
 
 def test_every_image_and_channel_has_its_own_table():
-    table = jnp.stack([jnp.stack([pixels.identity()[0, 0], pixels.invert()[0, 0]]), jnp.zeros((2, 256), jnp.int32)])
-    out = pixels.look_up(jnp.full((2, 1, 1, 2), 10, jnp.uint8), table)
+    table = jnp.stack([jnp.stack([identity()[0, 0], invert()[0, 0]]), jnp.zeros((2, 256), jnp.int32)])
+    out = look_up(jnp.full((2, 1, 1, 2), 10, jnp.uint8), table)
     assert out.ravel().tolist() == [10, 245, 0, 0]

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.config.user_code import PythonObject
+from mpjax.config import Data, PythonObject
 from mpjax.data import Image, Label, Tokens
-from mpjax.data.augment.preparation import preparation_of
+from mpjax.data.augment import preparation_of
 from mpjax.errors import UsageError
 
 

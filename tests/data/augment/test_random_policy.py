@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from mpjax.data.augment.random_policy import OPERATIONS, apply_operations, randaugment
+from mpjax.data.augment import OPERATIONS, apply_operations, randaugment
 from mpjax.errors import UsageError
 
 

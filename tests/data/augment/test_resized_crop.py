@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.data.augment.crops import Boxes, random_resized_crop, resized, resized_mask
+from mpjax.data.augment import Boxes, random_resized_crop, resized, resized_mask
 
 
 KEY = jax.random.key(0)

@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.data.augment.crops import random_flip, random_shift
-from mpjax.data.fields import IGNORED
+from mpjax.data import IGNORED
+from mpjax.data.augment import random_flip, random_shift
 
 
 IMAGES = np.random.default_rng(0).integers(1, IGNORED, (6, 5, 7, 3), np.uint8)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpjax.data.augment.pixels import rotation, shear, translation, warp
+from mpjax.data.augment import rotation, shear, translation, warp
 
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (32, 45, 3), np.uint8)

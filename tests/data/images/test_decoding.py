@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mpjax.data.images.decoding import FileBytes, decode
+from mpjax.data.images import FileBytes, decode
 from mpjax.errors import DataWarning, UsageError
 
 

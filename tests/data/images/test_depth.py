@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpjax.data.images.decoding import decode
-from mpjax.data.images.depth import EIGHT, Depth, depth_of
+from mpjax.data.images import EIGHT, Depth, decode, depth_of
 from mpjax.errors import DataWarning, UsageError
 
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mpjax.data.images.depth import Depth
-from mpjax.data.images.headers import SAMPLE, stored_image
+from mpjax.data.images import SAMPLE, Depth, stored_image
 from mpjax.errors import UsageError
 
 

@@ -9,10 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mpjax.data.images import interpolation
-from mpjax.data.images.decoding import decode, read_header, read_plain_header
-from mpjax.data.images.interpolation import linear, require_packages
-from mpjax.data.images.resizing import averaged, draws, random_part
+from mpjax.data.images import (
+    averaged,
+    decode,
+    draws,
+    interpolation,
+    linear,
+    random_part,
+    read_header,
+    read_plain_header,
+    require_packages,
+)
 from mpjax.errors import UsageError
 
 

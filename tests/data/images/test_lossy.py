@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpjax.config.schema import Data
-from mpjax.data.images.masks import compression_noise, decoded_mask, mask_values, unknown_classes
+from mpjax.config import Data
+from mpjax.data.images import compression_noise, decoded_mask, mask_values, unknown_classes
 from mpjax.errors import DataWarning, UsageError
 
 

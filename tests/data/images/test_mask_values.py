@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpjax.config.schema import Data
-from mpjax.data.fields import IGNORED
-from mpjax.data.images.masks import MaskValues, mask_values
+from mpjax.config import Data
+from mpjax.data import IGNORED
+from mpjax.data.images import MaskValues, mask_values
 from mpjax.errors import DataWarning, UsageError
 
 

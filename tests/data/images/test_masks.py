@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpjax.config.schema import Data
-from mpjax.data.images.decoding import FileBytes
-from mpjax.data.images.masks import decoded_mask, unknown_classes
+from mpjax.config import Data
+from mpjax.data.images import FileBytes, decoded_mask, unknown_classes
 from mpjax.errors import UsageError
 
 

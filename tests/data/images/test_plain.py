@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpjax.data.images.plain import Plain, first_rows, plain_header
+from mpjax.data.images import Plain, first_rows, plain_header
 
 
 def jpeg(mode="RGB", width=50, height=40, **options):

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpjax.data.images.decoding import read_header
-from mpjax.data.images.resizing import averaged, centre, draws, random_part, shrinks, shrunk, whole_pixels
+from mpjax.data.images import averaged, centre, draws, random_part, read_header, shrinks, shrunk, whole_pixels
 from mpjax.errors import DataWarning, UsageError
 
 

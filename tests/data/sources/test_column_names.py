@@ -2,7 +2,7 @@ import warnings
 
 import pytest
 
-from mpjax.data.sources.column_names import require_names
+from mpjax.data.sources import require_names
 from mpjax.errors import DataWarning, UsageError
 
 

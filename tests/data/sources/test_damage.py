@@ -6,10 +6,9 @@ import shutil
 
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.data.open import open_source
-from mpjax.data.sources.digits import prepare_digits
-from mpjax.data.sources.tfds import PreparedExamples
+from mpjax.config import Data
+from mpjax.data import open_source
+from mpjax.data.sources import PreparedExamples, prepare_digits
 from mpjax.errors import UsageError
 
 

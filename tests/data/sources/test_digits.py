@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from mpjax.config.schema import Data
-from mpjax.data.open import open_source
+from mpjax.config import Data
+from mpjax.data import open_source
+from mpjax.data.sources import Digits, prepare_digits
 from mpjax.errors import UsageError
 
 
@@ -45,7 +46,7 @@ def test_levels_0_to_16_are_stretched_to_0_to_255(digits):
 
 
 def test_class_names_are_the_digits(tmp_path):
-    from mpjax.data.sources.digits import Digits
+    from mpjax.data.sources import Digits
 
     assert Digits(data_dir=tmp_path).info.features["label"].names == list("0123456789")
 
@@ -81,41 +82,35 @@ def test_processes_may_prepare_at_once(tmp_path):
 
 
 def test_losing_the_race_is_no_failure(tmp_path, monkeypatch):
-    from mpjax.data.sources import digits
-
-    prepare = digits.Digits.download_and_prepare
+    prepare = Digits.download_and_prepare
 
     def beaten(builder, **options):
-        prepare(digits.Digits(data_dir=tmp_path, file_format="array_record"), **options)
+        prepare(Digits(data_dir=tmp_path, file_format="array_record"), **options)
         raise OSError("Directory not empty")
 
-    monkeypatch.setattr(digits.Digits, "download_and_prepare", beaten)
-    digits.prepare_digits(tmp_path)
+    monkeypatch.setattr(Digits, "download_and_prepare", beaten)
+    prepare_digits(tmp_path)
 
 
 def test_a_real_failure_is_raised(tmp_path, monkeypatch):
-    from mpjax.data.sources import digits
-
     def fail(builder, **options):
         raise OSError("Input/output error")
 
-    monkeypatch.setattr(digits.Digits, "download_and_prepare", fail)
+    monkeypatch.setattr(Digits, "download_and_prepare", fail)
     with pytest.raises(OSError, match="Input/output"):
-        digits.prepare_digits(tmp_path)
+        prepare_digits(tmp_path)
 
 
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("write() failed: No space left on device")]
 )
 def test_a_full_disk_is_told_with_what_to_do(tmp_path, monkeypatch, error):
-    from mpjax.data.sources import digits
-
     def fail(builder, **options):
         raise error
 
-    monkeypatch.setattr(digits.Digits, "download_and_prepare", fail)
+    monkeypatch.setattr(Digits, "download_and_prepare", fail)
     with pytest.raises(UsageError, match=f"no space is left to write digits to {tmp_path}.*MPJAX_CACHE"):
-        digits.prepare_digits(tmp_path)
+        prepare_digits(tmp_path)
 
 
 @pytest.mark.slow

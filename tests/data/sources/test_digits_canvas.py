@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from mpjax.data.sources.digits import CLASSES, DigitsCanvas, compose, digits_of, prepare_digits_canvas
+from mpjax.data.sources import CANVAS_CLASSES, DigitsCanvas, compose, digits_of, prepare_digits_canvas
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_sizes_shapes_and_dtypes(splits):
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_there_are_11_classes_of_which_the_background_takes_five_sixths(split, splits):
     share = np.bincount(splits[split][1].ravel(), minlength=11) / splits[split][1].size
-    assert len(share) == CLASSES == 11
+    assert len(share) == CANVAS_CLASSES == 11
     assert 0.8 < share[0] < 0.9
     assert share[1:].min() > 0.008
     assert share[1:].max() < 0.025

@@ -2,10 +2,9 @@ import textwrap
 
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.data.fields import Label
-from mpjax.data.open import open_source
-from mpjax.data.sources.docstrings import CLASSES, Docstring, of_largest, prepare_docstrings, read_docstrings
+from mpjax.config import Data
+from mpjax.data import Label, open_source
+from mpjax.data.sources import PACKAGES, Docstring, of_largest, prepare_docstrings, read_docstrings
 from mpjax.errors import UsageError
 
 
@@ -60,8 +59,8 @@ def test_the_split_follows_from_the_name():
 def test_the_largest_packages_and_each_text_once():
     many = [Docstring(f"p{package:02}.m:f{i}", f"{package} {i}") for package in range(12) for i in range(12 - package)]
     texts, names = of_largest([*many, Docstring("p00:again", "0 0"), Docstring("p11:more", "0 1")])
-    assert names == [f"p{package:02}" for package in range(CLASSES)]
-    assert len(texts) == sum(12 - package for package in range(CLASSES))
+    assert names == [f"p{package:02}" for package in range(PACKAGES)]
+    assert len(texts) == sum(12 - package for package in range(PACKAGES))
 
 
 def test_a_python_without_source_files():

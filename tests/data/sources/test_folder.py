@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpjax.config.schema import Data
-from mpjax.data.batches import eval_batches, train_batches
-from mpjax.data.open import open_source
-from mpjax.data.sources.folder import open_folder
+from mpjax.config import Data
+from mpjax.data import eval_batches, open_source, train_batches
+from mpjax.data.sources import open_folder
 from mpjax.errors import UsageError
 
 

@@ -3,11 +3,8 @@
 import numpy as np
 import pytest
 
-from mpjax.config import load_config
-from mpjax.config.limits import check
-from mpjax.config.schema import Data
-from mpjax.data.sources.formats import is_readable, way_to_read
-from mpjax.data.sources.tfds import open_prepared
+from mpjax.config import Data, check, load_config
+from mpjax.data.sources import is_readable, open_prepared, way_to_read
 from mpjax.errors import UsageError
 
 

@@ -8,8 +8,7 @@ import pytest
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.utils import tqdm_utils
 
-from mpjax.data.sources.digits import prepare_digits
-from mpjax.data.sources.generated import write_once
+from mpjax.data.sources import prepare_digits, write_once
 from mpjax.errors import UsageError
 
 

@@ -8,13 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image as Picture
 
-from mpjax.config.schema import Data
-from mpjax.data.batches import eval_batches, train_batches
-from mpjax.data.examples import conform
-from mpjax.data.fields import Image, Label, Mask
-from mpjax.data.open import open_source
-from mpjax.data.sources.huggingface import open_huggingface
-from mpjax.data.table import Other, Text
+from mpjax.config import Data
+from mpjax.data import Image, Label, Mask, Other, Text, conform, eval_batches, open_source, train_batches
+from mpjax.data.sources import open_huggingface
 from mpjax.errors import UsageError
 
 

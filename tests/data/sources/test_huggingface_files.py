@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from mpjax.data.sources.huggingface_files import load_splits
+from mpjax.data.sources import load_splits
 from mpjax.errors import DataWarning, UsageError
 
 

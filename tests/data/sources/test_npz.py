@@ -7,9 +7,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from mpjax.config.schema import Data
+from mpjax.config import Data
 from mpjax.data import Image, Label, open_source
-from mpjax.data.sources.npz import NumpyFile
+from mpjax.data.sources import NumpyFile
 from mpjax.errors import UsageError
 
 

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from mpjax.config.schema import Data
-from mpjax.config.user_code import PythonObject
-from mpjax.data import Image, Label, open_source
-from mpjax.data.example_reader import reader
-from mpjax.data.sources.own import open_own
+from mpjax.config import Data, PythonObject
+from mpjax.data import Image, Label, open_source, reader
+from mpjax.data.sources import open_own
 from mpjax.errors import UsageError
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mpjax.data.sources.synthetic import synthetic_source
+from mpjax.data.sources import synthetic_source
 from mpjax.errors import UsageError
 
 

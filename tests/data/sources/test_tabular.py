@@ -5,9 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.data import open_source
-from mpjax.data.encoding import Encoding
+from mpjax.config import Data
+from mpjax.data import Encoding, open_source
 from mpjax.errors import DataWarning, UsageError
 
 

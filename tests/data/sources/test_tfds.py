@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from mpjax.config.schema import Data
-from mpjax.data.examples import labelled_images
-from mpjax.data.fields import Image, Mask
-from mpjax.data.open import as_task
-from mpjax.data.sources.tfds import column_of, prepared_names
-from mpjax.data.sources.tfds import open_prepared as open_table
-from mpjax.data.table import Other
+from mpjax.config import Data
+from mpjax.data import Image, Mask, Other, as_task, labelled_images
+from mpjax.data.sources import column_of, prepared_names
+from mpjax.data.sources import open_prepared as open_table
 from mpjax.errors import UsageError
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from mpjax.config.schema import Data
+from mpjax.config import Data
 from mpjax.data import Image, Label, open_source
 from mpjax.errors import UsageError
 

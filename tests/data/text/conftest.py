@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mpjax.data.table import Other, Table, Text
+from mpjax.data import Other, Table, Text
 
 
 @dataclasses.dataclass(frozen=True)

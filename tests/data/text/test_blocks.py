@@ -3,11 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.data.batches import eval_batches, train_batches
-from mpjax.data.examples import conform
-from mpjax.data.fields import Label, Length, Tokens
-from mpjax.data.text.blocks import Blocks, tokenized
+from mpjax.config import Data
+from mpjax.data import Label, Length, Tokens, conform, eval_batches, train_batches
+from mpjax.data.text import Blocks, tokenized
 from mpjax.errors import UsageError
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mpjax.data.text.chat_template import ChatTemplate, template_beside
+from mpjax.data.text import ChatTemplate, template_beside
 from mpjax.errors import UsageError
 
 

@@ -5,11 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.data.examples import Source
-from mpjax.data.fields import Label, Length, Tokens
-from mpjax.data.text.given import given_texts
-from mpjax.data.text.template import Template
+from mpjax.config import Data
+from mpjax.data import Label, Length, Source, Tokens
+from mpjax.data.text import Template, given_texts
 from mpjax.errors import UsageError
 
 

@@ -4,8 +4,7 @@ import csv
 
 import pytest
 
-from mpjax.data.text.given import texts_of_table
-from mpjax.data.text.template import Template
+from mpjax.data.text import Template, texts_of_table
 from mpjax.errors import DataWarning, UsageError
 
 
@@ -109,7 +108,7 @@ def test_an_empty_table_is_an_error(content, said):
 @pytest.mark.filterwarnings("ignore:quotes of the tsv", "ignore:a. quotes of the tsv")
 def test_texts_are_those_that_training_reads(tmp_path, content):
     pytest.importorskip("datasets", reason="pip install 'mpjax[hf]'")
-    from mpjax.data.sources.huggingface_files import load_splits
+    from mpjax.data.sources import load_splits
 
     (tmp_path / "a.tsv").write_text(content)
     trained = load_splits(str(tmp_path / "a.tsv"), HEADER)["train"]["text"][:]

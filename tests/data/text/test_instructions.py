@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.data.examples import conform
-from mpjax.data.text.instructions import conversations, load_chat, messages_of
+from mpjax.config import Data
+from mpjax.data import conform
+from mpjax.data.text import conversations, load_chat, messages_of
 from mpjax.errors import UsageError
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mpjax.data.text.plain_tokenizers import BytesTokenizer, WordsTokenizer
+from mpjax.data.text import BytesTokenizer, WordsTokenizer
 from mpjax.errors import UsageError
 
 

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from mpjax.config.schema import Data
-from mpjax.data.examples import conform
-from mpjax.data.text.answer_pairs import preferences
-from mpjax.data.text.instructions import load_chat
+from mpjax.config import Data
+from mpjax.data import conform
+from mpjax.data.text import load_chat, preferences
 from mpjax.errors import UsageError
 
 

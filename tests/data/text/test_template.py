@@ -5,13 +5,9 @@ import re
 
 import pytest
 
-from mpjax.config.limits import check
-from mpjax.config.load import load_config
-from mpjax.config.schema import Data
-from mpjax.config.user_code import PythonObject
+from mpjax.config import Data, PythonObject, check, load_config
 from mpjax.data import open_source
-from mpjax.data.text.given import stored_texts, texts_of_table
-from mpjax.data.text.template import Template
+from mpjax.data.text import Template, stored_texts, texts_of_table
 from mpjax.errors import UsageError
 
 

@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from mpjax.data.text.plain_tokenizers import BytesTokenizer
-from mpjax.data.text.tokenizers import load_tokenizer
+from mpjax.data.text import BytesTokenizer, load_tokenizer
 from mpjax.errors import UsageError
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from mpjax.data.text.plain_tokenizers import BytesTokenizer, WordsTokenizer
-from mpjax.data.text.written import Written
+from mpjax.data.text import BytesTokenizer, WordsTokenizer, Written
 from mpjax.errors import UsageError
 
 
@@ -55,7 +54,7 @@ def test_hashed_words_have_no_text():
 def test_words_keep_the_spaces_between_them():
     """As SentencePiece decodes: the space before the first word is none, and bytes stand for rare characters."""
     tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[hf]'")
-    from mpjax.data.text.tokenizers import HuggingFaceTokenizer
+    from mpjax.data.text import HuggingFaceTokenizer
 
     vocabulary = {"<s>": 0, "\u2581a": 1, "\u2581b": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
     inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], byte_fallback=True))

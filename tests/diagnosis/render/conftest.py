@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.facts import Facts
-from mpjax.diagnosis.readings import EXPONENTS
-from mpjax.diagnosis.trace import TraceRow
+from mpjax.diagnosis import EXPONENTS, Facts, TraceRow
 
 
 @pytest.fixture

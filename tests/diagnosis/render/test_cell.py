@@ -1,6 +1,6 @@
 """A diagnosis in a notebook."""
 
-from mpjax.diagnosis.render.page import cell_of
+from mpjax.diagnosis.render import cell_of
 
 
 def test_it_says_verdict_place_evidence_advice_and_what_to_paste(row_of, facts_of):

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from mpjax.diagnosis.facts import ScaleStep
-from mpjax.diagnosis.render.curves import errors, name_of, scales_of
+from mpjax.diagnosis import ScaleStep
+from mpjax.diagnosis.render import errors, name_of, scales_of
 
 
 def drawn(text, kind):

@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.diagnosis import Diagnosis
-from mpjax.diagnosis.readings import EXPONENTS
-from mpjax.diagnosis.trace import TraceRow
+from mpjax.diagnosis import EXPONENTS, Diagnosis, TraceRow
 
 
 class Page(html.parser.HTMLParser):

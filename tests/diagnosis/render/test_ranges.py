@@ -2,7 +2,7 @@
 
 import re
 
-from mpjax.diagnosis.render.page import range_strips
+from mpjax.diagnosis.render import range_strips
 
 
 def strips(text):

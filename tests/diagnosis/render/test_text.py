@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from mpjax.diagnosis.render.text import COLUMNS, error_text, percent, rich_of, row_texts, text_of
+from mpjax.diagnosis.render import COLUMNS, error_text, percent, rich_of, row_texts, text_of
 
 
 def test_a_row_has_a_text_for_each_column(row_of):

@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from mpjax.models.decoder import DecoderSettings, LayerKind
-from mpjax.models.decoder.rotary import Rope
+from mpjax.models.decoder import DecoderSettings, LayerKind, Rope
 
 
 @pytest.fixture(scope="session")

@@ -11,13 +11,10 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from mpjax import models
-from mpjax.config import Config
-from mpjax.config.schema import Data, Model
+from mpjax.config import Config, Data, Model
 from mpjax.data import Tokens
 from mpjax.errors import UsageError
-from mpjax.models.decoder import Decoder
-from mpjax.models.decoder.config_json import read_settings
-from mpjax.models.decoder.folder import export_decoder, load_decoder
+from mpjax.models.decoder import Decoder, export_decoder, load_decoder, read_settings
 from mpjax.models.pretrained import export_safetensors
 
 

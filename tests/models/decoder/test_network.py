@@ -9,9 +9,7 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.decoder import Decoder, DecoderSettings, LayerKind
-from mpjax.models.decoder.network import RMSNorm
-from mpjax.models.decoder.rotary import Rope
+from mpjax.models.decoder import Decoder, DecoderSettings, LayerKind, RMSNorm, Rope
 
 
 TOKENS = jax.random.randint(jax.random.key(0), (2, 8), 0, 20)

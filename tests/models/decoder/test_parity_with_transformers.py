@@ -12,9 +12,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 import mpjax
-from mpjax.models.decoder import Decoder
-from mpjax.models.decoder.config_json import read_settings
-from mpjax.models.decoder.folder import export_decoder, load_decoder
+from mpjax.models.decoder import Decoder, export_decoder, load_decoder, read_settings
 
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[parity]'")

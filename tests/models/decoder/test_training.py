@@ -12,18 +12,13 @@ from flax import nnx
 
 import mpjax
 from mpjax import diagnose
-from mpjax.commands.evaluate import evaluate_run
-from mpjax.commands.export import export_run
-from mpjax.config import load_config
-from mpjax.config.commands import Evaluation, Export
-from mpjax.models.decoder import Decoder
-from mpjax.models.decoder.config_json import read_settings
-from mpjax.models.decoder.folder import load_decoder
+from mpjax.commands import evaluate_run, export_run
+from mpjax.config import Evaluation, Export, load_config
+from mpjax.models import apart, apply_remat, stacks_of
+from mpjax.models.decoder import Decoder, load_decoder, read_settings
 from mpjax.models.pretrained import export_safetensors
-from mpjax.models.remat import apply_remat
-from mpjax.models.scan import apart, stacks_of
-from mpjax.precision.calls import name_scopes
-from mpjax.training.state import take_apart
+from mpjax.precision import name_scopes
+from mpjax.training import take_apart
 
 
 TINY = pathlib.Path(__file__).with_name("tiny")

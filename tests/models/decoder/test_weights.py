@@ -11,11 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 import mpjax
 from mpjax.errors import UsageError
-from mpjax.models.decoder import Decoder
-from mpjax.models.decoder.weights import huggingface
-from mpjax.models.pretrained import export_safetensors
-from mpjax.models.pretrained.files import variables_of
-from mpjax.models.pretrained.match import foreign_shape
+from mpjax.models.decoder import Decoder, huggingface
+from mpjax.models.pretrained import export_safetensors, foreign_shape, variables_of
 
 
 def abstract(settings, **options):

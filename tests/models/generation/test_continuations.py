@@ -9,13 +9,9 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.decoder import Decoder, DecoderSettings, LayerKind
-from mpjax.models.decoder.rotary import Rope
-from mpjax.models.generation import Sampling, generate, through_cache
-from mpjax.models.generation.programs import padded_length, programs_of, split
-from mpjax.models.gpt2 import GPT2
-from mpjax.models.mlp import MLP
-from mpjax.models.remat import apply_remat
+from mpjax.models import GPT2, MLP, apply_remat
+from mpjax.models.decoder import Decoder, DecoderSettings, LayerKind, Rope
+from mpjax.models.generation import Sampling, generate, padded_length, programs_of, split, through_cache
 from mpjax.precision import apply_policy
 
 

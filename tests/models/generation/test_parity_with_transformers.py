@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from mpjax.commands.predict import predict_run
-from mpjax.config.commands import Prediction
+from mpjax.commands import predict_run
+from mpjax.config import Prediction
 from mpjax.errors import UsageError
-from mpjax.models.decoder.folder import load_decoder
+from mpjax.models.decoder import load_decoder
 from mpjax.models.generation import generate
 
 
@@ -130,7 +130,7 @@ def test_drawn_tokens_are_as_frequent_as_those_of_transformers_with_the_same_set
     """Of the first token behind a prompt, by the warpers of transformers."""
     import jax
 
-    from mpjax.models.generation.sampling import Sampling, sampled
+    from mpjax.models.generation import Sampling, sampled
 
     logits = np.random.default_rng(0).normal(0, 2, 30).astype(np.float32)
     scores = torch.tensor(logits)[None]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.models.generation.sampling import Sampling, sampled
+from mpjax.models.generation import Sampling, sampled
 
 
 LOGITS = jnp.log(jnp.asarray([0.1, 0.4, 0.2, 0.3], jnp.float32))

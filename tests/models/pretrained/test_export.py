@@ -10,11 +10,8 @@ from safetensors.numpy import load_file
 
 import mpjax
 from mpjax.errors import CheckpointWarning, UsageError
-from mpjax.models.gpt2 import GPT2
-from mpjax.models.pretrained import export_safetensors
-from mpjax.models.pretrained.files import variables_of
-from mpjax.models.resnet import Bottleneck, ImageNetStem, ResNet
-from mpjax.models.scan import one_by_one
+from mpjax.models import GPT2, Bottleneck, ImageNetStem, ResNet, one_by_one
+from mpjax.models.pretrained import export_safetensors, variables_of
 
 
 def resnet(rngs):

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpjax.errors import UsageError
-from mpjax.models.pretrained import files
-from mpjax.models.pretrained.files import find_files
+from mpjax.models.pretrained import files, find_files
 
 
 def test_a_file_stands_for_itself(saved):

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.models.pretrained.files import download
+from mpjax.models.pretrained import download
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from flax import nnx
 
 import mpjax
 from mpjax.errors import UsageError
-from mpjax.models.pretrained.files import variables_of
+from mpjax.models.pretrained import variables_of
 
 
 def arrays_of(model):

@@ -7,11 +7,9 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.pretrained.files import Tensor, variables_of
-from mpjax.models.pretrained.layouts import layouts_of
-from mpjax.models.pretrained.layouts.entry import LINEAR, FileEntry, FusedPart, reshaped
-from mpjax.models.pretrained.match import foreign_shape, match_arrays
-from mpjax.models.resnet import BasicBlock, ImageNetStem, ResNet
+from mpjax.models import BasicBlock, ImageNetStem, ResNet
+from mpjax.models.pretrained import Tensor, foreign_shape, match_arrays, variables_of
+from mpjax.models.pretrained.layouts import LINEAR, FileEntry, FusedPart, layouts_of, reshaped
 
 
 def tensors(weights, rename=lambda key: key):

@@ -12,10 +12,8 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 import mpjax
-from mpjax.models.bert import BERT
-from mpjax.models.gpt2 import GPT2
+from mpjax.models import BERT, GPT2, ViT
 from mpjax.models.pretrained import export_safetensors
-from mpjax.models.vit import ViT
 
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[parity]'")

@@ -11,14 +11,9 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from mpjax.errors import UsageError
-from mpjax.models.decoder import Decoder
-from mpjax.models.decoder.config_json import read_settings
-from mpjax.models.decoder.folder import export_decoder, load_decoder
-from mpjax.models.gpt2 import GPT2
-from mpjax.models.lora import add_lora, merge_lora
-from mpjax.models.mlp import MLP
-from mpjax.models.pretrained import export_safetensors
-from mpjax.models.pretrained.peft import export_adapter
+from mpjax.models import GPT2, MLP, add_lora, merge_lora
+from mpjax.models.decoder import Decoder, export_decoder, load_decoder, read_settings
+from mpjax.models.pretrained import export_adapter, export_safetensors
 
 
 TINY = pathlib.Path(__file__).parents[1] / "decoder" / "tiny"

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mpjax.models.pretrained.report import PretrainedReport, WeightRow
+from mpjax.models.pretrained import PretrainedReport, WeightRow
 
 
 FLOAT32, FLOAT16 = np.dtype(np.float32), np.dtype(np.float16)

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpjax.models.pretrained.load import cast, losses
+from mpjax.models.pretrained import cast, losses
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from mpjax.errors import UsageError
-from mpjax.models.pretrained.files import DTYPES, open_tensors
+from mpjax.models.pretrained import DTYPES, open_tensors
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.bool_])

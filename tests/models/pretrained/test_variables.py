@@ -2,7 +2,7 @@
 
 from flax import nnx
 
-from mpjax.models.pretrained.files import variables_of
+from mpjax.models.pretrained import variables_of
 
 
 def test_parameters_and_statistics_are_random_streams_are_not(small):

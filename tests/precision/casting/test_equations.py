@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mpjax.precision.casting.equations import SourceLine, bind, first_outside, source_of, standing_at
+from mpjax.precision.casting import SourceLine, bind, first_outside, source_of, standing_at
 
 
 X = jnp.asarray([1, 2, 4], jnp.float32)

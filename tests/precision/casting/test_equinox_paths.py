@@ -10,8 +10,7 @@ import pytest
 import mpjax
 from mpjax.diagnosis import diagnose_function
 from mpjax.errors import UsageError
-from mpjax.precision.casting.model_arguments import equinox_scopes
-from mpjax.precision.casting.walk import equations
+from mpjax.precision.casting import equations, equinox_scopes
 
 
 KEYS = jax.random.split(jax.random.key(0), 5)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mpjax.precision.casting.flops import flops_of, product_flops
+from mpjax.precision.casting import flops_of, product_flops
 
 
 def counted(function, *shapes, dtype=jnp.bfloat16):

@@ -12,12 +12,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import mpjax
-from mpjax.precision.casting import with_sums_in_float32
-from mpjax.precision.casting.gradient_sums import adding_to
-from mpjax.precision.casting.operations import AS_TRACED, LOW
-from mpjax.precision.casting.primitives import COMPARES, ENTERED
-from mpjax.precision.casting.walk import equations
-from mpjax.precision.dtypes import HALF
+from mpjax.precision import HALF
+from mpjax.precision.casting import AS_TRACED, COMPARES, ENTERED, LOW, adding_to, equations, with_sums_in_float32
 
 
 TERMS = 4000

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from mpjax.precision.casting.jaxprs import as_function, open_shardings, opened, scan_counts, scope_of
+from mpjax.precision.casting import as_function, open_shardings, opened, scan_counts, scope_of
 
 
 X = jnp.arange(3.0)

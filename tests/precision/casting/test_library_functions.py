@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mpjax
-from mpjax.precision.dtypes import BFLOAT16, FLOAT16
+from mpjax.precision import BFLOAT16, FLOAT16
 
 
 X = jax.random.normal(jax.random.key(0), (8, 8))

@@ -7,8 +7,7 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.precision import autocast, full_precision
-from mpjax.precision.casting.model_arguments import take_models_apart
+from mpjax.precision.casting import autocast, full_precision, take_models_apart
 
 
 class Net(nnx.Module):

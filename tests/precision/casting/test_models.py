@@ -17,10 +17,7 @@ from flax import nnx
 from jax import lax
 
 import mpjax
-from mpjax.models.activations import relu
-from mpjax.models.batch_norm import normalize
-from mpjax.models.pooling import max_pool
-from mpjax.models.resnet import Bottleneck, ImageNetStem, ResNet, identity
+from mpjax.models import Bottleneck, ImageNetStem, ResNet, identity, max_pool, normalize, relu
 
 
 F32 = jnp.float32

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpjax.precision.casting.narrowing import cast_once, narrowed_inputs
+from mpjax.precision.casting import cast_once, narrowed_inputs
 
 
 B16, F16 = jnp.bfloat16, jnp.float16

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import mpjax
-from mpjax.precision.casting.values import computed, holds, number_of
+from mpjax.precision.casting import computed, holds, number_of
 
 
 W = jnp.full((2, 2), 1e-3)

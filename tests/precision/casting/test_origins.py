@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from mpjax.precision.casting.origins import origins_of
-from mpjax.precision.casting.values import Origin
+from mpjax.precision.casting import Origin, origins_of
 
 
 X = jnp.ones((4, 4))

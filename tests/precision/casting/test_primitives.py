@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.precision.casting.operations import OPERATIONS
-from mpjax.precision.casting.primitives import (
+from mpjax.precision.casting import (
     CALLS,
     CONTROL_FLOW,
     ELEMENTWISE,
     ENTERED,
     MATRIX_PRODUCTS,
+    OPERATIONS,
     PRODUCTS,
     SUMS,
 )

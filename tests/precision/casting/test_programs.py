@@ -9,9 +9,7 @@ from flax import nnx
 from jax import lax
 
 import mpjax
-from mpjax.models.activations import relu
-from mpjax.models.batch_norm import normalize
-from mpjax.models.resnet import SmallStem, resnet18
+from mpjax.models import SmallStem, normalize, relu, resnet18
 
 
 F32 = jnp.float32

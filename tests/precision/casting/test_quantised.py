@@ -9,7 +9,7 @@ from flax import nnx
 
 import mpjax
 from mpjax.errors import PrecisionWarning, UsageError
-from mpjax.precision.float8.operations import note, noted
+from mpjax.precision.float8 import note, noted
 
 
 SMALL, LARGE = jnp.ones((16, 16)), jnp.ones((64, 64))

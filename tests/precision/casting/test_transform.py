@@ -15,9 +15,8 @@ from jax import lax
 
 import mpjax
 from mpjax.errors import UsageError
-from mpjax.models.resnet import BasicBlock, ResNet, SmallStem
-from mpjax.precision.casting import control_flow
-from mpjax.precision.casting.equations import source_lines, source_of
+from mpjax.models import BasicBlock, ResNet, SmallStem
+from mpjax.precision.casting import control_flow, source_lines, source_of
 
 
 F32 = jnp.float32

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.precision.casting.values import UNKNOWN, Value, cast, cast_like, is_array, split_arrays, values_of
+from mpjax.precision.casting import UNKNOWN, Value, cast, cast_like, is_array, split_arrays, values_of
 
 
 F16, BF16, F32 = jnp.float16, jnp.bfloat16, jnp.float32

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mpjax.precision.casting.jaxprs import is_recomputed
-from mpjax.precision.casting.walk import equations, evaluated
+from mpjax.precision.casting import equations, evaluated, is_recomputed
 
 
 X = jnp.arange(3.0)

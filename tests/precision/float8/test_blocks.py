@@ -5,10 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.precision.float8.matrices import multiplied_in_blocks, multiplied_on_cuda
-from mpjax.precision.float8.products import product
-from mpjax.precision.float8.recipes import E4M3, MXFP8
-from mpjax.precision.float8.scaling import ScaledFloat8, quantise_blocks
+from mpjax.precision.float8 import (
+    E4M3,
+    MXFP8,
+    ScaledFloat8,
+    multiplied_in_blocks,
+    multiplied_on_cuda,
+    product,
+    quantise_blocks,
+)
 
 
 FLOAT32 = np.dtype("float32")

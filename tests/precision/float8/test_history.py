@@ -10,7 +10,7 @@ from flax import nnx
 
 import mpjax
 from mpjax.errors import UsageError
-from mpjax.precision.float8.history import HISTORY, end_step, is_history, with_gradient
+from mpjax.precision.float8 import HISTORY, end_step, is_history, with_gradient
 
 
 POLICY = mpjax.Policy("float32", "bfloat16", "float32", products="float8_delayed")

@@ -8,8 +8,8 @@ from flax import nnx
 
 import mpjax
 from mpjax.errors import UsageError
-from mpjax.precision.casting.walk import equations
-from mpjax.precision.float8.layers import is_linear, is_quantised, tags_of
+from mpjax.precision.casting import equations
+from mpjax.precision.float8 import is_linear, is_quantised, tags_of
 
 
 class Block(nnx.Module):

@@ -7,9 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.precision.float8.matrices import BY_ACTIVATIONS, BY_WEIGHT, FORWARD, derivatives, in_float8, multiplied
-from mpjax.precision.float8.recipes import FLOAT8, MXFP8, RECIPES
-from mpjax.precision.float8.scaling import ScaledFloat8
+from mpjax.precision.float8 import (
+    BY_ACTIVATIONS,
+    BY_WEIGHT,
+    FLOAT8,
+    FORWARD,
+    MXFP8,
+    RECIPES,
+    ScaledFloat8,
+    derivatives,
+    in_float8,
+    multiplied,
+)
 
 
 SHAPES = {FORWARD: ((32, 64), (64, 96)), BY_ACTIVATIONS: ((32, 96), (64, 96)), BY_WEIGHT: ((32, 64), (32, 96))}

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.precision import dynamic_loss_scaling, float8_moments
-from mpjax.precision.float8.moments import Grouped, grouped, ungrouped
+from mpjax.precision import dynamic_loss_scaling
+from mpjax.precision.float8 import Grouped, float8_moments, grouped, ungrouped
 
 
 @pytest.fixture(autouse=True)

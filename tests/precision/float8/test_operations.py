@@ -10,7 +10,7 @@ from flax import nnx
 
 import mpjax
 from mpjax.errors import PrecisionWarning
-from mpjax.precision.casting.walk import equations
+from mpjax.precision.casting import equations
 
 
 def products(fn, *args, policy="mixed_float8"):

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.precision.casting.walk import equations
-from mpjax.precision.float8.products import Float8Dot, product
-from mpjax.precision.float8.recipes import FLOAT8, MXFP8, RECIPES, ROWWISE
+from mpjax.precision.casting import equations
+from mpjax.precision.float8 import FLOAT8, MXFP8, RECIPES, ROWWISE, Float8Dot, product
 
 
 LAST_BY_FIRST = (((2,), (0,)), ((), ()))

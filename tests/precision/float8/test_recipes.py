@@ -3,7 +3,7 @@
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.precision.float8.recipes import FLOAT8, MXFP8, ROWWISE, as_recipe, emulated_reason, require_units
+from mpjax.precision.float8 import FLOAT8, MXFP8, ROWWISE, as_recipe, emulated_reason, require_units
 
 
 @pytest.mark.parametrize(

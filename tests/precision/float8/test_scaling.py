@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpjax.precision.float8.recipes import E4M3, E5M2
-from mpjax.precision.float8.scaling import largest_of, quantise, quantise_blocks, quantise_to, scale_of
+from mpjax.precision.float8 import E4M3, E5M2, largest_of, quantise, quantise_blocks, quantise_to, scale_of
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from mpjax.errors import LoggerWarning, UsageError
-from mpjax.report.loggers.background import InBackground, Logger, require_package
+from mpjax.report.loggers import InBackground, Logger, require_package
 
 
 class Recorder(Logger):

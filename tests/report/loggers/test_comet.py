@@ -10,7 +10,7 @@ import pytest
 from mpjax.config import Config
 from mpjax.errors import LoggerWarning, UsageError
 from mpjax.extend import RunInfo
-from mpjax.report.user_writers import open_named_writers
+from mpjax.report import open_named_writers
 
 
 pytestmark = [

@@ -6,8 +6,8 @@ import pytest
 from mpjax.config import Config
 from mpjax.errors import UsageError
 from mpjax.extend import RunInfo
-from mpjax.report.loggers.weights_and_biases import open_wandb
-from mpjax.report.user_writers import open_named_writers
+from mpjax.report import open_named_writers
+from mpjax.report.loggers import open_wandb
 
 
 pytestmark = pytest.mark.extra

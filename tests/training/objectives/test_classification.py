@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from mpjax.precision import get_policy
-from mpjax.training.objective import RunObjective
-from mpjax.training.objectives import classification, equally, evaluated
+from mpjax.training import RunObjective, classification, equally, evaluated
 
 
 class Recording:

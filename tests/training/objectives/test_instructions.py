@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models.gpt2 import GPT2
-from mpjax.precision.presets import get_policy
-from mpjax.training.loss_of_answers import instructions
-from mpjax.training.objective import RunObjective
-from mpjax.training.objectives import language_modeling, with_perplexity
-from mpjax.training.predict_step import outputs_for
+from mpjax.models import GPT2
+from mpjax.precision import get_policy
+from mpjax.training import RunObjective, instructions, language_modeling, outputs_for, with_perplexity
 
 
 BATCH = {

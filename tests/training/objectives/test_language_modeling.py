@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.training.objective import RunObjective
-from mpjax.training.objectives import language_modeling, with_perplexity
+from mpjax.training import RunObjective, language_modeling, with_perplexity
 
 
 class Repeating:

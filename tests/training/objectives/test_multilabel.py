@@ -9,8 +9,7 @@ import pytest
 from sklearn import metrics as sklearn_metrics
 
 from mpjax.precision import get_policy
-from mpjax.training.multilabel import in_order, make_objective, sigmoid_cross_entropy
-from mpjax.training.objective import RunObjective
+from mpjax.training import RunObjective, multilabel_in_order, multilabel_objective, sigmoid_cross_entropy
 
 
 def test_the_loss_is_that_computed_by_hand():
@@ -40,7 +39,7 @@ class Logits:
 
 
 def set_metrics(logits, labels, batches):
-    objective = RunObjective(make_objective(get_policy("float32")), complete=in_order)
+    objective = RunObjective(multilabel_objective(get_policy("float32")), complete=multilabel_in_order)
     sums = []
     for rows in batches:
         values = objective.measure(Logits(), {"row": logits[rows], "labels": labels[rows]})

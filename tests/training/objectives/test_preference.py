@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models.gpt2 import GPT2
-from mpjax.models.lora import Adapter, add_lora
-from mpjax.training.dpo import log_probabilities, preference
-from mpjax.training.objective import RunObjective
-from mpjax.training.objectives import language_modeling
+from mpjax.models import GPT2, Adapter, add_lora
+from mpjax.training import RunObjective, language_modeling, log_probabilities, preference
 
 
 BATCH = {

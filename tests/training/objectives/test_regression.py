@@ -8,8 +8,15 @@ from sklearn import metrics as sklearn_metrics
 
 from mpjax.precision import get_policy
 from mpjax.precision.casting import autocast
-from mpjax.training.objective import RunObjective
-from mpjax.training.regression import absolute_error, huber, in_order, loss_named, make_objective, squared_error
+from mpjax.training import (
+    RunObjective,
+    absolute_error,
+    huber,
+    loss_named,
+    regression_in_order,
+    regression_objective,
+    squared_error,
+)
 
 
 OUTPUTS = jnp.array([[0.5, 0.0], [-2.0, 3.0]])
@@ -59,7 +66,7 @@ def rounding_casts(jaxpr, value):
 @pytest.mark.parametrize("key", [True, False])
 def test_no_policy_rounds_a_target(policy, key):
     chosen = get_policy(policy)
-    objective = make_objective(get_policy("float32") if policy == "O1" else chosen, (1.0,), squared_error)
+    objective = regression_objective(get_policy("float32") if policy == "O1" else chosen, (1.0,), squared_error)
 
     def values(row, target):
         found = objective(Linear(), {"row": row, "target": target}, jax.random.key(0) if key else None)
@@ -80,13 +87,15 @@ def test_rows_reach_the_model_in_the_compute_dtype(policy):
             return row
 
     model = Recording()
-    make_objective(get_policy(policy), (1.0,), squared_error)(model, {"row": OUTPUTS, "target": TARGET}, None)
+    regression_objective(get_policy(policy), (1.0,), squared_error)(model, {"row": OUTPUTS, "target": TARGET}, None)
     assert model.seen == get_policy(policy).compute_dtype
 
 
 def set_metrics(outputs, target, std, batches):
     """The metrics of a set that is evaluated in batches, the last of them padded."""
-    objective = RunObjective(make_objective(get_policy("float32"), std, squared_error), complete=in_order)
+    objective = RunObjective(
+        regression_objective(get_policy("float32"), std, squared_error), complete=regression_in_order
+    )
     sums = []
     for rows in batches:
         values = objective.measure(Linear(), {"row": outputs[np.asarray(rows)], "target": target[np.asarray(rows)]})

@@ -5,12 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.data.fields import IGNORED
+from mpjax.data import IGNORED
 from mpjax.errors import UsageError
 from mpjax.precision import get_policy
-from mpjax.training.losses import cross_entropy_over, dice_loss
-from mpjax.training.objective import Mean, RunObjective
-from mpjax.training.objectives import require_pixels, segmentation
+from mpjax.training import Mean, RunObjective, cross_entropy_over, dice_loss, require_pixels, segmentation
 
 
 def objective_under(policy):

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.training.objective import RunObjective
-from mpjax.training.objectives import equally, text_classification
+from mpjax.training import RunObjective, equally, text_classification
 
 
 class Counting:

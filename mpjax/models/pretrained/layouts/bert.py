@@ -7,7 +7,7 @@ from mpjax.models.pretrained.layouts.entry import FileEntry, WeightMap, attentio
 MODEL = BERT
 
 
-def huggingface(model: BERT) -> WeightMap:
+def huggingface_bert(model: BERT) -> WeightMap:
     """Builds the layout of `BertForSequenceClassification`. The pre-training heads are not read."""
     embeddings = "bert.embeddings"
     names = {
@@ -41,4 +41,4 @@ def huggingface(model: BERT) -> WeightMap:
     )
 
 
-LAYOUTS = {"huggingface": huggingface}
+LAYOUTS = {"huggingface": huggingface_bert}

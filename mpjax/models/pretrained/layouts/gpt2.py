@@ -8,7 +8,7 @@ from mpjax.models.pretrained.layouts.entry import FileEntry, FusedPart, WeightMa
 MODEL = GPT2
 
 
-def huggingface(model: GPT2) -> WeightMap:
+def huggingface_gpt2(model: GPT2) -> WeightMap:
     """Builds the layout of `GPT2LMHeadModel`.
 
     Its kernels are [in, out], the same as ours. The kernel of the logits is the token embedding.
@@ -50,4 +50,4 @@ def _attention(attention: Attention, path: str, prefix: str) -> dict[str, FileEn
     return entries
 
 
-LAYOUTS = {"huggingface": huggingface}
+LAYOUTS = {"huggingface": huggingface_gpt2}

@@ -12,7 +12,7 @@ from mpjax.models.resnet import ResNet
 MODEL = ResNet
 
 
-def huggingface(model: ResNet) -> WeightMap:
+def huggingface_resnet(model: ResNet) -> WeightMap:
     """Builds the layout of `ResNetForImageClassification`.
 
     Its bottlenecks stride in the 3x3 convolution, as ours do.
@@ -46,7 +46,7 @@ def timm(model: ResNet) -> WeightMap:
     return _layout("timm", model, names)
 
 
-LAYOUTS = {"huggingface": huggingface, "timm": timm}
+LAYOUTS = {"huggingface": huggingface_resnet, "timm": timm}
 
 
 def _layout(name: str, model: ResNet, names: Mapping[str, str], base: str = "") -> WeightMap:

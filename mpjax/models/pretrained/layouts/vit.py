@@ -32,7 +32,7 @@ IN_MEMORY = {
 """The names of the layers of a block in a `state_dict`, from transformers 5 on."""
 
 
-def huggingface(model: ViT) -> WeightMap:
+def huggingface_vit(model: ViT) -> WeightMap:
     """Builds the layout of `ViTForImageClassification` in files of `save_pretrained`.
 
     That model has a class token (`pool="cls"`) and an epsilon of 1e-12.
@@ -67,4 +67,4 @@ def _layout(name: str, model: ViT, parts: Mapping[str, str]) -> WeightMap:
     return WeightMap(name, layer_entries(model, names) | entries, base="vit.", ignored=("pooler.*",))
 
 
-LAYOUTS = {"huggingface": huggingface, "huggingface_state_dict": state_dict}
+LAYOUTS = {"huggingface": huggingface_vit, "huggingface_state_dict": state_dict}

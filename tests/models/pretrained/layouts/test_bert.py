@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models.bert import BERT
-from mpjax.models.pretrained.files import Tensor, variables_of
-from mpjax.models.pretrained.layouts.bert import huggingface
-from mpjax.models.pretrained.match import foreign_shape, match_arrays
+from mpjax.models import BERT
+from mpjax.models.pretrained import Tensor, foreign_shape, match_arrays, variables_of
+from mpjax.models.pretrained.layouts import huggingface_bert
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +19,7 @@ def model():
 def shapes(model):
     """Of all tensors of a file, by key."""
     variables = variables_of(model)
-    entries = huggingface(model).entries
+    entries = huggingface_bert(model).entries
     return {entry.key: foreign_shape(variables[path].get_value().shape, entry) for path, entry in entries.items()}
 
 
@@ -29,7 +28,7 @@ def tensors(shapes, rename=lambda key: key):
 
 
 def test_every_variable_has_a_key_of_its_own(model, shapes):
-    assert huggingface(model).entries.keys() == variables_of(model).keys()
+    assert huggingface_bert(model).entries.keys() == variables_of(model).keys()
     assert len(shapes) == len(variables_of(model))
 
 
@@ -52,13 +51,15 @@ def test_every_variable_has_a_key_of_its_own(model, shapes):
     ],
 )
 def test_a_variable_is_where_transformers_has_it(model, shapes, path, key, shape):
-    assert huggingface(model).entries[path].key == key
+    assert huggingface_bert(model).entries[path].key == key
     assert shapes[key] == shape
 
 
 def test_the_second_head_is_the_second_half_of_a_projections_outputs(model):
     theirs = np.arange(16).reshape(4, 4)  # out, in
-    ours = huggingface(model).entries["blocks/0/attention/query/kernel"].transform.read(theirs)  # in, head, feature
+    ours = (
+        huggingface_bert(model).entries["blocks/0/attention/query/kernel"].transform.read(theirs)
+    )  # in, head, feature
     assert ours[:, 1, 0].tolist() == [8, 9, 10, 11]
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpjax.models.pretrained.layouts.entry import CONV, LINEAR, SAME, reshaped
+from mpjax.models.pretrained.layouts import CONV, LINEAR, SAME, reshaped
 
 
 @pytest.mark.parametrize(

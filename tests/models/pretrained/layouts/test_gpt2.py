@@ -5,11 +5,9 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.gpt2 import GPT2
-from mpjax.models.pretrained.files import variables_of
-from mpjax.models.pretrained.layouts.gpt2 import huggingface
-from mpjax.models.pretrained.load import load_pretrained
-from mpjax.models.pretrained.match import foreign_shape
+from mpjax.models import GPT2
+from mpjax.models.pretrained import foreign_shape, load_pretrained, variables_of
+from mpjax.models.pretrained.layouts import huggingface_gpt2
 
 
 def make():
@@ -26,7 +24,7 @@ def model():
 def file(model):
     """Tensors that fit, each filled with the numbers of its elements from 0."""
     shapes = {path: variable.get_value().shape for path, variable in variables_of(model).items()}
-    entries = huggingface(model).entries
+    entries = huggingface_gpt2(model).entries
     wanted = {entry.key: foreign_shape(shapes[path], entry) for path, entry in entries.items()}
     return {key: np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for key, shape in wanted.items()}
 
@@ -54,7 +52,7 @@ def loaded(path):
     ],
 )
 def test_a_variable_is_where_transformers_has_it(model, file, path, key, shape):
-    assert huggingface(model).entries[path].key == key
+    assert huggingface_gpt2(model).entries[path].key == key
     assert file[key].shape == shape
 
 

@@ -2,7 +2,7 @@
 
 from flax import nnx
 
-from mpjax.models.pretrained.layouts.entry import CONV, LINEAR, SAME, FileEntry, layer_entries
+from mpjax.models.pretrained.layouts import CONV, LINEAR, SAME, FileEntry, layer_entries
 
 
 class Layers(nnx.Module):

@@ -6,8 +6,7 @@ import pytest
 from flax import nnx
 
 import mpjax
-from mpjax.models.pretrained import export_safetensors
-from mpjax.models.pretrained.files import variables_of
+from mpjax.models.pretrained import export_safetensors, variables_of
 
 
 class Odd(nnx.Module):

@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 
 import mpjax
+from mpjax.models import BasicBlock, Bottleneck, ImageNetStem, ResNet, resnet18
 from mpjax.models.pretrained import export_safetensors
 from mpjax.models.pretrained.layouts import layouts_of
-from mpjax.models.resnet import BasicBlock, Bottleneck, ImageNetStem, ResNet, resnet18
 
 
 IMAGES = np.random.default_rng(0).normal(size=(2, 48, 48, 3)).astype(np.float32)

@@ -5,10 +5,9 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.pretrained.files import Tensor, variables_of
-from mpjax.models.pretrained.layouts.vit import huggingface, state_dict
-from mpjax.models.pretrained.match import foreign_shape, match_arrays
-from mpjax.models.vit import ViT
+from mpjax.models import ViT
+from mpjax.models.pretrained import Tensor, foreign_shape, match_arrays, variables_of
+from mpjax.models.pretrained.layouts import huggingface_vit, state_dict
 
 
 def vit(pool):
@@ -34,16 +33,16 @@ def tensors(shapes):
 @pytest.mark.parametrize(
     ("layout", "path", "key", "shape"),
     [
-        (huggingface, "class_token", "vit.embeddings.cls_token", (1, 1, 4)),
-        (huggingface, "positions", "vit.embeddings.position_embeddings", (1, 7, 4)),  # 2 x 3 patches and the token
-        (huggingface, "patches/kernel", "vit.embeddings.patch_embeddings.projection.weight", (4, 3, 2, 2)),
-        (huggingface, "blocks/1/norm1/scale", "vit.encoder.layer.1.layernorm_before.weight", (4,)),
-        (huggingface, "blocks/1/norm2/scale", "vit.encoder.layer.1.layernorm_after.weight", (4,)),
-        (huggingface, "blocks/0/mlp/up/kernel", "vit.encoder.layer.0.intermediate.dense.weight", (16, 4)),
-        (huggingface, "blocks/0/mlp/down/bias", "vit.encoder.layer.0.output.dense.bias", (4,)),
-        (huggingface, "blocks/0/attention/key/bias", "vit.encoder.layer.0.attention.attention.key.bias", (4,)),
-        (huggingface, "blocks/0/attention/out/bias", "vit.encoder.layer.0.attention.output.dense.bias", (4,)),
-        (huggingface, "head/kernel", "classifier.weight", (5, 4)),
+        (huggingface_vit, "class_token", "vit.embeddings.cls_token", (1, 1, 4)),
+        (huggingface_vit, "positions", "vit.embeddings.position_embeddings", (1, 7, 4)),  # 2 x 3 patches and the token
+        (huggingface_vit, "patches/kernel", "vit.embeddings.patch_embeddings.projection.weight", (4, 3, 2, 2)),
+        (huggingface_vit, "blocks/1/norm1/scale", "vit.encoder.layer.1.layernorm_before.weight", (4,)),
+        (huggingface_vit, "blocks/1/norm2/scale", "vit.encoder.layer.1.layernorm_after.weight", (4,)),
+        (huggingface_vit, "blocks/0/mlp/up/kernel", "vit.encoder.layer.0.intermediate.dense.weight", (16, 4)),
+        (huggingface_vit, "blocks/0/mlp/down/bias", "vit.encoder.layer.0.output.dense.bias", (4,)),
+        (huggingface_vit, "blocks/0/attention/key/bias", "vit.encoder.layer.0.attention.attention.key.bias", (4,)),
+        (huggingface_vit, "blocks/0/attention/out/bias", "vit.encoder.layer.0.attention.output.dense.bias", (4,)),
+        (huggingface_vit, "head/kernel", "classifier.weight", (5, 4)),
         (state_dict, "blocks/1/norm1/scale", "vit.layers.1.layernorm_before.weight", (4,)),
         (state_dict, "blocks/1/mlp/up/kernel", "vit.layers.1.mlp.fc1.weight", (16, 4)),
         (state_dict, "blocks/1/mlp/down/kernel", "vit.layers.1.mlp.fc2.weight", (4, 16)),
@@ -56,7 +55,7 @@ def test_a_variable_is_where_transformers_has_it(model, layout, path, key, shape
     assert shapes_of(model, layout)[key] == shape
 
 
-@pytest.mark.parametrize("layout", [huggingface, state_dict])
+@pytest.mark.parametrize("layout", [huggingface_vit, state_dict])
 def test_every_variable_has_a_key_of_its_own_in_both_layouts(model, layout):
     entries = layout(model).entries
     assert entries.keys() == variables_of(model).keys()
@@ -64,7 +63,9 @@ def test_every_variable_has_a_key_of_its_own_in_both_layouts(model, layout):
 
 
 @pytest.mark.parametrize(
-    ("layout", "name"), [(huggingface, "huggingface"), (state_dict, "huggingface_state_dict")], ids=["file", "memory"]
+    ("layout", "name"),
+    [(huggingface_vit, "huggingface"), (state_dict, "huggingface_state_dict")],
+    ids=["file", "memory"],
 )
 def test_the_names_of_the_blocks_tell_which_layout_a_file_has(model, layout, name):
     assert match_arrays(model, tensors(shapes_of(model, layout))).layout.name == name
@@ -72,18 +73,18 @@ def test_the_names_of_the_blocks_tell_which_layout_a_file_has(model, layout, nam
 
 def test_positions_keep_their_order_and_the_class_tokens_is_the_first(model):
     theirs = np.arange(28).reshape(1, 7, 4)
-    ours = huggingface(model).entries["positions"].transform.read(theirs)
+    ours = huggingface_vit(model).entries["positions"].transform.read(theirs)
     assert ours[[0, 6]].tolist() == [[0, 1, 2, 3], [24, 25, 26, 27]]
 
 
 def test_the_pooler_is_left_unread(model):
-    file = shapes_of(model, huggingface) | {"vit.pooler.dense.weight": (4, 4)}
+    file = shapes_of(model, huggingface_vit) | {"vit.pooler.dense.weight": (4, 4)}
     assert match_arrays(model, tensors(file)).ignored == ("vit.pooler.dense.weight",)
 
 
 def test_a_model_without_class_token_does_not_read_a_file_with_one_in_silence(model):
     with pytest.raises(UsageError) as raised:
-        match_arrays(vit("gap"), tensors(shapes_of(model, huggingface)))
+        match_arrays(vit("gap"), tensors(shapes_of(model, huggingface_vit)))
     told = str(raised.value)
     assert "unexpected: vit.embeddings.cls_token" in told
     assert "shape: vit.embeddings.position_embeddings is (1, 7, 4), wanted (1, 6, 4)" in told

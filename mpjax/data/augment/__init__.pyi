@@ -1,0 +1,37 @@
+"""What `mpjax.data.augment` offers."""
+
+from mpjax.data.augment.crops import Boxes as Boxes
+from mpjax.data.augment.crops import random_boxes as random_boxes
+from mpjax.data.augment.crops import random_erasing as random_erasing
+from mpjax.data.augment.crops import random_flip as random_flip
+from mpjax.data.augment.crops import random_resized_crop as random_resized_crop
+from mpjax.data.augment.crops import random_shift as random_shift
+from mpjax.data.augment.crops import resized as resized
+from mpjax.data.augment.crops import resized_mask as resized_mask
+from mpjax.data.augment.mixing import cutmix as cutmix
+from mpjax.data.augment.mixing import cutmix_masks as cutmix_masks
+from mpjax.data.augment.mixing import mixup as mixup
+from mpjax.data.augment.mixing import mixup_or_cutmix as mixup_or_cutmix
+from mpjax.data.augment.on_device import prepare as prepare
+from mpjax.data.augment.pixels import autocontrast as autocontrast
+from mpjax.data.augment.pixels import blend as blend
+from mpjax.data.augment.pixels import brightness as brightness
+from mpjax.data.augment.pixels import contrast as contrast
+from mpjax.data.augment.pixels import equalize as equalize
+from mpjax.data.augment.pixels import gray as gray
+from mpjax.data.augment.pixels import gray_images as gray_images
+from mpjax.data.augment.pixels import histogram as histogram
+from mpjax.data.augment.pixels import identity as identity
+from mpjax.data.augment.pixels import invert as invert
+from mpjax.data.augment.pixels import look_up as look_up
+from mpjax.data.augment.pixels import posterize as posterize
+from mpjax.data.augment.pixels import rotation as rotation
+from mpjax.data.augment.pixels import shear as shear
+from mpjax.data.augment.pixels import smooth as smooth
+from mpjax.data.augment.pixels import solarize as solarize
+from mpjax.data.augment.pixels import translation as translation
+from mpjax.data.augment.pixels import warp as warp
+from mpjax.data.augment.preparation import preparation_of as preparation_of
+from mpjax.data.augment.random_policy import OPERATIONS as OPERATIONS
+from mpjax.data.augment.random_policy import apply_operations as apply_operations
+from mpjax.data.augment.random_policy import randaugment as randaugment

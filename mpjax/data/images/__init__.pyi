@@ -1,0 +1,29 @@
+"""What `mpjax.data.images` offers."""
+
+from mpjax.data.images.decoding import FileBytes as FileBytes
+from mpjax.data.images.decoding import decode as decode
+from mpjax.data.images.decoding import read_header as read_header
+from mpjax.data.images.decoding import read_plain_header as read_plain_header
+from mpjax.data.images.depth import EIGHT as EIGHT
+from mpjax.data.images.depth import SIXTEEN as SIXTEEN
+from mpjax.data.images.depth import Depth as Depth
+from mpjax.data.images.depth import depth_of as depth_of
+from mpjax.data.images.headers import SAMPLE as SAMPLE
+from mpjax.data.images.headers import stored_image as stored_image
+from mpjax.data.images.interpolation import linear as linear
+from mpjax.data.images.interpolation import require_packages as require_packages
+from mpjax.data.images.masks import MaskValues as MaskValues
+from mpjax.data.images.masks import compression_noise as compression_noise
+from mpjax.data.images.masks import decoded_mask as decoded_mask
+from mpjax.data.images.masks import mask_values as mask_values
+from mpjax.data.images.masks import unknown_classes as unknown_classes
+from mpjax.data.images.plain import Plain as Plain
+from mpjax.data.images.plain import first_rows as first_rows
+from mpjax.data.images.plain import plain_header as plain_header
+from mpjax.data.images.resizing import averaged as averaged
+from mpjax.data.images.resizing import centre as centre
+from mpjax.data.images.resizing import draws as draws
+from mpjax.data.images.resizing import random_part as random_part
+from mpjax.data.images.resizing import shrinks as shrinks
+from mpjax.data.images.resizing import shrunk as shrunk
+from mpjax.data.images.resizing import whole_pixels as whole_pixels

@@ -1,0 +1,31 @@
+"""What `mpjax.data.sources` offers."""
+
+from mpjax.data.sources.arrow import numbers as numbers
+from mpjax.data.sources.column_names import require_names as require_names
+from mpjax.data.sources.digits import CANVAS_CLASSES as CANVAS_CLASSES
+from mpjax.data.sources.digits import Digits as Digits
+from mpjax.data.sources.digits import DigitsCanvas as DigitsCanvas
+from mpjax.data.sources.digits import compose as compose
+from mpjax.data.sources.digits import digits_of as digits_of
+from mpjax.data.sources.digits import prepare_digits as prepare_digits
+from mpjax.data.sources.digits import prepare_digits_canvas as prepare_digits_canvas
+from mpjax.data.sources.docstrings import PACKAGES as PACKAGES
+from mpjax.data.sources.docstrings import Docstring as Docstring
+from mpjax.data.sources.docstrings import of_largest as of_largest
+from mpjax.data.sources.docstrings import prepare_docstrings as prepare_docstrings
+from mpjax.data.sources.docstrings import read_docstrings as read_docstrings
+from mpjax.data.sources.folder import open_folder as open_folder
+from mpjax.data.sources.formats import is_readable as is_readable
+from mpjax.data.sources.formats import way_to_read as way_to_read
+from mpjax.data.sources.generated import write_once as write_once
+from mpjax.data.sources.huggingface import classes_in as classes_in
+from mpjax.data.sources.huggingface import open_huggingface as open_huggingface
+from mpjax.data.sources.huggingface_files import load_splits as load_splits
+from mpjax.data.sources.npz import NumpyFile as NumpyFile
+from mpjax.data.sources.own import ArrayRows as ArrayRows
+from mpjax.data.sources.own import open_own as open_own
+from mpjax.data.sources.synthetic import synthetic_source as synthetic_source
+from mpjax.data.sources.tfds import PreparedExamples as PreparedExamples
+from mpjax.data.sources.tfds import column_of as column_of
+from mpjax.data.sources.tfds import open_prepared as open_prepared
+from mpjax.data.sources.tfds import prepared_names as prepared_names
