@@ -5,6 +5,7 @@ from mpjax.precision.casting import OPERATIONS, Operations, autocast, full_preci
 from mpjax.precision.dtype_audit import audit
 from mpjax.precision.dtype_audit_report import Audit
 from mpjax.precision.dtypes import check_dtypes
+from mpjax.precision.eight_bit_moments import int8_moments
 from mpjax.precision.float8.moments import float8_moments
 from mpjax.precision.half_weights import compensated_weights, stochastic_weights
 from mpjax.precision.loss_scale import dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
@@ -36,6 +37,7 @@ __all__ = [
     "full_precision",
     "get_policy",
     "half_moments",
+    "int8_moments",
     "loss_scale_state",
     "master_weights",
     "name_scopes",

@@ -16,6 +16,7 @@ from mpjax.precision import (
     dynamic_loss_scaling,
     float8_moments,
     half_moments,
+    int8_moments,
     master_weights,
     no_loss_scaling,
     static_loss_scaling,
@@ -36,7 +37,7 @@ def in_windows(inner):
     return optax.MultiSteps(inner, 2).gradient_transformation()
 
 
-MOMENTS = {"float32": as_it_is, "bfloat16": half_moments, "float8": float8_moments}
+MOMENTS = {"float32": as_it_is, "bfloat16": half_moments, "float8": float8_moments, "int8": int8_moments}
 WEIGHTS = {
     "none": as_it_is,
     "copies": master_weights,

@@ -12,6 +12,7 @@ from mpjax.precision import (
     compensated_weights,
     float8_moments,
     half_moments,
+    int8_moments,
     master_weights,
     no_loss_scaling,
     stochastic_weights,
@@ -89,6 +90,7 @@ UPDATES = {
     "compensated": (compensated_weights, jnp.bfloat16, 26),
     "bfloat16 moments": (lambda inner: stochastic_weights(half_moments(inner)), jnp.bfloat16, 14),
     "float8 moments": (lambda inner: stochastic_weights(float8_moments(inner)), jnp.bfloat16, 26.5),
+    "int8 moments": (lambda inner: stochastic_weights(int8_moments(inner)), jnp.bfloat16, 18),
 }
 
 
