@@ -297,10 +297,11 @@ class Optimizer:
     as they define it."""
     clip_norm: NotNegative = 0.0
     """Clip the unscaled gradient to this global norm; 0: no clipping."""
-    moments: Literal["float32", "bfloat16", "float8"] = "float32"
+    moments: Literal["float32", "bfloat16", "float8", "int8", "int8_linear"] = "float32"
     """Dtype of the optimizer moments. bfloat16: half the memory, rounded stochastically (unbiased). float8: first
-    moments in float8, in groups of 128 with a scale each, and second ones in bfloat16, both rounded so. Not float16:
-    squares of gradients below 2e-4 underflow in it."""
+    moments in float8, in groups of 128 with a scale each, and second ones in bfloat16, both rounded so. int8: all in 8
+    bits, in such groups, as codes of seven decades (int8_linear: of equal steps). Not float16: squares of gradients
+    below 2e-4 underflow in it."""
     rates: FloatByName = dataclasses.field(default_factory=dict)
     """Factors on the learning rate, by pattern of paths; the first match wins: `--optimizer.rates "head/*" 10`."""
     layer_decay: Annotated[float, Limit("above 0, up to 1", lambda value: 0 < value <= 1)] = 1.0

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from mpjax.errors import PrecisionWarning, UsageError
 from mpjax.models.scan import in_form_of
 from mpjax.precision.dtypes import FLOAT32, is_floating, path_name, widest
+from mpjax.precision.eight_bit_moments import DynamicCodes, LinearCodes, decoded, encoded
 from mpjax.precision.float8.history import is_history
 from mpjax.precision.float8.moments import Grouped, grouped, ungrouped
 
@@ -254,8 +255,8 @@ RULE = "opt_state/inner_state/"
 MASTERS = RULE + "masters/"
 _COMPENSATION = RULE + "compensation/"
 
-_FIELDS = tuple(f"/{field}" for field in Grouped._fields)
-_VALUES = "/values"
+_STORED = (Grouped, DynamicCodes, LinearCodes)
+"""The types of stored moments; the first field of each has the shape of the moment, and a name that no other has."""
 
 
 def with_weights(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,19 +304,43 @@ def _left_over(param: Any, master: Any, dtype: np.dtype) -> Any:
 def with_moments(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Copies the arrays of a checkpoint, with moments also as `wanted`, the leaves of the resumed state, has them.
 
-    For a moment that `wanted` has in float8 and `saved` has not, the arrays of a `Grouped` are added; in the opposite
-    case, the plain array is added. Both map paths to arrays.
+    A moment that `wanted` stores otherwise than `saved` does, in float32, bfloat16, float8 or 8-bit codes, is added as
+    `wanted` stores it. Both map paths to arrays.
     """
     converted = dict(saved)
     for path in wanted.keys() - saved.keys():
-        whole = path.removesuffix(_VALUES)
-        if whole != path and whole in saved:
-            arrays = _beside(saved[whole], _grouped(saved[whole].astype(FLOAT32), jnp.uint32(0)))
-            converted |= {whole + field: array for field, array in zip(_FIELDS, arrays, strict=True)}
-        elif path + _VALUES in saved:
-            stored = Grouped(*(saved[path + field] for field in _FIELDS))
-            converted[path] = _beside(stored.values, _ungrouped(stored))
+        name, _, field = path.rpartition("/")
+        kind = next((kind for kind in _STORED if field == kind._fields[0]), None)
+        if kind and (whole := _whole_moment(name, saved)):
+            like, moment = whole
+            stored = _beside(like, _encoded(kind, moment, wanted[path].dtype))
+            converted |= {f"{name}/{field}": array for field, array in zip(kind._fields, stored, strict=True)}
+        elif whole := _whole_moment(path, saved):
+            converted[path] = _beside(*whole)
     return converted
+
+
+def _whole_moment(name: str, saved: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """A saved array of the shape of a moment, and the moment itself; None if it was not saved."""
+    if name in saved:
+        return saved[name], saved[name].astype(FLOAT32)
+    for kind in _STORED:
+        if f"{name}/{kind._fields[0]}" in saved:
+            stored = kind(*(saved[f"{name}/{field}"] for field in kind._fields))
+            return stored[0], _decoded(stored)
+    return None
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _encoded(kind: Any, moment: Any, dtype: np.dtype) -> Any:
+    if kind is Grouped:
+        return grouped(moment, jnp.uint32(0))
+    return encoded(moment, jnp.uint32(0), dtype, "dynamic" if kind is DynamicCodes else "linear")
+
+
+@jax.jit
+def _decoded(stored: Any) -> Any:
+    return ungrouped(stored) if isinstance(stored, Grouped) else decoded(stored)
 
 
 def _beside(like: Any, tree: Any) -> Any:
@@ -329,9 +354,6 @@ def _beside(like: Any, tree: Any) -> Any:
 
 
 def without_field(path: str) -> str:
-    """Removes the field of a float8 moment, such as `/values`, from the end of a path; other paths are unchanged."""
-    return next((path.removesuffix(field) for field in _FIELDS if path.endswith(field)), path)
-
-
-_grouped = jax.jit(grouped)
-_ungrouped = jax.jit(ungrouped)
+    """Removes the field of a stored moment, such as `/values`, from the end of a path; other paths are unchanged."""
+    name, _, field = path.rpartition("/")
+    return name if any(field in kind._fields for kind in _STORED) else path

@@ -32,6 +32,12 @@ from mpjax.precision.dtypes import is_floating as is_floating
 from mpjax.precision.dtypes import require_x64 as require_x64
 from mpjax.precision.dtypes import slow_half_reason as slow_half_reason
 from mpjax.precision.dtypes import widest as widest
+from mpjax.precision.eight_bit_moments import DynamicCodes as DynamicCodes
+from mpjax.precision.eight_bit_moments import LinearCodes as LinearCodes
+from mpjax.precision.eight_bit_moments import decoded as decoded
+from mpjax.precision.eight_bit_moments import encoded as encoded
+from mpjax.precision.eight_bit_moments import int8_moments as int8_moments
+from mpjax.precision.eight_bit_moments import table as table
 from mpjax.precision.float8.moments import float8_moments as float8_moments
 from mpjax.precision.gradient_norm import added_together as added_together
 from mpjax.precision.gradient_norm import all_finite as all_finite

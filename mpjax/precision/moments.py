@@ -6,7 +6,7 @@ stochastically (Gupta et al., "Deep Learning with Limited Numerical Precision", 
 Float16 is unsuitable, because the squares of gradients below 2e-4 underflow in it.
 """
 
-from collections.abc import Collection, Set
+from collections.abc import Callable, Collection, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -37,6 +37,34 @@ class HalfMomentsState(NamedTuple):
 
     inner_state: Any
     draws: jax.Array
+
+
+class StoredMomentsState(NamedTuple):
+    """The state of an optimizer whose moments are stored in a `MomentFormat`.
+
+    Attributes:
+      inner_state: the wrapped optimizer's state, with stored moments.
+      draws: int32, the number of updates so far, a seed of the rounding.
+    """
+
+    inner_state: Any
+    draws: jax.Array
+
+
+class MomentFormat(NamedTuple):
+    """How float32 moments are stored between updates.
+
+    Attributes:
+      name: the name of the wrapper, in messages.
+      store: from a moment, its seed (uint32), and True for a second moment, to what is stored: a pytree or the moment.
+      restore: from what is stored, and True for a second moment, to the moment.
+      kinds: the types of pytrees that `store` makes.
+    """
+
+    name: str
+    store: Callable[[jax.Array, jax.Array, bool], Any]
+    restore: Callable[[Any, bool], jax.Array]
+    kinds: tuple[type, ...]
 
 
 def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax.GradientTransformationExtraArgs:
@@ -73,6 +101,48 @@ def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax
             return stochastic_bfloat16(leaf.astype(FLOAT32), seed_of(seed, state.draws, number))
 
         return followed, HalfMomentsState(_map_moments(rounded, new, updates), state.draws + 1)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def stored_in(
+    form: MomentFormat, inner: optax.GradientTransformation, *, seed: int
+) -> optax.GradientTransformationExtraArgs:
+    """Wraps an optimizer so that it computes with float32 moments, and stores them in a format between updates.
+
+    Moments in other dtypes, and all other state, stay unchanged. Raises UsageError at `init` if there are no moments.
+    """
+    inner = optax.with_extra_args_support(inner)
+
+    def stored(state, draws: jax.Array, parameters: Set[tuple]):
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
+        return jax.tree.unflatten(
+            treedef,
+            [
+                form.store(leaf, seed_of(seed, draws, number), is_moment(path, parameters, SECOND))
+                if is_moment(path, parameters) and leaf.dtype == FLOAT32
+                else leaf
+                for number, (path, leaf) in enumerate(leaves)
+            ],
+        )
+
+    def init(params) -> StoredMomentsState:
+        state = init_in_float32(inner, params)
+        require_moments(state, params, form.name)
+        draws = jnp.zeros((), jnp.int32)
+        return StoredMomentsState(stored(state, draws, paths_of(params)), draws)
+
+    def update(updates, state, params=None, **extra):
+        parameters = paths_of(updates)
+
+        def restored(path: tuple, leaf: Any) -> Any:
+            return form.restore(leaf, is_moment(path, parameters, SECOND)) if is_moment(path, parameters) else leaf
+
+        float32_state = jax.tree_util.tree_map_with_path(
+            restored, state.inner_state, is_leaf=lambda node: isinstance(node, form.kinds)
+        )
+        updates, new = inner.update(in_float32(updates), float32_state, parameters_seen(inner, params), **extra)
+        return updates, StoredMomentsState(stored(new, state.draws + 1, parameters), state.draws + 1)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -1,6 +1,7 @@
 """Builds the optax optimizer from the settings: clipping, update rule, master weights, loss scaling."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +12,7 @@ from mpjax.config import schema
 from mpjax.errors import UsageError
 from mpjax.models.scan import Stacks, stack_of
 from mpjax.precision.dtypes import FLOAT64, path_name
+from mpjax.precision.eight_bit_moments import int8_moments
 from mpjax.precision.float8.moments import float8_moments
 from mpjax.precision.gradient_norm import clip_by_global_norm
 from mpjax.precision.half_weights import compensated_weights, stochastic_weights
@@ -80,7 +82,16 @@ def update_rule(
         rule = named_rule.build(config, learning_rate, kernels, params=params, steps=steps, warmup=warmup)
     transforms = [clip, rule, scale_by_path(factors, kernels.stacks)] if factors else [clip, rule]
     rule = optax.chain(*transforms)
-    return {"float32": lambda rule: rule, "bfloat16": half_moments, "float8": float8_moments}[config.moments](rule)
+    return _MOMENTS[config.moments](rule)
+
+
+_MOMENTS: dict[str, Callable[[Any], Any]] = {
+    "float32": lambda rule: rule,
+    "bfloat16": half_moments,
+    "float8": float8_moments,
+    "int8": int8_moments,
+    "int8_linear": functools.partial(int8_moments, quantisation="linear"),
+}
 
 
 _OTHER_MOMENTS = (
@@ -111,8 +122,9 @@ def advice_on(config: schema.Optimizer) -> tuple[str, ...]:
 
 
 def treats_numbers_one_by_one(config: schema.Optimizer) -> bool:
-    """True if the rule is elementwise, has one rate for all paths and no float8 moments, so its state may be packed."""
-    return config.name in ELEMENTWISE and not config.rates and config.layer_decay == 1 and config.moments != "float8"
+    """True if the rule is elementwise, has one rate for all paths and no moments in groups: its state may be packed."""
+    apart = config.moments in ("float32", "bfloat16")
+    return config.name in ELEMENTWISE and not config.rates and config.layer_decay == 1 and apart
 
 
 def with_precision(

@@ -63,5 +63,36 @@ def test_a_plain_moment_becomes_float8_and_is_plain_again():
     np.testing.assert_allclose(found, plain, rtol=0.07)
 
 
-def test_the_arrays_of_a_float8_moment_are_of_one_moment():
-    assert [without_field(f"{MOMENT}{end}") for end in ("/values", "/scale", "/power", "")] == [MOMENT] * 4
+@pytest.mark.parametrize("field", ["dynamic_codes", "linear_codes"])
+@pytest.mark.parametrize(("dtype", "largest"), [("int8", 127), ("uint8", 254)])
+def test_a_plain_moment_becomes_codes_and_is_plain_again(field, dtype, largest):
+    plain = np.float32([[4, 2, 0, 1]])
+    coded = with_moments({MOMENT: plain}, {f"{MOMENT}/{field}": like(dtype, (1, 4))})
+    codes, scale = coded[f"{MOMENT}/{field}"], coded[f"{MOMENT}/group_scale"]
+    assert (str(codes.dtype), codes[0, 0], codes[0, 2], float(scale[0, 0])) == (dtype, largest, 0, 4.0)
+    del coded[MOMENT]
+    np.testing.assert_allclose(with_moments(coded, {MOMENT: like("float32", (1, 4))})[MOMENT], plain, rtol=0.02)
+
+
+def test_a_float8_moment_becomes_codes_and_codes_of_one_table_those_of_the_other():
+    plain = np.float32([[4, -2, 0, 1]])
+    other = with_moments({MOMENT: plain}, {f"{MOMENT}/values": like("float8_e4m3fn", (1, 4))})
+    for field in ("dynamic_codes", "linear_codes", "dynamic_codes"):
+        del other[MOMENT]
+        other = with_moments(other, {f"{MOMENT}/{field}": like("int8", (1, 4))})
+        other = {name: array for name, array in other.items() if name.endswith((field, "group_scale"))}
+        np.testing.assert_allclose(with_moments(other, {MOMENT: like("float32", (1, 4))})[MOMENT], plain, rtol=0.1)
+        other[MOMENT] = plain
+
+
+def test_a_parameter_may_have_the_name_of_a_field():
+    plain = np.float32([[1, -0.5, 0, 0.25]])
+    moment = "opt_state/inner_state/0/mu/norm/scale"
+    stored = with_moments({moment: plain}, {f"{moment}/dynamic_codes": like("int8", (1, 4))})
+    del stored[moment]
+    np.testing.assert_allclose(with_moments(stored, {moment: like("float32", (1, 4))})[moment], plain, rtol=0.02)
+
+
+def test_the_arrays_of_a_stored_moment_are_of_one_moment():
+    fields = ("/values", "/scale", "/power", "/dynamic_codes", "/linear_codes", "/group_scale", "")
+    assert [without_field(f"{MOMENT}{end}") for end in fields] == [MOMENT] * 7

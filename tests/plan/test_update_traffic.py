@@ -7,7 +7,14 @@ import pytest
 
 import mpjax
 from mpjax.plan import parse, update_bytes
-from mpjax.precision import compensated_weights, half_moments, master_weights, no_loss_scaling, stochastic_weights
+from mpjax.precision import (
+    compensated_weights,
+    half_moments,
+    int8_moments,
+    master_weights,
+    no_loss_scaling,
+    stochastic_weights,
+)
 from mpjax.precision.float8 import float8_moments
 
 
@@ -82,6 +89,7 @@ UPDATES = {
     "compensated": (compensated_weights, jnp.bfloat16, 26),
     "bfloat16 moments": (lambda inner: stochastic_weights(half_moments(inner)), jnp.bfloat16, 14),
     "float8 moments": (lambda inner: stochastic_weights(float8_moments(inner)), jnp.bfloat16, 26.5),
+    "int8 moments": (lambda inner: stochastic_weights(int8_moments(inner)), jnp.bfloat16, 18),
 }
 
 

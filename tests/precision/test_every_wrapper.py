@@ -16,6 +16,7 @@ from mpjax.precision import (
     compensated_weights,
     dynamic_loss_scaling,
     half_moments,
+    int8_moments,
     master_weights,
     no_loss_scaling,
     stochastic_weights,
@@ -34,7 +35,7 @@ def as_it_is(inner):
     return inner
 
 
-MOMENTS = {"float32": as_it_is, "bfloat16": half_moments, "float8": float8_moments}
+MOMENTS = {"float32": as_it_is, "bfloat16": half_moments, "float8": float8_moments, "int8": int8_moments}
 WEIGHTS = {
     "none": as_it_is,
     "copies": master_weights,
@@ -104,7 +105,7 @@ def test_an_update_keeps_the_form_of_a_state(wrappers):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("wrapper", [float8_moments, half_moments])
+@pytest.mark.parametrize("wrapper", [float8_moments, half_moments, int8_moments])
 def test_moments_without_loss_scaling_have_the_form_that_float32_parameters_give_them(wrapper, dtype):
     tx, params = wrapper(optax.adamw(1e-3)), parameters(dtype)
     assert changed(tx, params, params) == []
@@ -119,7 +120,7 @@ def test_float8_moments_of_half_parameters_are_in_float8_under_loss_scaling():
     assert [str(leaf.dtype) for leaf in (adam.mu["b"], adam.nu["w"], adam.nu["b"])] == ["float32", *["bfloat16"] * 2]
 
 
-@pytest.mark.parametrize("wrapper", [float8_moments, half_moments])
+@pytest.mark.parametrize("wrapper", [float8_moments, half_moments, int8_moments])
 def test_moments_square_half_gradients_in_float32(wrapper):
     """The square of 1e-4 is zero in float16."""
     tx, params = wrapper(optax.scale_by_adam(eps=0.0)), {"w": jnp.ones(3, jnp.float16)}
