@@ -58,8 +58,8 @@ def joined(config: Config) -> Iterator[Alone | Company]:
     # The path of a socket may have a hundred characters.
     folder = tempfile.mkdtemp(prefix="mpjax-", dir=None if len(tempfile.gettempdir()) < 70 else "/tmp")
     try:
-        enter(company, seat, about, key, f"{folder}/jax", timeout=config.distributed.timeout)
-        start_jax(company, seat, f"{folder}/jax")
+        address = enter(company, seat, about, key, f"{folder}/jax", timeout=config.distributed.timeout)
+        start_jax(company, seat, f"{folder}/jax", address)
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # all are connected
     with warnings.catch_warnings():
@@ -81,8 +81,10 @@ def joined(config: Config) -> Iterator[Alone | Company]:
         company.disband()
 
 
-def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, path: str, *, timeout: float) -> None:
+def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, path: str, *, timeout: float) -> str:
     """Waits until all processes have entered; then the Unix socket `path` leads to JAX's service in process 0.
+
+    Returns the address of this machine at which the others reach it, as far as the connections to process 0 tell.
 
     Process 0 listens at the port of `seat.coordinator`, and the others try to reach it, until the time is over.
 
@@ -121,7 +123,7 @@ def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, pa
             company.lost(process)  # meanwhile
         if fault:
             raise UsageError(fault)
-        return None
+        return door.address
     host, _, port = seat.coordinator.rpartition(":")
     reason, fault = "nobody listens there", ""
     while (left := ends - time.monotonic()) > 0:
@@ -133,8 +135,10 @@ def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, pa
             try:
                 notice_a_dead_machine(connection)
                 connection.settimeout(timeout + 5)  # process 0 may have started later, and waits as long for the others
-                if not (fault := knock(connection, seat, about, key)):
-                    return open_at(path, connection, company.lost)
+                fault, address = knock(connection, seat, about, key)
+                if not fault:
+                    open_at(path, connection, company.lost)
+                    return address
             except (OSError, ValueError):
                 reason = "what listens there is not process 0 of this run, has another secret, or has ended"
             connection.close()
@@ -243,15 +247,18 @@ def numbers(which: list[int]) -> str:
     return ", ".join(f"{g[0]}-{g[-1]}" if len(g) > 2 else ", ".join(map(str, g)) for g in groups)
 
 
-def start_jax(company: Company, seat: Seat, path: str) -> None:
+def start_jax(company: Company, seat: Seat, path: str, address: str) -> None:
     """Connects JAX over all processes by `jax.distributed.initialize`, without JAX's own handler of SIGTERM.
+
+    CPUs exchange sums at `address`. JAX would look up the name of the machine, which may be unknown, of the loopback
+    (Debian), or of a network that the others do not reach.
 
     Raises:
       UsageError: JAX runs already.
     """
     import jax
 
-    from mpjax.jax_internals import distributed_client
+    from mpjax.jax_internals import distributed_client, exchange_on_cpus_at
 
     with contextlib.suppress(AttributeError):  # a later JAX may have no such setting
         # Its handler of SIGTERM would take the place of the run's.
@@ -267,6 +274,7 @@ def start_jax(company: Company, seat: Seat, path: str) -> None:
             heartbeat_timeout_seconds=SILENT,
             coordinator_bind_address=f"unix:{path}",
         )
+        exchange_on_cpus_at(address)
     except RuntimeError as error:
         atexit.register(company.end, 2)  # before JAX's shutdown, which would wait
         raise UsageError(
