@@ -255,7 +255,7 @@ def test_a_place_among_processes_is_complete_or_one_alone(given):
         ({**PLACE, "coordinator": "somewhere:0"}, "coordinator is 'somewhere:0': wanted HOST:PORT"),
         (
             {**PLACE, "coordinator": "2001:db8::1"},
-            "is '2001:db8::1': wanted an address of IPv6 in brackets, and a port",
+            "is '2001:db8::1': wanted an address of IPv6 in brackets, and",
         ),
         ({**PLACE, "coordinator": "[2001:db8::1]"}, r"coordinator is '\[2001:db8::1\]': wanted HOST:PORT"),
         ({"timeout": 0}, "--distributed.timeout is 0: wanted a positive number of seconds"),
