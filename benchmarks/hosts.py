@@ -131,11 +131,15 @@ class Host(Namespace):
         """Puts the cable back."""
         self.switch.do(f"ip link set {self.port} up {'master bridge' if self._bridged else ''}")
 
-    def block(self, port: str) -> None:
-        """Drops what others send to a TCP port of this host (or to ports, as 1-99), as a firewall does."""
-        for ip in ("ip -4 rule", "ip -6 rule"):  # the rule of local addresses is the first, and has to be the second
-            self.do(f"{ip} add pref 2 lookup local; {ip} add pref 1 iif eth0 ipproto tcp dport {port} blackhole")
-            self.do(f"{ip} del pref 0")
+    def block(self, *ports: str) -> None:
+        """Drops what others send to TCP ports of this host (one, or some as 1-99), as a firewall does.
+
+        Answers from their port 1234 pass.
+        """
+        for ip in ("ip -4 rule", "ip -6 rule"):  # the rule of local addresses is the first, and has to come later
+            drop = [f"{ip} add pref 2 iif eth0 ipproto tcp dport {port} blackhole" for port in ports]
+            answers = f"{ip} add pref 1 iif eth0 ipproto tcp sport 1234 lookup local"
+            self.do("; ".join([f"{ip} add pref 3 lookup local", *drop, answers, f"{ip} del pref 0"]))
 
     def other_network(self, address: str) -> None:
         """Adds an interface eth1 that leads nowhere."""

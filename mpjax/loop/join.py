@@ -71,14 +71,27 @@ def joined(config: Config) -> Iterator[Alone | Company]:
         except Interrupted:  # in all at the same step
             company.disband()
             raise
-        except BaseException as error:
+        except BaseException as raised:
+            error = _unreachable(raised, address) or raised
             if not isinstance(error, (UsageError, Diverged, KeyboardInterrupt)):
                 time.sleep(GRACE)  # a collective fails if another process has died; `company` then reports that
             code = exit_code_of(error)
             company.fail(str(error) or type(error).__name__, code)
             atexit.register(company.end, code)
-            raise
+            if error is raised:
+                raise
+            raise error from raised
         company.disband()
+
+
+def _unreachable(error: BaseException, address: str) -> UsageError | None:
+    """The error of a run whose CPUs could not connect to each other; None if `error` is another."""
+    if "Gloo context initialization failed" not in str(error):
+        return None
+    return UsageError(
+        f"the processes reach process 0, but not each other: this one listens at {address}, at a port that the system "
+        f"chooses, as CPUs do to exchange sums; open all ports between the hosts ({reason_of(error)})"
+    )
 
 
 def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, path: str, *, timeout: float) -> str:
@@ -110,6 +123,7 @@ def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, pa
             files, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # Linux allows 1,024, and each process takes three
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, min(most, 500 + 4 * seat.processes)), most))
         listener = _listen(seat.coordinator)
+        here = str(listener.getsockname()[0])
         notice_a_dead_machine(listener)  # which connections inherit
         door = Door(listener, seat, about, key, company.lost)
         company.inside = door.inside
@@ -117,7 +131,7 @@ def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, pa
             time.sleep(0.02)
         values = dict(sorted(door.abouts.items()))
         missing = sorted(set(range(seat.processes)) - values.keys())
-        fault = _absence(missing, seat, timeout) if missing else _difference(values)
+        fault = _absence(missing, seat, timeout, here) if missing else _difference(values)
         door.verdict = fault, path
         for process in values.keys() - door.abouts.keys():
             company.lost(process)  # meanwhile
@@ -125,7 +139,7 @@ def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, pa
             raise UsageError(fault)
         return door.address
     host, _, port = seat.coordinator.rpartition(":")
-    reason, fault = "nobody listens there", ""
+    reason, fault, stranger = "nobody listens there", "", ""
     while (left := ends - time.monotonic()) > 0:
         try:
             connection = socket.create_connection((host.strip("[]"), int(port)), timeout=min(10.0, left))
@@ -140,11 +154,12 @@ def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, pa
                     open_at(path, connection, company.lost)
                     return address
             except (OSError, ValueError):
-                reason = "what listens there is not process 0 of this run, has another secret, or has ended"
+                stranger = reason = "what listens there is not process 0 of this run, has another secret, or has ended"
             connection.close()
             if fault:
                 raise UsageError(fault)
         time.sleep(max(0.0, min(0.2, ends - time.monotonic())))
+    reason = stranger + f", and then: {reason}" * (reason != stranger) if stranger else reason
     raise UsageError(
         f"process {seat.process} did not reach process 0 at {seat.coordinator} within {timeout:g} seconds: {reason}; "
         "write the address at which process 0 can be reached from here, and let its port through the firewall"
@@ -196,11 +211,15 @@ def own_address(host: str, environment: Mapping[str, str] = os.environ) -> str |
     return None
 
 
-def _absence(missing: list[int], seat: Seat, timeout: float) -> str:
+def _absence(missing: list[int], seat: Seat, timeout: float, here: str) -> str:
     which = f"process {missing[0]}" if len(missing) == 1 else f"processes {numbers(missing)}"
+    name = seat.coordinator.rpartition(":")[0].strip("[]")
+    named = (
+        "" if here in (name, "::", "0.0.0.0") else f" ({name} is {here} on the host of process 0, which listens there)"
+    )
     return (
         f"{which} of {seat.processes} did not come within {timeout:g} seconds: see what they printed, start them with "
-        f"--distributed.coordinator {seat.coordinator}, or wait longer with --distributed.timeout"
+        f"--distributed.coordinator {seat.coordinator}{named}, or wait longer with --distributed.timeout"
     )
 
 
