@@ -95,7 +95,7 @@ class Run:
     def read(self) -> dict[int, str]:
         """What the user reads on each host, but for the lines of undisturbed training."""
         usual = re.compile(
-            r"resum|(step|test) |\[Gloo\]|\d+ is connected|run folder|compiling|float32 as asked|steps are left|"
+            r"resum|(step|test) |\[Gloo\]|\d+ is connected|run folder|compiling|float32 as asked|\d+ of \d+ steps|"
             r"(policy|parameters|steps|time|throughput|loss scale|train \w+|test \w+|folder) +\S"
         )
         texts = {number: output.read_text() for number, (_, output) in self.started.items()}
