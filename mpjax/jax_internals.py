@@ -38,6 +38,25 @@ def distributed_client() -> Any:
     return _private("jax._src.distributed", "global_state", purpose).client
 
 
+def exchange_on_cpus_at(address: str) -> None:
+    """Makes the CPUs of several processes connect to each other by Gloo at `address`, one of this machine.
+
+    It has to be called after `jax.distributed.initialize` and before JAX starts its devices. It does nothing if
+    `jax_cpu_collectives_implementation` names another library than Gloo.
+
+    Raises:
+      UsageError: this version of JAX cannot.
+    """
+    if getattr(jax.config, "jax_cpu_collectives_implementation", None) != "gloo":
+        return
+    purpose = "sums over several processes on CPUs; write --distributed.processes 1"
+    make_client = _private("jax._src.xla_bridge", "make_cpu_client", purpose)
+    make_gloo = _private("jax._src.lib", "_jax", purpose).make_gloo_tcp_collectives
+    client = distributed_client()
+    register = _private("jax._src.xla_bridge", "register_backend_factory", purpose)
+    register("cpu", lambda: make_client(make_gloo(client, hostname=address)), priority=0, fail_quietly=False)
+
+
 def register_compiler(library: str) -> None:
     """Registers the shared library `library` as JAX's compiler for the platform "cuda", as the plugin package would.
 

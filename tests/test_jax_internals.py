@@ -11,12 +11,14 @@ from mpjax.errors import UsageError
 NAMES = {
     "jax._src.clusters.ClusterEnv": internals.cluster_environment,
     "jax._src.distributed.global_state": internals.distributed_client,
+    "jax._src.xla_bridge.make_cpu_client": lambda: internals.exchange_on_cpus_at("127.0.0.1"),
     "jax._src.xla_bridge.register_plugin": lambda: internals.register_compiler("no.so"),
     **{f"jax._src.cudnn.fused_attention_stablehlo.{name}": internals.cudnn_checks for name in internals.CUDNN_CHECKS},
 }
 WRITE = {
     "ClusterEnv": "write --distributed.coordinator HOST:PORT --distributed.processes N --distributed.process I",
     "global_state": "write --distributed.processes 1",
+    "make_cpu_client": "write --distributed.processes 1",
     "register_plugin": "write: pip install --no-deps jax-cuda12-plugin==",
     "check_cudnn_version": "write: mpjax plan --attention xla",
 }

@@ -320,3 +320,8 @@ def _of_distributed(distributed: Distributed) -> Iterator[str]:
     host, _, port = coordinator.rpartition(":")
     if coordinator and not (host and port.isdecimal() and 0 < int(port) < 65536):
         yield f"--distributed.coordinator is {coordinator!r}: wanted HOST:PORT, as in 10.0.0.1:1234"
+    elif ":" in host and not (host.startswith("[") and host.endswith("]")):
+        yield (
+            f"--distributed.coordinator is {coordinator!r}: wanted an address of IPv6 in brackets, and a port, as in "
+            "[fd00::1]:1234"
+        )

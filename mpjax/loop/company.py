@@ -28,6 +28,9 @@ BEAT = 10.0
 SILENCE = 60.0
 """Seconds without a heartbeat after which a process counts as lost: it is stopped, or its machine hangs."""
 
+_DAY = 24 * 60 * 60 * 1000
+"""Milliseconds."""
+
 _NOWHERE = -1
 
 
@@ -49,8 +52,8 @@ class Company:
 
     Values that are gathered have a key for each process; process 0 puts the list of all under one more. What is for all
     comes in numbered entries of a log, for which a daemon thread of each process waits: a request to stop, the last
-    step, an error, a death. One more sends heartbeats. `lost` ends this process, with a message on stderr, if another
-    has died: without it, this process may wait forever in a collective.
+    step, an error, a death. One more sends heartbeats, and one follows those of others. `lost` ends this process, with
+    a message on stderr, if another has died: without it, this process may wait forever in a collective.
 
     Attributes:
       process: the number of this process, from 0.
@@ -77,6 +80,7 @@ class Company:
         self._requests: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         # Ending
         self._over = self._failed = self._ending = False
+        self._ended = threading.Event()
         others = range(1, processes) if process == 0 else [0]  # those whose heartbeats this process follows
         self._silent: dict[int, float] = dict.fromkeys(others, 0.0)  # seconds since the last heartbeat
         self._beats: dict[int, bytes] = {}
@@ -85,7 +89,7 @@ class Company:
     def begin(self, store: Any) -> None:
         """Starts the threads, once JAX has connected the processes; `store` is the client of JAX's service."""
         self._store = store
-        works = self._follow_log, self._beat
+        works = self._follow_log, self._beat, self._watch
         self._threads = [threading.Thread(target=self._run, args=(work,), daemon=True) for work in works]
         for thread in self._threads:
             thread.start()
@@ -103,20 +107,34 @@ class Company:
         text = zlib.compress(strict_json.encode({"value": value}).encode(), 1)
         self._store.key_value_set_bytes(f"mpjax/{key}", text, replace)
 
-    def _get(self, key: str, seconds: float) -> dict | None:
-        """Waits for a value, which it returns as {"value": value}; None after `seconds`."""
-        try:
-            found = self._store.blocking_key_value_get_bytes(f"mpjax/{key}", int(1000 * seconds))
-        except RuntimeError as error:
-            if "DEADLINE_EXCEEDED" not in str(error):
-                raise
-            return None
-        return strict_json.decode(zlib.decompress(found).decode())
+    def _get(self, key: str) -> Any:
+        """Waits for a value as long as it takes, and lets no signal be handled meanwhile.
 
-    def _wait(self, key: str) -> Any:
-        while (found := self._get(key, 1.0)) is None:
-            pass  # a signal is handled in between
-        return found["value"]
+        The service keeps 36 KB for each wait that ends without a value, until there is one: so no wait may end.
+        """
+        while True:
+            try:
+                found = self._store.blocking_key_value_get_bytes(f"mpjax/{key}", _DAY)
+            except RuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
+            else:
+                return strict_json.decode(zlib.decompress(found).decode())["value"]
+
+    def _wait(self, *keys: str) -> list:
+        """Waits for values, in a thread of their own, so that signals are handled."""
+        answer: queue.SimpleQueue[list | Exception] = queue.SimpleQueue()
+
+        def get() -> None:
+            try:
+                answer.put([self._get(key) for key in keys])
+            except Exception as error:
+                answer.put(error)
+
+        threading.Thread(target=get, daemon=True).start()
+        if isinstance(found := answer.get(), Exception):
+            raise found
+        return found
 
     def _tell(self, entry: Mapping[str, Any]) -> None:
         """Adds an entry to the log, unless the log has one of the same effect: the first counts."""
@@ -129,7 +147,7 @@ class Company:
             except RuntimeError as error:
                 if "ALREADY_EXISTS" not in str(error):
                     raise
-            if self._wait(f"log/{number}")["kind"] == entry["kind"]:
+            if self._get(f"log/{number}")["kind"] == entry["kind"]:
                 return None
             number += 1
 
@@ -143,9 +161,9 @@ class Company:
         number, self._number = self._number, self._number + 1
         self._put(f"values/{number}/{self.process}", value)
         if self.first:
-            self._put(f"values/{number}/all", [self._wait(f"values/{number}/{i}") for i in range(self.processes)])
+            self._put(f"values/{number}/all", self._wait(*(f"values/{number}/{i}" for i in range(self.processes))))
             self._store.key_value_delete(f"mpjax/values/{number - 1}")  # all have read it
-        return self._wait(f"values/{number}/all")
+        return self._wait(f"values/{number}/all")[0]
 
     def disband(self) -> None:
         """Waits until all processes have called it. Afterwards, the end of one does not end the others."""
@@ -255,17 +273,20 @@ class Company:
             self.lost(0, f"does not answer: {reason_of(error)}")
 
     def _follow_log(self) -> None:
-        """Reads the log in a loop, and ends the run if another process has sent no heartbeat for `SILENCE` seconds.
+        """Reads the log in a loop."""
+        while not self._over:
+            entry = self._get(f"log/{self._read}")
+            self._kinds.add(entry["kind"])
+            self._read += 1
+            self._handle(entry)
+
+    def _watch(self) -> None:
+        """Ends the run if another process has sent no heartbeat for `SILENCE` seconds. It never waits for the store.
 
         It adds up the seconds that it waits, which pause while this process is suspended. So processes that are
         suspended and continued together go on.
         """
-        while not self._over:
-            if (found := self._get(f"log/{self._read}", BEAT)) is not None:
-                self._kinds.add(found["value"]["kind"])
-                self._read += 1
-                self._handle(found["value"])
-                continue
+        while not self._ended.wait(BEAT):
             for process in self._silent:
                 self._silent[process] += BEAT
                 if self._silent[process] > SILENCE:
@@ -288,11 +309,12 @@ class Company:
                     threading.Thread(target=self._end_after, args=(entry,), daemon=True).start()
                 case "over":
                     self._over = True
+                    self._ended.set()
                     self._requests.put(None)  # the other thread waits for it
             self._changed.notify_all()
 
     def _choose_last_step(self) -> None:
-        self._tell({"kind": "last step", "after": max(self._wait(f"at/{i}") for i in range(self.processes))})
+        self._tell({"kind": "last step", "after": max(self._get(f"at/{i}") for i in range(self.processes))})
 
     def _beat(self) -> None:
         """Sends heartbeats, follows those of others, and passes on requests to stop, in a loop."""

@@ -19,11 +19,13 @@ class Door:
     """Process 0's end of all connections: what each process said in `knock` is in `abouts`, who is connected `inside`.
 
     It listens until `verdict` is set: to a fault, for which all are refused, or to "" and the socket that they get to.
+    `address` is the one of this machine that they have reached: not of the loopback, unless all came over that.
     """
 
     def __init__(self, listener: socket.socket, seat: Seat, about: Mapping, key: bytes, lost: Callable[[int], None]):
         self.abouts, self.inside, self._seat, self._key, self._lost = {0: about}, set[int](), seat, key, lost
         self.verdict: tuple[str, str] | None = None
+        self.address = ""
         self._tasks: list[asyncio.Task | None] = []  # an event loop does not keep tasks from being collected
         threading.Thread(target=asyncio.run, args=(self._serve(listener),), daemon=True).start()
 
@@ -42,13 +44,15 @@ class Door:
             process, path, fault = hello["process"], "", self._no_seat(hello["process"], hello["processes"])
             if not fault:
                 about = {name: value + "" for name, value in hello["about"].items()}
+                if not self.address or is_loopback(self.address):
+                    self.address = address_of(writer.get_extra_info("socket"))
                 self.abouts[process] = self.abouts[0] if about == self.abouts[0] else about  # held once
                 while not self.verdict:
                     await asyncio.sleep(0.05)
                     if reader.at_eof() and not self.verdict:
                         raise EOFError(self.abouts.pop(process))  # it has ended; another may come in its place
                 fault, path = self.verdict
-            writer.write(sealed(self._key, hello["nonce"], {"fault": fault}))
+            writer.write(sealed(self._key, hello["nonce"], {"fault": fault, "address": self.address}))
             if not fault:
                 self._tasks.append(asyncio.current_task())
                 self.inside.add(process)
@@ -67,13 +71,32 @@ class Door:
         return f"there are two processes with --distributed.process {process}: number them 0 to {processes - 1}" * twice
 
 
-def knock(connection: socket.socket, seat: Seat, about: Mapping, key: bytes) -> str:
-    """Enters, or returns why process 0 refuses. Raises OSError or ValueError if what listens is not process 0."""
+def knock(connection: socket.socket, seat: Seat, about: Mapping, key: bytes) -> tuple[str, str]:
+    """Enters; returns why process 0 refuses ("" if it does not), and the address at which others reach this process.
+
+    That is the end of `connection` here. A process that came over the loopback is on the machine of process 0, which
+    knows how others reach it.
+
+    Raises:
+      OSError, ValueError: what listens is not process 0.
+    """
     with connection.makefile("rb", buffering=0) as lines:
         nonce, mine = lines.readline(100).decode().strip(), secrets.token_hex(16)
         about = {"process": seat.process, "processes": seat.processes, "about": dict(about), "nonce": mine}
         connection.sendall(sealed(key, nonce, about))
-        return opened(key, mine, lines.readline(2**20))["fault"]
+        answer = opened(key, mine, lines.readline(2**20))
+        here = address_of(connection)
+        return answer["fault"], answer.get("address", here) if is_loopback(here) else here
+
+
+def address_of(connection: socket.socket) -> str:
+    """The address of this machine at which a connection ends: of IPv4 also where the socket is one of IPv6."""
+    return str(connection.getsockname()[0]).removeprefix("::ffff:")
+
+
+def is_loopback(address: str) -> bool:
+    """True if only processes of the same machine reach the address."""
+    return address.startswith("127.") or address == "::1"
 
 
 def open_at(path: str, connection: socket.socket, lost: Callable[[int], None]) -> None:

@@ -58,8 +58,8 @@ def joined(config: Config) -> Iterator[Alone | Company]:
     # The path of a socket may have a hundred characters.
     folder = tempfile.mkdtemp(prefix="mpjax-", dir=None if len(tempfile.gettempdir()) < 70 else "/tmp")
     try:
-        enter(company, seat, about, key, f"{folder}/jax", timeout=config.distributed.timeout)
-        start_jax(company, seat, f"{folder}/jax")
+        address = enter(company, seat, about, key, f"{folder}/jax", timeout=config.distributed.timeout)
+        start_jax(company, seat, f"{folder}/jax", address)
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # all are connected
     with warnings.catch_warnings():
@@ -71,18 +71,33 @@ def joined(config: Config) -> Iterator[Alone | Company]:
         except Interrupted:  # in all at the same step
             company.disband()
             raise
-        except BaseException as error:
+        except BaseException as raised:
+            error = _unreachable(raised, address) or raised
             if not isinstance(error, (UsageError, Diverged, KeyboardInterrupt)):
                 time.sleep(GRACE)  # a collective fails if another process has died; `company` then reports that
             code = exit_code_of(error)
             company.fail(str(error) or type(error).__name__, code)
             atexit.register(company.end, code)
-            raise
+            if error is raised:
+                raise
+            raise error from raised
         company.disband()
 
 
-def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, path: str, *, timeout: float) -> None:
+def _unreachable(error: BaseException, address: str) -> UsageError | None:
+    """The error of a run whose CPUs could not connect to each other; None if `error` is another."""
+    if "Gloo context initialization failed" not in str(error):
+        return None
+    return UsageError(
+        f"the processes reach process 0, but not each other: this one listens at {address}, at a port that the system "
+        f"chooses, as CPUs do to exchange sums; open all ports between the hosts ({reason_of(error)})"
+    )
+
+
+def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, path: str, *, timeout: float) -> str:
     """Waits until all processes have entered; then the Unix socket `path` leads to JAX's service in process 0.
+
+    Returns the address of this machine at which the others reach it, as far as the connections to process 0 tell.
 
     Process 0 listens at the port of `seat.coordinator`, and the others try to reach it, until the time is over.
 
@@ -108,6 +123,7 @@ def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, pa
             files, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # Linux allows 1,024, and each process takes three
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, min(most, 500 + 4 * seat.processes)), most))
         listener = _listen(seat.coordinator)
+        here = str(listener.getsockname()[0])
         notice_a_dead_machine(listener)  # which connections inherit
         door = Door(listener, seat, about, key, company.lost)
         company.inside = door.inside
@@ -115,15 +131,15 @@ def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, pa
             time.sleep(0.02)
         values = dict(sorted(door.abouts.items()))
         missing = sorted(set(range(seat.processes)) - values.keys())
-        fault = _absence(missing, seat, timeout) if missing else _difference(values)
+        fault = _absence(missing, seat, timeout, here) if missing else _difference(values)
         door.verdict = fault, path
         for process in values.keys() - door.abouts.keys():
             company.lost(process)  # meanwhile
         if fault:
             raise UsageError(fault)
-        return None
+        return door.address
     host, _, port = seat.coordinator.rpartition(":")
-    reason, fault = "nobody listens there", ""
+    reason, fault, stranger = "nobody listens there", "", ""
     while (left := ends - time.monotonic()) > 0:
         try:
             connection = socket.create_connection((host.strip("[]"), int(port)), timeout=min(10.0, left))
@@ -133,14 +149,17 @@ def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, pa
             try:
                 notice_a_dead_machine(connection)
                 connection.settimeout(timeout + 5)  # process 0 may have started later, and waits as long for the others
-                if not (fault := knock(connection, seat, about, key)):
-                    return open_at(path, connection, company.lost)
+                fault, address = knock(connection, seat, about, key)
+                if not fault:
+                    open_at(path, connection, company.lost)
+                    return address
             except (OSError, ValueError):
-                reason = "what listens there is not process 0 of this run, has another secret, or has ended"
+                stranger = reason = "what listens there is not process 0 of this run, has another secret, or has ended"
             connection.close()
             if fault:
                 raise UsageError(fault)
         time.sleep(max(0.0, min(0.2, ends - time.monotonic())))
+    reason = stranger + f", and then: {reason}" * (reason != stranger) if stranger else reason
     raise UsageError(
         f"process {seat.process} did not reach process 0 at {seat.coordinator} within {timeout:g} seconds: {reason}; "
         "write the address at which process 0 can be reached from here, and let its port through the firewall"
@@ -192,11 +211,15 @@ def own_address(host: str, environment: Mapping[str, str] = os.environ) -> str |
     return None
 
 
-def _absence(missing: list[int], seat: Seat, timeout: float) -> str:
+def _absence(missing: list[int], seat: Seat, timeout: float, here: str) -> str:
     which = f"process {missing[0]}" if len(missing) == 1 else f"processes {numbers(missing)}"
+    name = seat.coordinator.rpartition(":")[0].strip("[]")
+    named = (
+        "" if here in (name, "::", "0.0.0.0") else f" ({name} is {here} on the host of process 0, which listens there)"
+    )
     return (
         f"{which} of {seat.processes} did not come within {timeout:g} seconds: see what they printed, start them with "
-        f"--distributed.coordinator {seat.coordinator}, or wait longer with --distributed.timeout"
+        f"--distributed.coordinator {seat.coordinator}{named}, or wait longer with --distributed.timeout"
     )
 
 
@@ -243,15 +266,18 @@ def numbers(which: list[int]) -> str:
     return ", ".join(f"{g[0]}-{g[-1]}" if len(g) > 2 else ", ".join(map(str, g)) for g in groups)
 
 
-def start_jax(company: Company, seat: Seat, path: str) -> None:
+def start_jax(company: Company, seat: Seat, path: str, address: str) -> None:
     """Connects JAX over all processes by `jax.distributed.initialize`, without JAX's own handler of SIGTERM.
+
+    CPUs exchange sums at `address`. JAX would look up the name of the machine, which may be unknown, of the loopback
+    (Debian), or of a network that the others do not reach.
 
     Raises:
       UsageError: JAX runs already.
     """
     import jax
 
-    from mpjax.jax_internals import distributed_client
+    from mpjax.jax_internals import distributed_client, exchange_on_cpus_at
 
     with contextlib.suppress(AttributeError):  # a later JAX may have no such setting
         # Its handler of SIGTERM would take the place of the run's.
@@ -267,6 +293,7 @@ def start_jax(company: Company, seat: Seat, path: str) -> None:
             heartbeat_timeout_seconds=SILENT,
             coordinator_bind_address=f"unix:{path}",
         )
+        exchange_on_cpus_at(address)
     except RuntimeError as error:
         atexit.register(company.end, 2)  # before JAX's shutdown, which would wait
         raise UsageError(

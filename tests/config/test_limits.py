@@ -251,6 +251,11 @@ def test_a_place_among_processes_is_complete_or_one_alone(given):
         ({**PLACE, "process": 2}, "--distributed.process is 2 of 2: wanted a number from 0 to 1"),
         ({**PLACE, "coordinator": "somewhere"}, "coordinator is 'somewhere': wanted HOST:PORT, as in 10.0.0.1:1234"),
         ({**PLACE, "coordinator": "somewhere:0"}, "coordinator is 'somewhere:0': wanted HOST:PORT"),
+        (
+            {**PLACE, "coordinator": "2001:db8::1"},
+            "is '2001:db8::1': wanted an address of IPv6 in brackets, and",
+        ),
+        ({**PLACE, "coordinator": "[2001:db8::1]"}, r"coordinator is '\[2001:db8::1\]': wanted HOST:PORT"),
         ({"timeout": 0}, "--distributed.timeout is 0: wanted a positive number of seconds"),
     ],
 )

@@ -106,6 +106,28 @@ def test_all_reach_what_listens_at_process_0_whoever_comes_first(tmp_path, late)
         lines[0][1].close()
 
 
+@pytest.mark.parametrize("reached", ["127.0.0.1", "::1", "127.0.0.2"])
+def test_each_learns_the_address_at_which_the_others_reach_it(tmp_path, monkeypatch, reached):
+    """Process 2 reaches process 0 at `reached`, of which 127.0.0.2 stands for an address of a network."""
+    monkeypatch.setattr("mpjax.loop.door.is_loopback", lambda address: address in ("127.0.0.1", "::1"))
+    port, found = free_port(), {}
+    monkeypatch.setattr("mpjax.loop.join.own_address", lambda _: None)
+    written = f"[{reached}]" if ":" in reached else reached
+    hosts = {0: written, 1: written if ":" in reached else "127.0.0.1", 2: written}
+
+    def come(process):
+        seat = Seat(f"{hosts[process]}:{port}", 3, process)
+        found[process] = enter(Lost(), seat, {}, b"", str(tmp_path / str(process)), timeout=10)
+
+    threads = [threading.Thread(target=come, args=(process,)) for process in hosts]
+    with service(tmp_path / "0"):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert found == {0: reached, 1: reached, 2: reached}
+
+
 def test_nobody_listens_once_all_are_there(tmp_path):
     port = free_port()
     with service(tmp_path / "0"), concurrent.futures.ThreadPoolExecutor(2) as pool:
