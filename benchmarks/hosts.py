@@ -9,6 +9,7 @@ The bridge may be a program instead, which delays frames and loses some: it need
 
 import argparse
 import contextlib
+import ctypes
 import heapq
 import os
 import pathlib
@@ -40,13 +41,21 @@ def lacking() -> str:
     return f"no namespaces here: {tried.stderr.strip()[-200:]}" if tried.returncode else ""
 
 
+def _end_with_the_program() -> None:
+    """Asks the kernel to kill this process when its parent ends, however that ends (prctl(2), PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 class Namespace:
     """Namespaces that last as long as a sleeping process in them, which is number 1 there."""
 
     def __init__(self, name: str):
         self.name = name
         self._holder = subprocess.Popen(
-            [*NEW, "sleep", "infinity"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*NEW, "sleep", "infinity"],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=_end_with_the_program,
         )
         self.first = 0
         while not self.first:
