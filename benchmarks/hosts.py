@@ -55,7 +55,7 @@ class Namespace:
             [*NEW, "sleep", "infinity"],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            preexec_fn=_end_with_the_program,
+            preexec_fn=_end_with_the_program,  # noqa: PLW1509 (no other thread runs yet)
         )
         self.first = 0
         while not self.first:
