@@ -142,6 +142,8 @@ def test_json_has_every_number(small, planned, capsys):
             {"devices": 1, "timing": {"communication": 0, "exposed": 0, "step": 0.008}, "efficiency": 1.0},
             {"devices": 8, "timing": {"communication": 0.004, "exposed": 0.002, "step": 0.01}, "efficiency": 0.8},
         ],
+        "sent": None,
+        "expected": None,
     }
     assert (first["traffic"]["collectives"], first["measured"]) == ({"all-reduce": {"f32": 1_000_000_000}}, None)
 
