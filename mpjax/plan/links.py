@@ -121,11 +121,11 @@ HOST_HOP = 14e-6
 def latency_of(kind: str, reach: Reach) -> float:
     """Predicts the seconds of a collective that do not depend on its bytes.
 
-    It is NCCL's own prediction, from which it chooses its algorithm: rings, and for an all-reduce the faster of ring and
-    tree, with the protocol Simple (NVIDIA/nccl, src/graph/tuning.cc, whose constants `START` and the hops are). On 8
-    H100 in a host NVIDIA measured 123 us for an all-reduce of 16.8 MB and 325 us for 67 MB (NVIDIA/dgxc-benchmarking,
-    nccl/README.md); this latency and `duration_of` add up to 121 and 317. Collectives below 4 MB take about half of this
-    prediction, with protocols of their own.
+    It is NCCL's own prediction, from which it chooses its algorithm: rings, and for an all-reduce the faster of ring
+    and tree, with the protocol Simple (NVIDIA/nccl, src/graph/tuning.cc, of which `START` and the hops are constants).
+    On 8 H100 in a host, NVIDIA measured 124 us for an all-reduce of 16.8 MB and 325 us for 67 MB
+    (NVIDIA/dgxc-benchmarking, nccl/README.md). This latency and `duration_of` add up to 121 and 317. Collectives below
+    4 MB take about half of the prediction, because NCCL has other protocols for them.
 
     Args:
       kind: "all-reduce", "all-gather", ...

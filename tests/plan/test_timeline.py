@@ -119,7 +119,7 @@ def test_a_collective_is_hidden_if_a_kernel_stands_between_its_start_and_its_end
 
 
 def test_what_has_no_kernel_beside_it_is_waited_for_in_any_case():
-    """The first has a kernel beside it; the second, of 4 seconds, reads and writes for one, which counts as a kernel."""
+    """The first has a kernel beside it. The second, of 4 seconds, reads and writes for one, which counts as kernels."""
     events = [start("a", 9), Work(1), Wait("a"), start("b", 4, moved=1), Wait("b"), start("c", 1, moved=2), Wait("c")]
     assert exposed_in_any_case(events, 1.0, lambda each: float(each.bytes)) == 3
 
