@@ -31,8 +31,8 @@ class Plan(CommandSettings):
     devices: Annotated[int, at_least(1)] = 1
     """GPUs that a batch is sharded over; memory and time are per GPU."""
     search: Literal["none", "mesh"] = "none"
-    """mesh: compile the step for meshes of --devices GPUs, list them with memory, time and tokens/s of a GPU, the fastest
-    first, and name the best; none: plan the mesh of the run."""
+    """mesh: compile the step for meshes of --devices GPUs, list them with memory, time and speed, and name the best;
+    none: plan the mesh of the run."""
     attention: Literal["auto", "xla", "cudnn"] = "auto"
     """Attention kernel; auto: the same as a run on that GPU, cuDNN's fused kernel where possible."""
     install: bool = False

@@ -10,8 +10,8 @@ from mpjax.report.wording import rate
 
 
 UNPLANNED = (
-    "Meshes have the axes that a run can have: data, fsdp and tensor. There are no stages of a pipeline, attention is not "
-    "divided along the sequence, and norms are not divided over tensor."
+    "Meshes have the axes that a run can have: data, fsdp and tensor. There are no stages of a pipeline, attention is "
+    "not divided along the sequence, and norms are not divided over tensor."
 )
 
 

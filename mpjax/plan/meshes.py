@@ -142,8 +142,7 @@ def search_mesh(
 ) -> Search:
     """Searches the mesh with the shortest time to expect, among those that fit.
 
-    Each mesh that is compared is compiled whole. The search begins with the two smallest sizes of `tensor` (`ends`), goes
-    on to larger ones until a mesh fits, and then compiles the meshes next to the fastest, until none of them is faster.
+    Each mesh that is compared is compiled whole. Which meshes are compared: see `climb`.
 
     Args:
       gpu: the kind of GPU.
@@ -170,28 +169,15 @@ def search_mesh(
     limit = round(GPUS[gpu].memory * memory_fraction)
     held = {sizes: _held(step, gpu, sizes, devices) for sizes in choice.possible}
     fitting = [sizes for sizes in choice.possible if held[sizes] <= limit]
-    plans: dict[Sizes, Estimate] = {}
 
-    def compile_each(meshes: Sequence[Sizes]) -> None:
-        if meshes:
-            say(f"compiling the step for {len(meshes)} of {len(fitting)} meshes of {devices} {gpu}")
+    def compiled(meshes: Sequence[Sizes]) -> list[Estimate]:
+        say(f"compiling the step for {len(meshes)} of {len(fitting)} meshes of {devices} {gpu}")
         steps = [dataclasses.replace(step, sizes=sizes.by_axis) for sizes in meshes]
-        found = (
-            estimates(
-                [gpu], steps, devices=devices, attention=attention, most=0, memory_fraction=memory_fraction, fit=False
-            )
-            if steps
-            else []
+        return estimates(
+            [gpu], steps, devices=devices, attention=attention, most=0, memory_fraction=memory_fraction, fit=False
         )
-        plans.update(zip(meshes, found, strict=True))
 
-    tensors = sorted({sizes.tensor for sizes in fitting})
-    compile_each([sizes for tensor in tensors[:2] for sizes in ends(tensor, fitting)])
-    for tensor in tensors[2:]:
-        if _fastest(plans) is None:
-            compile_each(ends(tensor, fitting))
-    while (best := _fastest(plans)) and (new := [each for each in neighbours(best, fitting) if each not in plans]):
-        compile_each(new)
+    plans = climb(fitting, compiled)
     return Search(
         gpu=gpu,
         devices=devices,
@@ -200,6 +186,33 @@ def search_mesh(
         beyond=len(fitting) - len(plans),
         left_out=choice.left_out,
     )
+
+
+def climb(
+    possible: Sequence[Sizes], compiled: Callable[[Sequence[Sizes]], Sequence[Estimate]]
+) -> dict[Sizes, Estimate]:
+    """Compiles meshes until none next to the fastest that fits is left, and returns all that were compiled.
+
+    It begins with the `ends` of the two smallest sizes of `tensor`, and goes on to larger ones until a mesh fits.
+
+    Args:
+      possible: the meshes, in ascending order.
+      compiled: a function from meshes, at least one, to their estimates.
+    """
+    plans: dict[Sizes, Estimate] = {}
+
+    def add(meshes: Sequence[Sizes]) -> None:
+        if meshes:
+            plans.update(zip(meshes, compiled(meshes), strict=True))
+
+    tensors = sorted({sizes.tensor for sizes in possible})
+    add([sizes for tensor in tensors[:2] for sizes in ends(tensor, possible)])
+    for tensor in tensors[2:]:
+        if _fastest(plans) is None:
+            add(ends(tensor, possible))
+    while (best := _fastest(plans)) and (new := [each for each in neighbours(best, possible) if each not in plans]):
+        add(new)
+    return plans
 
 
 def _rank(plan: Estimate) -> tuple[bool, float]:
