@@ -25,7 +25,7 @@ from mpjax.plan.devices import GPUS, HOST
 from mpjax.plan.estimate import Estimate, estimates
 from mpjax.plan.known_sets import planned_fields
 from mpjax.plan.measure import Measured, is_here, measure_step
-from mpjax.plan.mesh_table import UNPLANNED, as_json, conclusions, mesh_table, search_title
+from mpjax.plan.mesh_table import UNPLANNED, as_json, conclusions, flags, search_title, table_of_meshes
 from mpjax.plan.meshes import Search, search_mesh
 from mpjax.plan.plot import plot_plans
 from mpjax.plan.table import columns, comparisons, costliest_table, duration, plan_table, rows, title
@@ -51,7 +51,10 @@ class Plans(dict[str, Any]):
         elements = []
         for gpu in dict.fromkeys(plan.gpu for plan in self.estimates):
             estimates = [plan for plan in self.estimates if plan.gpu == gpu]
-            heads = ["per step and GPU", *(plan.title for plan in estimates)]
+            titles = [plan.title for plan in estimates]
+            if len(set(titles)) < len(titles):  # of a search for a mesh
+                titles = [f"{plan.title} {flags(plan)}" for plan in estimates]
+            heads = ["per step and GPU", *titles]
             table = notebook.table(heads, [[label, *cells] for label, cells in rows(estimates)])
             elements += [notebook.heading(title(estimates)), table, notebook.paragraphs(comparisons(estimates))]
         return notebook.block(*elements)
@@ -201,7 +204,7 @@ def _print_searches(searches: Sequence[Search]) -> None:
 
     console = Console(highlight=False, soft_wrap=False)
     for search in searches:
-        for line in (search_title(search), mesh_table(search), *conclusions(search), ""):
+        for line in (search_title(search), table_of_meshes(search), *conclusions(search), ""):
             console.print(line, markup=False, emoji=False, soft_wrap=isinstance(line, str))
     console.print(UNPLANNED, markup=False, emoji=False, soft_wrap=True)
 

@@ -93,7 +93,14 @@ class Plan(CommandSettings):
         if sizes:
             flags = " ".join(f"--mesh.{name} {size}" for name, size in sizes.items())
             yield f"{flags} is what --search mesh chooses: leave it out, or leave out --search mesh to plan that mesh"
-        shown = {"--xla": self.xla, "--receipt": self.receipt, "--verify": self.verify, "--plot": self.plot}
+        lists = self.costliest not in (0, type(self).costliest)
+        shown = {
+            f"--costliest {self.costliest}": lists,
+            "--xla": self.xla,
+            "--receipt": self.receipt,
+            "--verify": self.verify,
+            "--plot": self.plot,
+        }
         for flag in (flag for flag, value in shown.items() if value):
             yield f"{flag} is for one mesh, and --search mesh has many: leave it out, and plan the best mesh with it"
 

@@ -47,7 +47,7 @@ MESH_HEADS = (
 """The heads of the table. In the fifth, the word for tokens or examples."""
 
 
-def mesh_table(search: Search):
+def table_of_meshes(search: Search):
     """Builds a `rich` table of the compiled meshes, the fastest that fits first."""
     from rich.table import Table
 

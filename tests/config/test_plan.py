@@ -100,6 +100,7 @@ def test_a_compiler_can_be_installed_without_a_plan():
         ("--gpu h200 --search mesh --devices 8 --receipt", "--receipt is for one mesh"),
         ("--gpu h200 --search mesh --devices 8 --verify", "--verify is for one mesh"),
         ("--gpu h200 --search mesh --devices 8 --xla xla_a=1", "--xla is for one mesh"),
+        ("--gpu h200 --search mesh --devices 8 --costliest 5", "--costliest 5 is for one mesh"),
         ("--gpu h200 --search fsdp", "invalid choice 'fsdp'"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from mpjax.plan.expectation import Expected
 from mpjax.plan.links import Sent
-from mpjax.plan.mesh_table import MESH_HEADS, as_json, conclusions, mesh_rows, mesh_table, search_title
+from mpjax.plan.mesh_table import MESH_HEADS, as_json, conclusions, mesh_rows, search_title, table_of_meshes
 from mpjax.plan.meshes import Search, Sizes
 
 
@@ -44,9 +44,9 @@ def test_each_mesh_has_memory_time_speed_bytes_by_link_and_a_word(search):
 
 
 def test_tokens_are_examples_where_there_are_no_tokens(search):
-    assert mesh_table(search).columns[4].header == "tokens/s a GPU"
+    assert table_of_meshes(search).columns[4].header == "tokens/s a GPU"
     images = dataclasses.replace(search, plans=tuple(dataclasses.replace(plan, tokens=0) for plan in search.plans))
-    assert mesh_table(images).columns[4].header == "examples/s a GPU"
+    assert table_of_meshes(images).columns[4].header == "examples/s a GPU"
 
 
 def test_the_best_is_told_as_flags_and_what_was_not_compiled_is_counted(search):
