@@ -8,6 +8,7 @@ from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.errors import UsageError
 from mpjax.mesh_axes import DATA, FSDP, TENSOR
+from mpjax.plan import meshes
 from mpjax.plan.expectation import Expected
 from mpjax.plan.meshes import Choice, Sizes, choice_of, climb, ends, neighbours, search_mesh, verdict
 
@@ -99,9 +100,9 @@ def plans_by(plan_of):
                 communication=dataclasses.replace(plan.communication, expected=expected),
             )
 
-        def plans(meshes):
-            compiled.append(list(meshes))
-            return [estimate(sizes) for sizes in meshes]
+        def plans(wanted):
+            compiled.append(list(wanted))
+            return [estimate(sizes) for sizes in wanted]
 
         return plans, compiled
 
@@ -120,7 +121,7 @@ def test_the_search_climbs_to_the_fastest(plans_by):
     assert min(found, key=lambda sizes: found[sizes].expected_seconds) == Sizes(4, 8, 2)
     assert compiled[0] == [Sizes(1, 8, 8), Sizes(1, 64, 1), Sizes(2, 4, 8), Sizes(2, 32, 1)]
     assert len(found) < len(choice(64).possible)
-    assert [sizes for meshes in compiled for sizes in meshes] == list(found)
+    assert [sizes for batch in compiled for sizes in batch] == list(found)
 
 
 def test_where_nothing_fits_the_search_goes_on_to_more_parts(plans_by):
@@ -161,6 +162,16 @@ def test_a_gpu_without_a_network_has_one_host():
 def test_no_possible_mesh_is_an_error(plugin):
     with pytest.raises(UsageError, match="no mesh of 16 GPUs is possible: .*write --data.batch_size 16, or a multiple"):
         search_mesh("h100", step_of(f"{GPT2} --data.batch_size 1"), 16)
+
+
+def test_float8_over_tensor_is_left_out_before_it_ends_the_process(plugin, monkeypatch):
+    found = []
+    monkeypatch.setattr(meshes, "climb", lambda possible, _: found.extend(possible) or {})
+    step = step_of(f"{GPT2} --precision.policy mixed_float8")
+    assert search_mesh("h100", step, 4).left_out == {
+        "float8 over tensor, which ends the compiler of XLA for GPUs (jaxlib 0.12)": 3
+    }
+    assert {sizes.tensor for sizes in found} == {1}
 
 
 @pytest.mark.slow
