@@ -52,8 +52,7 @@ class Counted:
 def first(members: int, port: int, idle: float) -> dict:
     """Process 0: what it takes."""
     import mpjax.loop.join
-    from mpjax.loop.cluster import Seat
-    from mpjax.loop.company import Company
+    from mpjax.loop import Company, Seat
 
     found: dict = {"memory": {"mpjax.loop imported": memory()}}
     import jax
@@ -88,8 +87,7 @@ def others(members: int, port: int, mine: range, idle: float) -> None:
     from jax._src.lib import _jax  # `jax.distributed.initialize` serves one member of a process
 
     import mpjax.loop.join
-    from mpjax.loop.cluster import Seat
-    from mpjax.loop.company import Company
+    from mpjax.loop import Company, Seat
 
     clients = []
 

@@ -25,6 +25,8 @@ from mpjax.plan.devices import GPUS, HOST
 from mpjax.plan.estimate import Estimate, estimates
 from mpjax.plan.known_sets import planned_fields
 from mpjax.plan.measure import Measured, is_here, measure_step
+from mpjax.plan.mesh_table import UNPLANNED, as_json, conclusions, flags, search_title, table_of_meshes
+from mpjax.plan.meshes import Search, search_mesh
 from mpjax.plan.plot import plot_plans
 from mpjax.plan.table import columns, comparisons, costliest_table, duration, plan_table, rows, title
 from mpjax.report.wording import subject_of
@@ -49,7 +51,10 @@ class Plans(dict[str, Any]):
         elements = []
         for gpu in dict.fromkeys(plan.gpu for plan in self.estimates):
             estimates = [plan for plan in self.estimates if plan.gpu == gpu]
-            heads = ["per step and GPU", *(plan.title for plan in estimates)]
+            titles = [plan.title for plan in estimates]
+            if len(set(titles)) < len(titles):  # of a search for a mesh
+                titles = [f"{plan.title} {flags(plan)}" for plan in estimates]
+            heads = ["per step and GPU", *titles]
             table = notebook.table(heads, [[label, *cells] for label, cells in rows(estimates)])
             elements += [notebook.heading(title(estimates)), table, notebook.paragraphs(comparisons(estimates))]
         return notebook.block(*elements)
@@ -126,7 +131,7 @@ def plan_run(
       UsageError: the settings are invalid, the shapes of the data set are unknown, or XLA's compiler for CUDA is
         missing or cannot be installed.
     """
-    settings.check()
+    settings.check(config)
     if settings.install:
         print(f"XLA's compiler for CUDA: {install_compiler()}", file=sys.stderr)
         if not settings.gpu:
@@ -135,6 +140,8 @@ def plan_run(
     policies = settings.policies or (config.precision.policy,)
     fields = fields_of(config, vocabulary=settings.vocabulary)
     runs = [with_settings(config, {"precision.policy": policy}) for policy in policies]
+    if settings.search == "mesh":
+        return _searched(settings, config, planned_step(runs[0], fields))
     steps = [
         dataclasses.replace(planned_step(run, fields), xla=options) for run in runs for options in ("", *settings.xla)
     ]
@@ -164,6 +171,42 @@ def plan_run(
     if settings.plot:
         plot_plans(plans, expanded(settings.plot), f"{subject_of(config)}, batch {plans[0].batch}")
     return result
+
+
+def _searched(settings: Plan, config: Config, step: PlannedStep) -> Plans:
+    """Searches the fastest mesh of a step for each GPU, and prints the meshes that were compared."""
+    searches = [
+        search_mesh(
+            gpu,
+            step,
+            settings.devices,
+            attention=settings.attention,
+            memory_fraction=settings.memory_fraction,
+            say=lambda line: print(line, file=sys.stderr),
+        )
+        for gpu in settings.gpu
+    ]
+    plans = [plan for search in searches for plan in search.plans]
+    contents = {"model": str(config.model.name), "data": str(config.data.name)}
+    result = Plans(
+        {**contents, "plans": [_described(plan) for plan in plans], "search": [as_json(each) for each in searches]},
+        plans,
+    )
+    if settings.json:
+        print(strict_json.encode(result))
+    else:
+        _print_searches(searches)
+    return result
+
+
+def _print_searches(searches: Sequence[Search]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=False)
+    for search in searches:
+        for line in (search_title(search), table_of_meshes(search), *conclusions(search), ""):
+            console.print(line, markup=False, emoji=False, soft_wrap=isinstance(line, str))
+    console.print(UNPLANNED, markup=False, emoji=False, soft_wrap=True)
 
 
 def fields_of(config: Config, *, vocabulary: int = 0) -> Fields:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from mpjax.config.commands import CommandSettings, faults_of_image
-from mpjax.config.schema import Config
+from mpjax.config.schema import Config, Mesh
 from mpjax.config.setting_types import NOT_NEGATIVE, Limit, Texts, at_least, list_of
 from mpjax.errors import UsageError
 
@@ -30,6 +30,9 @@ class Plan(CommandSettings):
     """Precision policies to compare; empty: the policy of the run."""
     devices: Annotated[int, at_least(1)] = 1
     """GPUs that a batch is sharded over; memory and time are per GPU."""
+    search: Literal["none", "mesh"] = "none"
+    """mesh: compile the step for meshes of --devices GPUs, list them with memory, time and speed, and name the best;
+    none: plan the mesh of the run."""
     attention: Literal["auto", "xla", "cudnn"] = "auto"
     """Attention kernel; auto: the same as a run on that GPU, cuDNN's fused kernel where possible."""
     install: bool = False
@@ -59,7 +62,8 @@ class Plan(CommandSettings):
     def faults(self, run: Config) -> Iterator[str]:
         """Yields a message if no GPU is named, a value is given twice, or the plot cannot be written.
 
-        With `install`, no GPU is needed. Values of `gpu`, `policies` and `xla` have to differ.
+        With `install`, no GPU is needed. Values of `gpu`, `policies` and `xla` have to differ. A search for the mesh
+        has one policy, several devices and no mesh of the run.
 
         Raises:
           UsageError: as `xla_options`.
@@ -72,7 +76,33 @@ class Plan(CommandSettings):
                 yield f"--{name} has {twice[0]} twice: wanted different ones"
         for words in self.xla:
             xla_options(words)
+        if self.search == "mesh":
+            yield from self._faults_of_search(run)
         yield from faults_of_image("--plot", self.plot)
+
+    def _faults_of_search(self, run: Config) -> Iterator[str]:
+        """Yields a message for each setting that a search for the mesh would choose itself, or cannot show."""
+        if self.devices == 1:
+            yield "--search mesh divides several GPUs, and --devices is 1: write --devices 8, or another number"
+        if len(self.policies) > 1:
+            yield (
+                f"--search mesh compares meshes under one policy, and --policies has {len(self.policies)}: write "
+                f"--policies {self.policies[0]}"
+            )
+        sizes = {name: size for name, size in run.mesh.sizes.items() if size != Mesh().sizes[name]}
+        if sizes:
+            flags = " ".join(f"--mesh.{name} {size}" for name, size in sizes.items())
+            yield f"{flags} is what --search mesh chooses: leave it out, or leave out --search mesh to plan that mesh"
+        lists = self.costliest not in (0, type(self).costliest)
+        shown = {
+            f"--costliest {self.costliest}": lists,
+            "--xla": self.xla,
+            "--receipt": self.receipt,
+            "--verify": self.verify,
+            "--plot": self.plot,
+        }
+        for flag in (flag for flag, value in shown.items() if value):
+            yield f"{flag} is for one mesh, and --search mesh has many: leave it out, and plan the best mesh with it"
 
 
 def xla_options(words: str) -> dict[str, Any]:

@@ -1,14 +1,11 @@
 """What `mpjax.plan` offers."""
 
 from mpjax.plan.communication import Communication as Communication
-from mpjax.plan.communication import Reach as Reach
 from mpjax.plan.communication import Scale as Scale
 from mpjax.plan.communication import along as along
 from mpjax.plan.communication import axes_of as axes_of
 from mpjax.plan.communication import communication_of as communication_of
-from mpjax.plan.communication import duration_of as duration_of
 from mpjax.plan.communication import groups_of as groups_of
-from mpjax.plan.communication import reach_of as reach_of
 from mpjax.plan.compiled import Compiled as Compiled
 from mpjax.plan.compiled import PlannedStep as PlannedStep
 from mpjax.plan.compiled import compiled_for as compiled_for
@@ -28,6 +25,8 @@ from mpjax.plan.devices import GPUS as GPUS
 from mpjax.plan.estimate import Estimate as Estimate
 from mpjax.plan.estimate import estimates as estimates
 from mpjax.plan.estimate import require_attention as require_attention
+from mpjax.plan.expectation import Expected as Expected
+from mpjax.plan.expectation import expected_of as expected_of
 from mpjax.plan.float8 import LayerSavings as LayerSavings
 from mpjax.plan.float8 import layers_of as layers_of
 from mpjax.plan.here import batch_that_fits as batch_that_fits
@@ -47,6 +46,12 @@ from mpjax.plan.kernels import payload as payload
 from mpjax.plan.kernels import update_bytes as update_bytes
 from mpjax.plan.known_sets import KNOWN as KNOWN
 from mpjax.plan.known_sets import planned_fields as planned_fields
+from mpjax.plan.links import Reach as Reach
+from mpjax.plan.links import Sent as Sent
+from mpjax.plan.links import duration_of as duration_of
+from mpjax.plan.links import latency_of as latency_of
+from mpjax.plan.links import reach_of as reach_of
+from mpjax.plan.links import sent_of as sent_of
 from mpjax.plan.measure import Measured as Measured
 from mpjax.plan.measure import is_here as is_here
 from mpjax.plan.measure import measure_step as measure_step
@@ -58,6 +63,21 @@ from mpjax.plan.memory import largest_batch as largest_batch
 from mpjax.plan.memory import memory_of as memory_of
 from mpjax.plan.memory import other_batch as other_batch
 from mpjax.plan.memory import verified_batch as verified_batch
+from mpjax.plan.mesh_table import MESH_HEADS as MESH_HEADS
+from mpjax.plan.mesh_table import as_json as as_json
+from mpjax.plan.mesh_table import conclusions as conclusions
+from mpjax.plan.mesh_table import mesh_rows as mesh_rows
+from mpjax.plan.mesh_table import search_title as search_title
+from mpjax.plan.mesh_table import table_of_meshes as table_of_meshes
+from mpjax.plan.meshes import Choice as Choice
+from mpjax.plan.meshes import Search as Search
+from mpjax.plan.meshes import Sizes as Sizes
+from mpjax.plan.meshes import choice_of as choice_of
+from mpjax.plan.meshes import climb as climb
+from mpjax.plan.meshes import ends as ends
+from mpjax.plan.meshes import neighbours as neighbours
+from mpjax.plan.meshes import search_mesh as search_mesh
+from mpjax.plan.meshes import verdict as verdict
 from mpjax.plan.order import WhileLoop as WhileLoop
 from mpjax.plan.order import counted as counted
 from mpjax.plan.order import order_of as order_of
@@ -101,6 +121,7 @@ from mpjax.plan.timeline import StepTime as StepTime
 from mpjax.plan.timeline import Wait as Wait
 from mpjax.plan.timeline import Work as Work
 from mpjax.plan.timeline import events_of as events_of
+from mpjax.plan.timeline import exposed_in_any_case as exposed_in_any_case
 from mpjax.plan.timeline import overlap_of as overlap_of
 from mpjax.plan.timeline import simulate as simulate
 from mpjax.plan.traced_products import TracedProduct as TracedProduct

@@ -3,7 +3,6 @@
 Devices are numbered from 0 as in the mesh: row by row, neighbours along the last axis.
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -14,13 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from mpjax.mesh_axes import DATA
-from mpjax.plan.devices import HOST, Gpu
+from mpjax.plan.devices import Gpu
+from mpjax.plan.expectation import Expected, expected_of
 from mpjax.plan.hlo import Instruction
+from mpjax.plan.links import Groups, Reach, Sent, duration_of, reach_of, sent_of
 from mpjax.plan.timeline import Event, Start, StepTime, simulate
 from mpjax.training.mesh import resolve_sizes
 
-
-Groups = tuple[tuple[int, ...], ...]
 
 _LISTED = re.compile(r"\b(?:replica_groups|source_target_pairs)=\{((?:\{[\d, ]*\}[, ]*)*)\}")
 _IOTA = re.compile(r"\breplica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -150,66 +149,7 @@ def _along_mesh(mesh: str, devices: str, axes: str) -> Groups:
     return _lines(numbers.reshape(shape), chosen)
 
 
-@dataclasses.dataclass(frozen=True)
-class Reach:
-    """How the devices of a group are distributed over hosts.
-
-    Attributes:
-      size: number of devices of the group.
-      near: the fewest devices of the group on one of its hosts; equal to `size` on a single host.
-    """
-
-    size: int
-    near: int
-
-
-def reach_of(groups: Groups) -> Reach:
-    """The reach of the group that is taken as the slowest: with the smallest `near / size`, and of equals the largest.
-
-    Devices are placed in order: the first `HOST` devices are on the first host.
-    """
-    reaches = [Reach(len(group), min(collections.Counter(id // HOST for id in group).values())) for group in groups]
-    return min(reaches, key=lambda reach: (reach.near / reach.size, -reach.size))
-
-
-def duration_of(kind: str, size: int, reach: Reach, gpu: Gpu) -> float | None:
-    """Predicts the seconds of a collective.
-
-    A ring through several hosts enters and leaves each host by the network adapters of all its members there. NCCL adds
-    up their bandwidth (NVIDIA/nccl, issue 412). All groups exchange at once, so each GPU has only `gpu.network`.
-
-    Args:
-      kind: "all-reduce", "all-gather", ...
-      size: bytes of the whole arrays, before a reduce-scatter or after an all-gather.
-      reach: how the devices of a group are distributed over hosts.
-      gpu: the GPU.
-
-    Returns:
-      Seconds, 0 for a group of one device; None if the group spans several hosts and their network is unknown.
-    """
-    count, near = reach.size, reach.near
-    if count == 1:
-        return 0.0
-    if near < count and gpu.network is None:
-        return None
-    network = gpu.network or 0.0
-    if kind == "collective-permute":
-        return size / (gpu.link if near == count else network)
-    if kind == "all-to-all":  # each device sends an equal part to every other
-        return size * ((count - 1) / count / gpu.link if near == count else (count - near) / count / network)
-    bandwidth = gpu.link if near == count else min(gpu.link, near * network)
-    return _passes(kind, count) * size / bandwidth
-
-
-def _passes(kind: str, count: int) -> float:
-    """The bytes that each of `count` devices sends in a collective, as a multiple of the bytes of the whole array."""
-    if kind == "collective-broadcast":
-        return 1.0
-    # An all-reduce is a reduce-scatter and an all-gather.
-    return (2 if kind == "all-reduce" else 1) * (count - 1) / count
-
-
-COUNTS = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
+COUNTS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Numbers of GPUs with a predicted step time."""
 
 OTHER = "other groups"
@@ -243,16 +183,26 @@ class Communication:
       scaling: the predicted times for the numbers of GPUs in `COUNTS` and the planned number, in ascending order.
         Numbers that the other axes of the mesh do not divide are left out, and numbers for which the network is
         unknown. Empty if the axis `grows` has one device, because the program then has no collectives along it.
+      sent: the bytes that each GPU sends in one step, by link; None if not computed.
+      expected: the time to expect on the planned devices; None if not computed, or the network is unknown.
     """
 
     bytes: Mapping[str, Mapping[str, Mapping[str, int]]]
     timing: StepTime | None
     grows: str
     scaling: Sequence[Scale]
+    sent: Sent | None = None
+    expected: Expected | None = None
 
 
 def communication_of(
-    events: Sequence[Event], gpu: Gpu, pace: float, *, mesh: Mapping[str, int], devices: int
+    events: Sequence[Event],
+    gpu: Gpu,
+    pace: float,
+    *,
+    mesh: Mapping[str, int],
+    devices: int,
+    expected_pace: float | None = None,
 ) -> Communication:
     """Predicts the communication of a program that was compiled for several devices.
 
@@ -265,6 +215,7 @@ def communication_of(
       pace: seconds per byte that kernels read or write.
       mesh: the sizes of the mesh by axis, as the user gave them. The axis of size -1 grows or, without one, `data`.
       devices: the number of devices that the program was compiled for.
+      expected_pace: the seconds to expect per byte that kernels read or write; None: `expected` is not computed.
     """
     sizes = resolve_sizes(mesh, devices)
     grows = next((name for name, size in mesh.items() if size == -1), DATA)
@@ -272,27 +223,33 @@ def communication_of(
     starts = {event.name: event for event in events if isinstance(event, Start)}
     axes = {name: axes_of(start.instruction, sizes) for name, start in starts.items()}
 
-    def timing(count: int) -> StepTime | None:
+    def reaches(count: int) -> dict[str, Reach]:
         grown = {**sizes, grows: count * sizes[grows] // devices}
-        reach = functools.cache(lambda names: reach_of(along(names, grown)))
-        durations: dict[str, float] = {}
-        for name, start in starts.items():
-            names = axes[name]
-            near = _as_compiled(start, devices, count) if names is None else reach(names)
-            seconds = duration_of(start.kind, start.bytes, near, gpu)
-            if seconds is None:
-                return None
-            durations[name] = seconds
-        return simulate(events, pace, lambda start: durations[start.name])
+        along_axes = functools.cache(lambda names: reach_of(along(names, grown)))
+        return {
+            name: _as_compiled(start, devices, count) if (names := axes[name]) is None else along_axes(names)
+            for name, start in starts.items()
+        }
+
+    def timing(count: int) -> StepTime | None:
+        reach = reaches(count)
+        durations = {name: duration_of(start.kind, start.bytes, reach[name], gpu) for name, start in starts.items()}
+        if None in durations.values():
+            return None
+        return simulate(events, pace, lambda start: durations[start.name] or 0.0)
 
     alone = simulate(events, pace, lambda _: 0.0).step
     counts = sorted({*COUNTS, devices}) if sizes[grows] > 1 else []
     timings = {count: timing(count) for count in counts if count * sizes[grows] % devices == 0}
+    reach, labels = reaches(devices), {name: label(names) for name, names in axes.items()}
+    sent = [sent_of(event.kind, event.bytes, reach[event.name]) for event in events if isinstance(event, Start)]
     return Communication(
         bytes=_bytes(events, axes),
         timing=timing(devices),
         grows=grows,
         scaling=[Scale(count, step_time, alone / step_time.step) for count, step_time in timings.items() if step_time],
+        sent=Sent(sum(each.within for each in sent), sum(each.between for each in sent)),
+        expected=None if expected_pace is None else expected_of(events, gpu, expected_pace, reach, labels),
     )
 
 

@@ -20,6 +20,7 @@ from mpjax.plan.roofline import Roofline, bounds_of, expected_seconds
 from mpjax.plan.target import mesh_of, target_of_gpu
 from mpjax.plan.timeline import events_of, overlap_of
 from mpjax.plan.traffic import Cost, Traffic, costliest, traffic_of
+from mpjax.training.mesh import resolve_sizes
 
 
 ALIKE = 0.1
@@ -56,6 +57,7 @@ class Estimate:
       measured: the step timed on the GPU itself; None if the step was not timed.
       tokens: tokens of an example that are predicted or classified; 0 for images.
       recomputes: True if the backward pass computes products again, which `flops` has too.
+      mesh: the size of each axis of the mesh.
     """
 
     gpu: GpuName
@@ -78,6 +80,7 @@ class Estimate:
     measured: Measured | None = None
     tokens: int = 0
     recomputes: bool = False
+    mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -105,8 +108,14 @@ class Estimate:
 
         Without a known network, that time counts as 0.
         """
-        timing = self.communication.timing
-        return expected_seconds(self.roofline, self.traffic.kernels) + (timing.exposed if timing else 0)
+        expected, timing = self.communication.expected, self.communication.timing
+        exposed = expected.exposed if expected else timing.exposed if timing else 0.0
+        return expected_seconds(self.roofline, self.traffic.kernels) + exposed
+
+    @property
+    def items_per_gpu(self) -> float:
+        """Tokens that are predicted, or examples of other data, per second and GPU, in the expected time."""
+        return self.batch * (self.tokens or 1) / self.expected_seconds / self.devices
 
 
 def estimates(
@@ -128,7 +137,7 @@ def estimates(
 
     Args:
       gpus: the GPUs to plan for.
-      steps: training steps that differ only in precision and in XLA's options.
+      steps: training steps that differ only in precision, in XLA's options and in the sizes of their meshes.
       devices: number of GPUs of a kind that share a batch.
       attention: as in `mpjax.plan.compiled.start`.
       most: the number of kinds of kernels to list.
@@ -144,7 +153,8 @@ def estimates(
     multiple, batch = devices * steps[0].accumulate, steps[0].batch_size
     other = other_batch(batch, multiple)
     for gpu in gpus:
-        mesh_of(gpu, devices, **steps[0].sizes)  # raises for an unsupported GPU before anything is traced
+        for step in steps:
+            mesh_of(gpu, devices, **step.sizes)  # raises for an unsupported GPU before anything is traced
     # XLA compiles outside Python, so threads run in parallel.
     with with_sources(), concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
 
@@ -176,7 +186,12 @@ def estimates(
                 flops=program.flops,
                 roofline=bounds,
                 communication=communication_of(
-                    events, GPUS[gpu], bounds.seconds / traffic.bytes, mesh=steps[number].sizes, devices=devices
+                    events,
+                    GPUS[gpu],
+                    bounds.seconds / traffic.bytes,
+                    mesh=steps[number].sizes,
+                    devices=devices,
+                    expected_pace=expected_seconds(bounds, traffic.kernels) / traffic.bytes,
                 ),
                 xla=steps[number].xla,
                 costliest=costliest(text, hlo, most),
@@ -184,6 +199,7 @@ def estimates(
                 receipt=_receipt(program, text, steps[number], gpu) if receipts else None,
                 tokens=steps[number].tokens,
                 recomputes=steps[number].recomputes,
+                mesh=resolve_sizes(steps[number].sizes, devices),
             )
 
         plans: dict[tuple[GpuName, int], Estimate]

@@ -55,6 +55,11 @@ def memory_of(state: TrainState, batch: Mapping[str, Any], analysis: Any) -> Mem
     )
 
 
+def held_bytes(state: TrainState, batch: Mapping[str, Any]) -> int:
+    """The bytes that one device holds between steps: state and batch, as in `memory_of`, by their shardings."""
+    return _bytes(state) + _bytes(batch)
+
+
 def _bytes(tree: Any) -> int:
     """The bytes that one device holds of all arrays in a pytree, by their shardings."""
     leaves = jax.tree.leaves(tree)

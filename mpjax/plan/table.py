@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 from mpjax.plan.devices import GPUS
 from mpjax.plan.estimate import Estimate
+from mpjax.plan.expectation import Expected
+from mpjax.plan.links import Sent
 from mpjax.plan.roofline import COPIES, LAUNCH, PRODUCTS
 from mpjax.plan.timeline import StepTime
 from mpjax.precision.casting.flops import TENSORFLOAT32
@@ -153,6 +155,26 @@ def _with_communication(text: Callable[[Estimate, StepTime], str]) -> "Text":
     return shown
 
 
+def _to_expect(text: Callable[[Estimate, Expected], str]) -> "Text":
+    """Wraps `text`, a function `(plan, expected) -> cell`, so that the cell is empty without exchanges."""
+
+    def shown(plan: Estimate) -> str:
+        expected = plan.communication.expected
+        return text(plan, expected) if expected and plan.communication.bytes else ""
+
+    return shown
+
+
+def _sent(count: Callable[[Sent], int]) -> "Text":
+    """Wraps `count`, a function from what a GPU sends to bytes of one link, into a function `(plan) -> cell`."""
+
+    def shown(plan: Estimate) -> str:
+        sent = plan.communication.sent
+        return size(count(sent)) if sent and plan.communication.bytes else ""
+
+    return shown
+
+
 Text = Callable[[Estimate], str]
 
 _ROWS: list[tuple[str, Text]] = [
@@ -208,6 +230,12 @@ def _collectives(plans: Sequence[Estimate]) -> list[tuple[str, Text]]:
         ("time of communication", _with_communication(lambda _, timing: duration(timing.communication))),
         ("  exposed", _with_communication(lambda _, timing: duration(timing.exposed))),
         ("expected step", _with_communication(lambda _, timing: duration(timing.step))),
+        ("step to expect", _to_expect(lambda plan, _: duration(plan.expected_seconds))),
+        ("  all hidden", _to_expect(lambda _, expected: duration(expected.all_hidden))),
+        ("  none hidden", _to_expect(lambda _, expected: duration(expected.none_hidden))),
+        ("  efficiency against one host", _to_expect(lambda _, expected: f"{expected.efficiency:.1%}")),
+        ("sent by each GPU, in its host", _sent(lambda sent: sent.within)),
+        ("  to other hosts", _sent(lambda sent: sent.between)),
     ]
 
 

@@ -158,16 +158,33 @@ def overlap_of(events: Iterable[Event]) -> float:
 
     It is 1 if nothing is exchanged.
     """
+    ended = list(_ended(events))
+    total = sum(start.bytes for start, _ in ended)
+    return sum(start.bytes for start, beside in ended if beside) / total if total else 1.0
+
+
+def exposed_in_any_case(events: Iterable[Event], pace: float, exchange: Callable[[Start], float]) -> float:
+    """The seconds for which a device waits even if all that can be hidden is: for collectives without a kernel between.
+
+    Such a collective has no kernel between its start and its end. Its own reads and writes count as kernels.
+
+    Args:
+      events: the events of the step.
+      pace: seconds per byte that kernels read or write.
+      exchange: `(start) -> seconds`, as in `simulate`.
+    """
+    return sum(max(0.0, exchange(start) - start.moved * pace) for start, beside in _ended(events) if not beside)
+
+
+def _ended(events: Iterable[Event]) -> Iterator[tuple[Start, bool]]:
+    """Yields each collective that has an end, and whether a kernel stands between its start and its end."""
     pending: dict[str, Start] = {}
     busy: set[str] = set()
-    total = hidden = 0
     for event in events:
         if isinstance(event, Work):
             busy |= set(pending)
         elif isinstance(event, Start):
             pending[event.name] = event
-            total += event.bytes
         elif start := pending.pop(event.name, None):
-            hidden += start.bytes if start.name in busy else 0
+            yield start, start.name in busy
             busy.discard(start.name)
-    return hidden / total if total else 1.0

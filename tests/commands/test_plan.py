@@ -2,14 +2,15 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
 from mpjax import cli
-from mpjax.commands import plan, plan_run
-from mpjax.config import Plan
+from mpjax.commands import fields_of, plan, plan_run, planned_step
+from mpjax.config import Plan, load_config
 from mpjax.errors import UsageError
-from mpjax.plan import Cost, Measured, Receipt, ReceiptRow
+from mpjax.plan import Cost, Measured, Receipt, ReceiptRow, Search
 
 
 MEASURED = Measured(0.01, (0.009, 0.011), 46_000_000_000, "NVIDIA H100 80GB HBM3")
@@ -138,8 +139,67 @@ def test_json_has_every_number(small, planned, capsys):
             {"devices": 1, "timing": {"communication": 0, "exposed": 0, "step": 0.008}, "efficiency": 1.0},
             {"devices": 8, "timing": {"communication": 0.004, "exposed": 0.002, "step": 0.01}, "efficiency": 0.8},
         ],
+        "sent": None,
+        "expected": None,
     }
     assert (first["traffic"]["collectives"], first["measured"]) == ({"all-reduce": {"f32": 1_000_000_000}}, None)
+
+
+def test_a_search_prints_the_meshes_or_the_same_as_json(small, plan_of, monkeypatch, capsys):
+    asked = []
+
+    def search_mesh(gpu, step, devices, **settings):
+        asked.append((gpu, step.policy, devices, settings["memory_fraction"]))
+        settings["say"]("compiling")
+        plan = dataclasses.replace(plan_of("mixed_bfloat16", gpu), mesh={"data": 8, "fsdp": 1, "tensor": 1})
+        return Search(gpu, devices, (plan,), {}, 0, {"no reason": 7})
+
+    monkeypatch.setattr(plan, "search_mesh", search_mesh)
+    settings = Plan(gpu=("h100", "b200"), devices=8, search="mesh", memory_fraction=0.9)
+    result = plan_run(settings, small)
+    printed = capsys.readouterr()
+    assert asked == [("h100", "mixed_float16", 8, 0.9), ("b200", "mixed_float16", 8, 0.9)]
+    assert printed.out.count("best: --mesh.data 8 --mesh.fsdp 1 --mesh.tensor 1") == 2
+    assert "left out, no reason: 7" in printed.out
+    assert "attention is not divided along the sequence" in " ".join(printed.out.split())
+    assert printed.err.splitlines() == ["compiling", "compiling"]
+    plan_run(dataclasses.replace(settings, json=True), small)
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(result))
+    assert result["search"][0]["best"] == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert len(result["plans"]) == 2
+
+
+def test_the_run_s_own_mesh_and_a_search_for_one_are_refused_together(small):
+    config = dataclasses.replace(small, mesh=dataclasses.replace(small.mesh, fsdp=2))
+    with pytest.raises(UsageError, match="--mesh.fsdp 2 is what --search mesh chooses"):
+        plan_run(Plan(gpu=("h100",), devices=8, search="mesh"), config)
+
+
+LLAMA_3_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "rope_theta": 500000.0,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+
+
+def test_a_decoder_is_planned_from_its_config_alone(tmp_path):
+    """Llama 3 8B has 8,030,261,248 parameters; no file of weights and no tokenizer is there."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B))
+    flags = "--task language_modeling --data.name docstrings --data.length 8192 --data.batch_size 64"
+    config = load_config([*flags.split(), "--model.name", f"hf:{tmp_path}", "--model.scan_blocks"])
+    step = planned_step(config, fields_of(config, vocabulary=128256))
+    assert sum(math.prod(param.shape) for param in step.state.params.values()) == 8_030_261_248
+    assert (step.tokens, step.batch_size) == (8192, 64)
 
 
 def test_a_plot_is_drawn_where_it_is_asked_for(small, planned, tmp_path, capsys):

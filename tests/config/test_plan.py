@@ -86,6 +86,20 @@ def test_a_compiler_can_be_installed_without_a_plan():
         ("--gpu h200 --memory_fraction 0", "--memory_fraction is 0.0: wanted a share above 0, at most 1"),
         ("--gpu h200 --memory_fraction 1.5", "--memory_fraction is 1.5"),
         ("--gpu h200 --config nowhere.toml", "no config file nowhere.toml"),
+        ("--gpu h200 --search mesh", "--search mesh divides several GPUs, and --devices is 1: write --devices 8"),
+        (
+            "--gpu h200 --search mesh --devices 8 --mesh.fsdp 4",
+            "--mesh.fsdp 4 is what --search mesh chooses: leave it out",
+        ),
+        (
+            "--gpu h200 --search mesh --devices 8 --policies float32 bfloat16",
+            "--policies has 2: write --policies float32",
+        ),
+        ("--gpu h200 --search mesh --devices 8 --receipt", "--receipt is for one mesh"),
+        ("--gpu h200 --search mesh --devices 8 --verify", "--verify is for one mesh"),
+        ("--gpu h200 --search mesh --devices 8 --xla xla_a=1", "--xla is for one mesh"),
+        ("--gpu h200 --search mesh --devices 8 --costliest 5", "--costliest 5 is for one mesh"),
+        ("--gpu h200 --search fsdp", "invalid choice 'fsdp'"),
     ],
 )
 def test_settings_that_make_no_plan_are_refused(line, message):

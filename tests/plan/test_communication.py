@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpjax.plan import GPUS, Instruction, Start, Wait, Work, communication_of
+from mpjax.plan import GPUS, Instruction, Sent, Start, Wait, Work, communication_of
 
 
 H100 = GPUS["h100"]
@@ -44,8 +44,8 @@ def test_bytes_are_counted_by_collective_dtype_and_axes():
 def test_a_group_that_spans_hosts_is_as_fast_as_its_network():
     """450 MB in a millisecond within a host; 8 x 50 MB between two."""
     found = plan(step(start("a", "[1,8]<=[8]", 400_000_000)), {"data": -1, "fsdp": 1, "tensor": 1}, 8)
-    assert [scale.devices for scale in found.scaling] == [1, 8, 16, 32, 64, 128, 256, 512, 1024]
-    times = [2 * 7 / 8 * 400 / 450] + [2 * (n - 1) / n for n in (16, 32, 64, 128, 256, 512, 1024)]
+    assert [scale.devices for scale in found.scaling] == [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
+    times = [2 * 7 / 8 * 400 / 450] + [2 * (n - 1) / n for n in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)]
     assert [1e3 * scale.timing.exposed for scale in found.scaling] == pytest.approx([0, *times])
     assert [scale.efficiency for scale in found.scaling] == pytest.approx([1, *(1 / (1 + each) for each in times)])
     assert found.timing == found.scaling[1].timing
@@ -55,8 +55,8 @@ def test_only_the_axis_that_is_left_open_grows():
     """Four parts each on a host of 8: their groups stay there, and there are two members of a replica's group."""
     found = plan(step(start("a", "[2,4]<=[8]", 450_000_000), start("b", "[4,2]<=[2,4]T(1,0)", 1)), SQUARE, 8)
     assert found.grows == "data"
-    assert [scale.devices for scale in found.scaling] == [8, 16, 32, 64, 128, 256, 512, 1024]
-    assert [1e3 * scale.timing.step for scale in found.scaling] == pytest.approx([1 + 2 * 3 / 4] * 8)
+    assert [scale.devices for scale in found.scaling] == [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
+    assert [1e3 * scale.timing.step for scale in found.scaling] == pytest.approx([1 + 2 * 3 / 4] * 10)
 
 
 def test_where_no_axis_is_left_open_data_grows():
@@ -74,7 +74,7 @@ def test_an_axis_of_one_device_has_no_collectives_to_scale():
 
 def test_the_planned_number_of_gpus_has_a_row():
     found = plan(step(), {"data": -1, "fsdp": 1, "tensor": 1}, 4)
-    assert [scale.devices for scale in found.scaling] == [1, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+    assert [scale.devices for scale in found.scaling] == [1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
 
 
 def test_other_groups_stay_as_they_are():
@@ -93,3 +93,15 @@ def test_without_a_known_network_a_plan_ends_at_one_host():
 def test_one_device_has_nothing_to_exchange():
     found = plan([Work(1000)], {"data": -1, "fsdp": 1, "tensor": 1}, 1)
     assert (found.bytes, found.scaling) == ({}, [])
+
+
+def test_bytes_are_counted_by_link():
+    """All-gathers of 80 MB among 16 on two hosts: each GPU sends 15/16 of it, an eighth of that to the other host."""
+    found = plan(step(start("a", "[1,16]<=[16]", 80_000_000, kind="all-gather")), {"data": 1, "fsdp": 16}, 16)
+    assert found.sent == Sent(within=65_625_000, between=9_375_000)
+    within = plan(step(start("a", "[2,8]<=[16]", 80_000_000, kind="all-gather")), {"data": 2, "fsdp": 8}, 16)
+    assert within.sent == Sent(within=70_000_000, between=0)
+
+
+def test_the_time_to_expect_is_not_asked_for_by_default():
+    assert plan(step(), {"data": -1, "fsdp": 1}, 8).expected is None

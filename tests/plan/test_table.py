@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mpjax.plan import LayerSavings, Roofline, comparisons, duration, plan_table, rows, size, title
+from mpjax.plan import Expected, LayerSavings, Roofline, Sent, comparisons, duration, plan_table, rows, size, title
 
 
 def test_a_title_says_what_is_asked_of_which_gpu(plan_of):
@@ -68,6 +68,20 @@ def test_without_communication_or_a_known_network_there_is_no_time_with_it(plan_
     plan = dataclasses.replace(plan, communication=dataclasses.replace(plan.communication, **change))
     labels = dict(rows([plan])).keys()
     assert not {"time of communication", "  exposed", "expected step", "  with communication"} & labels
+
+
+def test_the_time_to_expect_stands_between_its_bounds_with_the_bytes_of_each_link(plan_of):
+    plan = plan_of()
+    expected = Expected(0.012, 0.004, 0.001, 0.015, 0.011, 0.0108, 0.9, {"data": 0.004})
+    sent = Sent(3_000_000_000, 500_000_000)
+    change = dataclasses.replace(plan.communication, expected=expected, sent=sent)
+    found = dict(rows([dataclasses.replace(plan, communication=change), plan]))
+    # 13.6 ms of kernels, as above, and 1 ms of waiting; without an expectation, 2 ms.
+    assert (found["step to expect"], found["  to expect"]) == (["14.6 ms", ""], ["6863", "6422"])
+    assert (found["  all hidden"], found["  none hidden"]) == (["11 ms", ""], ["15 ms", ""])
+    assert found["  efficiency against one host"] == ["90.0%", ""]
+    assert (found["sent by each GPU, in its host"], found["  to other hosts"]) == (["3 GB", ""], ["500 MB", ""])
+    assert "sent by each GPU, in its host" not in dict(rows([plan]))
 
 
 def test_lines_without_anything_to_say_are_left_out(plan_of):

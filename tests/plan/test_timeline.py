@@ -1,6 +1,17 @@
 """The events of a step on one device, and their time and overlap."""
 
-from mpjax.plan import Instruction, Start, StepTime, Wait, Work, events_of, overlap_of, parse, simulate
+from mpjax.plan import (
+    Instruction,
+    Start,
+    StepTime,
+    Wait,
+    Work,
+    events_of,
+    exposed_in_any_case,
+    overlap_of,
+    parse,
+    simulate,
+)
 
 
 def loop(body: str) -> str:
@@ -115,6 +126,12 @@ ENTRY %main (a: f32[100], b: f32[25]) -> f32[100] {
 def test_a_collective_is_hidden_if_a_kernel_stands_between_its_start_and_its_end():
     """A bitcast is no kernel, and a collective without a start makes the device wait."""
     assert overlap_of(events_of(parse(TEXT))) == 1 / 3  # of three collectives of 400 bytes
+
+
+def test_what_has_no_kernel_beside_it_is_waited_for_in_any_case():
+    """The first has a kernel beside it. The second, of 4 seconds, reads and writes for one, which counts as kernels."""
+    events = [start("a", 9), Work(1), Wait("a"), start("b", 4, moved=1), Wait("b"), start("c", 1, moved=2), Wait("c")]
+    assert exposed_in_any_case(events, 1.0, lambda each: float(each.bytes)) == 3
 
 
 def test_a_program_of_one_device_has_nothing_to_hide():
