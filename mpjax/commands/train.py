@@ -138,6 +138,11 @@ def run(
         raise UsageError(
             f"seeds {config.seeds}: mpjax.run trains one seed; call mpjax.commands.train.train_all for several"
         )
+    if config.distributed.elastic:
+        raise UsageError(
+            "distributed.elastic: mpjax.run trains in this process; call mpjax.commands.elastic.supervise, which starts "
+            "others, or write --distributed.elastic to the command"
+        )
     with joined(config) as company:
         return _train(dataclasses.replace(config, distributed=Distributed()), company, tuple(writers), stopping)
 
