@@ -21,6 +21,7 @@ from mpjax.config.limits import check
 from mpjax.config.save import shared_settings
 from mpjax.config.schema import Distributed
 from mpjax.config.user_code import code_of, is_passed_in_python
+from mpjax.ctrl_c import answered
 from mpjax.errors import Diverged, Interrupted, UsageError, printable
 from mpjax.loop.cluster import Seat, seat_of
 from mpjax.loop.gate import open_gate, reach
@@ -210,7 +211,9 @@ def _signals_put_into(events: Events) -> Iterator[None]:
 
     def record(number: int, frame) -> None:
         nonlocal count
-        count += number == signal.SIGINT
+        if number == signal.SIGINT:
+            answered()
+            count += 1
         if count > 1:
             os._exit(128 + number)
         events.put(("signal", {"kind": "signal", "signal": int(number)}))

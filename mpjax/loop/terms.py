@@ -81,6 +81,7 @@ class Terms:
         self._config, self._host, self._processes = config, host, processes
         self._events, self._links, self._say = events, links, say
         self._folder = pathlib.Path(config.output_dir)
+        self._there: set[int] = set()  # the processes that have come through the door, and have not gone
         self._hosts: dict[int, str] = {}
         self._devices: dict[int, int] = {}
         self._leaving: set[int] = set()
@@ -127,9 +128,9 @@ class Terms:
     def _assemble(self) -> str:
         """Waits until all processes are there; returns why not."""
         ends = time.monotonic() + self._config.distributed.timeout
-        while len(self._links) < self._processes and not self._stopping:
+        while len(self._there) < self._processes and not self._stopping:
             if (left := ends - time.monotonic()) <= 0:
-                missing = sorted(set(range(self._processes)) - self._links.keys())
+                missing = sorted(set(range(self._processes)) - self._there)
                 which = f"process {missing[0]}" if len(missing) == 1 else f"processes {numbers(missing)}"
                 return (
                     f"{which} of {self._processes} did not come within {self._config.distributed.timeout:g} seconds: "
@@ -142,7 +143,7 @@ class Terms:
         """The processes that train next: those that are there, or that come back in time if these are too few."""
         ends = time.monotonic() + self._config.distributed.timeout
         while not self._stopping:
-            there = sorted(self._links)
+            there = sorted(self._there)
             if len(there) == self._processes:
                 return Share(tuple(there), self._config.training.accumulate)
             if self._devices.keys() >= set(range(self._processes)):
@@ -171,7 +172,7 @@ class Terms:
                 output_dir=self._config.output_dir,
                 resume=(self._folder / CONFIG_FILE).exists(),
             )
-        for member in set(members) - self._links.keys():  # meanwhile
+        for member in set(members) - self._there:  # meanwhile
             self._forget(member)
         while term.left:
             wait = None if term.until is None else term.until - time.monotonic()
@@ -190,7 +191,9 @@ class Terms:
                 term.died |= term.left
             return self._kill(term)
         for member in term.left:
-            self._links.pop(member).close()
+            if link := self._links.pop(member, None):
+                link.close()
+            self._there.discard(member)
             term.lost.add(member)
             term.died.add(member)
 
@@ -209,6 +212,7 @@ class Terms:
             return
         if who == "door":
             assert message is not None
+            self._there.add(message["process"])
             self._hosts[message["process"]] = message["host"]
             self._take_in(message["process"])
         elif message is None:
@@ -240,6 +244,7 @@ class Terms:
 
     def _forget(self, who: int) -> None:
         self._links.pop(who, None)
+        self._there.discard(who)
         self._leaving.discard(who)
         if self._term and who in self._term.left:
             self._term.lost.add(who)
@@ -255,11 +260,11 @@ class Terms:
 
     def _grows(self, term: Term) -> bool:
         """True if more processes could train than do."""
-        if len(self._links) == self._processes:
+        if len(self._there) == self._processes:
             return len(term.share.members) < self._processes
         if not self._devices.keys() >= set(range(self._processes)):
             return False
-        share = share_of(self._config, {member: self._devices[member] for member in self._links}, self._devices)
+        share = share_of(self._config, {member: self._devices[member] for member in self._there}, self._devices)
         return share is not None and len(share.members) > len(term.share.members)
 
     def _leave(self, who: int, signal_number: int) -> None:
@@ -284,9 +289,10 @@ class Terms:
 
     def _dismiss(self) -> None:
         """Lets the processes go that have received SIGTERM."""
-        for who in sorted(self._leaving & self._links.keys()):
+        for who in sorted(self._leaving & self._there):
             self._send(who, kind="end", code=128 + signal.SIGTERM, text="left the run; the others go on")
-            self._links.pop(who)
+            self._links.pop(who, None)
+            self._there.discard(who)
         self._leaving.clear()
 
     # What the user reads
@@ -297,18 +303,19 @@ class Terms:
         lines = []
         if term.first is not None:
             which = sorted(term.died or {term.first})
-            who = "process " if len(which) == 1 else "processes "
-            who += ", ".join(f"{member} ({self._hosts[member]})" for member in which)
-            lines.append(f"{who} of {self._processes} died after step {self._step}")
+            who = f"process {which[0]}" if len(which) == 1 else f"processes {numbers(which)}"
+            where = ", ".join(dict.fromkeys(self._hosts[member] for member in which))
+            lines.append(f"{who} of {self._processes} ({where}) died after step {self._step}")
         step = self._checkpoint()
         from_where = f"from the checkpoint of step {step}" if step else "from the start: there is no checkpoint yet"
         count = len(share.members)
         who = f"all {count}" if count == self._processes else f"{count} of {self._processes} processes"
         pieces = ""
         if share.accumulate != before.accumulate:
-            pieces = f", with {share.accumulate} micro-batches in place of {before.accumulate}"
+            many = f"{share.accumulate} micro-batch{'es' * (share.accumulate > 1)}"
+            pieces = f", with {many} in place of {before.accumulate}"
         lines.append(f"{who} go on {from_where}{pieces}")
-        if idle := sorted(self._links.keys() - set(share.members)):
+        if idle := sorted(self._there - set(share.members)):
             lines.append(f"process {numbers(idle)} waits, as {self._config.data.batch_size} examples do not divide")
         self._say("; ".join(lines))
 
