@@ -17,7 +17,7 @@ from typing import Any
 from mpjax.config import Config
 from mpjax.config.choices import AUTO
 from mpjax.config.folders import check_run_folder
-from mpjax.config.limits import check
+from mpjax.config.limits import check, is_auto, require_types
 from mpjax.config.save import shared_settings
 from mpjax.config.schema import Distributed
 from mpjax.config.user_code import code_of, is_passed_in_python
@@ -43,8 +43,10 @@ def supervise(config: Config) -> None:
       Interrupted: SIGINT or SIGTERM arrived here or in process 0, or SIGINT in any; a checkpoint was saved.
       OSError: the training failed in any other way, or workers died too often.
     """
-    check(config)
+    require_types(config)
     seat = _elastic_seat(config)
+    if not is_auto(config):
+        check(config)
     key = shared_key(detected=not config.distributed.processes)
     about = _about(config)
     events: Events = queue.SimpleQueue()
@@ -168,7 +170,6 @@ class _Child:
             output_dir=message["output_dir"],
             resume=message["resume"] or self._config.resume,
             distributed=Distributed(**place, timeout=self._config.distributed.timeout),
-            training=dataclasses.replace(self._config.training, accumulate=message["accumulate"]),
         )
 
     def _environment(self) -> dict[str, str]:

@@ -13,7 +13,7 @@ from mpjax.config import Config
 from mpjax.config.load import CONFIG_FILE
 from mpjax.loop.join import numbers
 from mpjax.loop.links import Events, Link
-from mpjax.loop.shares import Share, share_of
+from mpjax.loop.shares import examples_at_once, sharing
 
 
 DEATHS = 5
@@ -33,7 +33,7 @@ class Term:
     """A time in which the same processes train. Its workers are numbered from 0, in the order of `members`."""
 
     number: int
-    share: Share
+    members: tuple[int, ...]
     ended: dict[int, int] = dataclasses.field(default_factory=dict)
     """The exit codes of workers, by the number of their process; negative: killed by this signal."""
     failures: dict[int, str] = dataclasses.field(default_factory=dict)
@@ -53,7 +53,7 @@ class Term:
     @property
     def left(self) -> set[int]:
         """The processes whose workers have not ended yet."""
-        return set(self.share.members) - self.ended.keys() - self.lost
+        return set(self.members) - self.ended.keys() - self.lost
 
 
 class Terms:
@@ -97,22 +97,22 @@ class Terms:
         """Returns the exit code of the run and its error."""
         if fault := self._assemble():
             return 2, fault
-        share: Share | None = Share(tuple(range(self._processes)), self._config.training.accumulate)
+        members = tuple(range(self._processes))
         deaths, reached, number = 0, self._checkpoint(), 0
         while True:
             if self._stopping:
                 return self._stopped()
-            if share is None:
+            if not members:
                 return 1, f"no number of the processes that are left divides {self._config.data.batch_size} examples"
             number += 1
-            term = self._train(Term(number, share))
-            codes = [term.ended.get(member, KILLED) for member in share.members]
+            term = self._train(Term(number, members))
+            codes = [term.ended.get(member, KILLED) for member in members]
             if not any(codes):
                 return 0, ""
             if self._stopping:
                 return self._stopped()
             if term.first in term.failures and (term.ended[term.first] != 1 or not term.died):
-                alone = f"process {term.first}: " if len(term.failures) == 1 < len(share.members) else ""
+                alone = f"process {term.first}: " if len(term.failures) == 1 < len(members) else ""
                 return term.ended[term.first], alone + term.failures[term.first]
             if term.first is not None:
                 deaths, reached = (1 if self._checkpoint() > reached else deaths + 1), self._checkpoint()
@@ -122,8 +122,8 @@ class Terms:
                         "printed, or save more often (--loop.save_every)"
                     )
             self._dismiss()
-            before, share = share, self._wait_for_share()
-            self._tell(term, before, share)
+            members = self._wait_for_share()
+            self._tell(term, members)
 
     def _assemble(self) -> str:
         """Waits until all processes are there; returns why not."""
@@ -139,25 +139,25 @@ class Terms:
             self._next(left)
         return ""
 
-    def _wait_for_share(self) -> Share | None:
+    def _wait_for_share(self) -> tuple[int, ...]:
         """The processes that train next: those that are there, or that come back in time if these are too few."""
         ends = time.monotonic() + self._config.distributed.timeout
         while not self._stopping:
             there = sorted(self._there)
             if len(there) == self._processes:
-                return Share(tuple(there), self._config.training.accumulate)
+                return tuple(there)
             if self._devices.keys() >= set(range(self._processes)):
                 devices = {member: self._devices[member] for member in there}
-                if share := share_of(self._config, devices, self._devices):
-                    return share
+                if members := sharing(self._config, devices):
+                    return members
             if (left := ends - time.monotonic()) <= 0:
                 break
             self._next(left)
-        return None
+        return ()
 
     def _train(self, term: Term) -> Term:
         """Starts the workers of a term, and returns once all have ended or are lost."""
-        self._term, members = term, term.share.members
+        self._term, members = term, term.members
         with socket.create_server(("", 0)) as server:
             port = server.getsockname()[1]  # the workers meet there; the port of the run stays with the supervisors
         for place, member in enumerate(members):
@@ -168,7 +168,6 @@ class Terms:
                 coordinator=f"{self._host}:{port}",
                 processes=len(members),
                 process=place,
-                accumulate=term.share.accumulate,
                 output_dir=self._config.output_dir,
                 resume=(self._folder / CONFIG_FILE).exists(),
             )
@@ -261,11 +260,11 @@ class Terms:
     def _grows(self, term: Term) -> bool:
         """True if more processes could train than do."""
         if len(self._there) == self._processes:
-            return len(term.share.members) < self._processes
+            return len(term.members) < self._processes
         if not self._devices.keys() >= set(range(self._processes)):
             return False
-        share = share_of(self._config, {member: self._devices[member] for member in self._there}, self._devices)
-        return share is not None and len(share.members) > len(term.share.members)
+        members = sharing(self._config, {member: self._devices[member] for member in self._there})
+        return len(members) > len(term.members)
 
     def _leave(self, who: int, signal_number: int) -> None:
         """Answers SIGTERM or Ctrl-C to one process: a checkpoint, then without it; without process 0, the end."""
@@ -278,7 +277,7 @@ class Terms:
             return
         if not term.running:
             self._kill(term)
-        elif self._stopping or who in term.share.members:
+        elif self._stopping or who in term.members:
             self._ask(term, signal_number)
 
     def _ask(self, term: Term, signal_number: int) -> None:
@@ -297,8 +296,8 @@ class Terms:
 
     # What the user reads
 
-    def _tell(self, term: Term, before: Share, share: Share | None) -> None:
-        if share is None:
+    def _tell(self, term: Term, members: tuple[int, ...]) -> None:
+        if not members:
             return
         lines = []
         if term.first is not None:
@@ -308,14 +307,15 @@ class Terms:
             lines.append(f"{who} of {self._processes} ({where}) died after step {self._step}")
         step = self._checkpoint()
         from_where = f"from the checkpoint of step {step}" if step else "from the start: there is no checkpoint yet"
-        count = len(share.members)
+        count = len(members)
         who = f"all {count}" if count == self._processes else f"{count} of {self._processes} processes"
-        pieces = ""
-        if share.accumulate != before.accumulate:
-            many = f"{share.accumulate} micro-batch{'es' * (share.accumulate > 1)}"
-            pieces = f", with {many} in place of {before.accumulate}"
-        lines.append(f"{who} go on {from_where}{pieces}")
-        if idle := sorted(self._there - set(share.members)):
+        before, now = (
+            examples_at_once(self._config, sum(self._devices.get(member, 0) for member in which))
+            for which in (term.members, members)
+        )
+        examples = f", with {now} examples per device at once in place of {before}" if before != now else ""
+        lines.append(f"{who} go on {from_where}{examples}")
+        if idle := sorted(self._there - set(members)):
             lines.append(f"process {numbers(idle)} waits, as {self._config.data.batch_size} examples do not divide")
         self._say("; ".join(lines))
 

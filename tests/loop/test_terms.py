@@ -52,7 +52,7 @@ class Run:
         return message
 
     def started(self, *members, train=True):
-        """All of these were told to start; their number of the term, and the micro-batches."""
+        """All of these were told to start; returns the number of the term."""
         messages = [self.heard(member, "start") for member in members]
         assert [message["process"] for message in messages] == list(range(len(members)))
         assert {message["processes"] for message in messages} == {len(members)}
@@ -60,7 +60,7 @@ class Run:
         term = messages[0]["term"]
         for member in members if train else ():
             self.says(member, "running", term=term, devices=1)
-        return term, messages[0]["accumulate"]
+        return term
 
     def ended(self, term, codes):
         for member, code in codes.items():
@@ -89,26 +89,26 @@ ALL = (0, 1, 2, 3)
 
 
 def test_a_run_that_is_done_ends_for_all(run):
-    term, _ = run.started(*ALL)
+    term = run.started(*ALL)
     run.ended(term, dict.fromkeys(ALL, 0))
     assert run.end(*ALL) == (0, "")
     assert run.lines == []
 
 
 def test_a_worker_that_is_killed_is_started_again_with_the_others(run):
-    term, _ = run.started(*ALL)
+    term = run.started(*ALL)
     run.saved(50)
     run.says(0, "at", term=term, step=57)
     run.ended(term, {2: -9})
     for other in (0, 1, 3):
         run.heard(other, "kill")
     run.ended(term, dict.fromkeys((0, 1, 3), -9))
-    assert run.started(*ALL) == (2, 1)
+    assert run.started(*ALL) == 2
     assert run.lines == ["process 2 of 4 (host2) died after step 57; all 4 go on from the checkpoint of step 50"]
 
 
 def test_without_a_process_that_is_gone_the_others_go_on_and_take_it_in_when_it_is_back(run):
-    term, _ = run.started(*ALL)
+    term = run.started(*ALL)
     run.saved(50)
     run.says(0, "at", term=term, step=57)
     run.links.pop(2)
@@ -116,36 +116,38 @@ def test_without_a_process_that_is_gone_the_others_go_on_and_take_it_in_when_it_
     for other in (0, 1, 3):
         run.heard(other, "kill")
     run.ended(term, dict.fromkeys((0, 1, 3), -9))
-    term, pieces = run.started(0, 1, 3)
-    assert pieces == 2
+    term = run.started(0, 1, 3)
     run.links[2] = Said()
     run.events.put(("door", {"process": 2, "host": "other"}))
     assert run.heard(0, "ask")["signal"] == signal.SIGTERM
     run.saved(70)
     run.ended(term, dict.fromkeys((0, 1, 3), 143))
-    assert run.started(*ALL) == (3, 1)
+    assert run.started(*ALL) == 3
     assert run.lines == [
-        "process 2 of 4 (host2) died after step 57; 3 of 4 processes go on from the checkpoint of step 50, with 2 "
-        "micro-batches in place of 1",
+        "process 2 of 4 (host2) died after step 57; 3 of 4 processes go on from the checkpoint of step 50, with 8 "
+        "examples per device at once in place of 6",
         "process 2 of 4 (other) is there again",
-        "all 4 go on from the checkpoint of step 70, with 1 micro-batch in place of 2",
+        "all 4 go on from the checkpoint of step 70, with 6 examples per device at once in place of 8",
     ]
 
 
 def test_two_that_die_at_once_are_both_told(run):
-    term, _ = run.started(*ALL)
+    term = run.started(*ALL)
     for gone in (1, 3):
         run.links.pop(gone)
+    for gone in (1, 3):
         run.events.put((gone, None))
+    for other in (0, 2):
+        run.heard(other, "kill")
     run.ended(term, {0: -9, 2: -9})
-    assert run.started(0, 2) == (2, 2)
+    assert run.started(0, 2) == 2
     assert run.lines[0].startswith("processes 1, 3 of 4 (host1, host3) died after step 0; 2 of 4 processes go on from ")
     assert "from the start: there is no checkpoint yet" in run.lines[0]
 
 
 def test_before_all_have_trained_a_process_that_is_gone_is_waited_for(run):
     """Until then nobody knows how many devices there are, and the first batches would be others."""
-    term, _ = run.started(*ALL, train=False)
+    term = run.started(*ALL, train=False)
     run.links.pop(3)
     run.events.put((3, None))
     run.ended(term, dict.fromkeys((0, 1, 2), -9))
@@ -154,13 +156,13 @@ def test_before_all_have_trained_a_process_that_is_gone_is_waited_for(run):
     run.events.put(("door", {"process": 3, "host": "host3"}))
     for other in (0, 1, 2):
         run.heard(other, "kill")
-    assert run.started(*ALL) == (2, 1)
+    assert run.started(*ALL) == 2
 
 
 def test_a_process_for_which_the_batch_does_not_divide_waits(tmp_path):
     run = Run(tmp_path, batch=8)
     run.thread.start()
-    term, _ = run.started(*ALL)
+    term = run.started(*ALL)
     run.links.pop(1)
     run.events.put((1, None))
     run.ended(term, dict.fromkeys((0, 2, 3), -9))
@@ -172,7 +174,7 @@ def test_a_process_for_which_the_batch_does_not_divide_waits(tmp_path):
 
 @pytest.mark.parametrize(("code", "text"), [(2, "no such data"), (3, "training diverged"), (1, "disk full")])
 def test_an_error_of_the_program_ends_the_run_and_is_told_once(run, code, text):
-    term, _ = run.started(*ALL)
+    term = run.started(*ALL)
     for member in ALL:
         run.says(member, "failed", term=term, text=text)
     run.ended(term, dict.fromkeys(ALL, code))
@@ -181,7 +183,7 @@ def test_an_error_of_the_program_ends_the_run_and_is_told_once(run, code, text):
 
 
 def test_an_error_of_one_names_it_and_the_others_are_ended(run):
-    term, _ = run.started(*ALL)
+    term = run.started(*ALL)
     run.says(2, "failed", term=term, text="disk full")
     run.ended(term, {2: 1})
     for other in (0, 1, 3):
@@ -192,7 +194,7 @@ def test_an_error_of_one_names_it_and_the_others_are_ended(run):
 
 def test_an_error_that_follows_from_a_death_is_not_one_of_the_program(run):
     """Sums over processes fail in the others when one dies, and they may be heard first."""
-    term, _ = run.started(*ALL)
+    term = run.started(*ALL)
     run.says(1, "failed", term=term, text="Gloo all-reduce failed")
     run.ended(term, {1: 1, 2: -9})
     for other in (0, 3):
@@ -203,7 +205,7 @@ def test_an_error_that_follows_from_a_death_is_not_one_of_the_program(run):
 
 def test_a_worker_that_hangs_is_killed_and_one_that_cannot_be_is_left_out(run):
     """The others end by themselves, and say no error of their own."""
-    term, _ = run.started(*ALL)
+    term = run.started(*ALL)
     run.ended(term, dict.fromkeys((0, 1, 3), 1))
     silent = run.links[2]
     assert run.heard(2, "kill")["term"] == term
@@ -214,7 +216,7 @@ def test_a_worker_that_hangs_is_killed_and_one_that_cannot_be_is_left_out(run):
 
 def test_workers_that_die_again_and_again_end_the_run(run):
     for _ in range(5):
-        term, _ = run.started(*ALL)
+        term = run.started(*ALL)
         run.ended(term, {1: -11})
         for other in (0, 2, 3):
             run.heard(other, "kill")
@@ -226,7 +228,7 @@ def test_workers_that_die_again_and_again_end_the_run(run):
 
 def test_deaths_with_checkpoints_between_them_do_not_end_it(run):
     for step in range(10, 80, 10):
-        term, _ = run.started(*ALL)
+        term = run.started(*ALL)
         run.saved(step)
         run.ended(term, {1: -9})
         for other in (0, 2, 3):
@@ -236,7 +238,7 @@ def test_deaths_with_checkpoints_between_them_do_not_end_it(run):
 
 
 def test_one_that_is_told_to_end_leaves_after_a_checkpoint(run):
-    term, _ = run.started(*ALL)
+    term = run.started(*ALL)
     run.says(3, "leave", signal=15)
     assert run.heard(0, "ask") == {"kind": "ask", "term": term, "signal": 15}
     run.saved(61)
@@ -248,7 +250,7 @@ def test_one_that_is_told_to_end_leaves_after_a_checkpoint(run):
 
 @pytest.mark.parametrize(("who", "number", "code"), [(0, 15, 143), (2, 2, 130)])
 def test_sigterm_to_the_first_or_ctrl_c_to_any_ends_all(run, who, number, code):
-    term, _ = run.started(*ALL)
+    term = run.started(*ALL)
     run.says(who, "leave", signal=number)
     run.heard(0, "ask")
     run.saved(61)
@@ -259,7 +261,7 @@ def test_sigterm_to_the_first_or_ctrl_c_to_any_ends_all(run, who, number, code):
 
 
 def test_a_stop_before_the_first_step_ends_at_once(run):
-    term, _ = run.started(*ALL, train=False)
+    term = run.started(*ALL, train=False)
     run.says(0, "leave", signal=2)
     for member in ALL:
         run.heard(member, "kill")
@@ -279,12 +281,12 @@ def test_one_that_never_comes_is_named(tmp_path):
 
 
 def test_what_an_earlier_term_says_late_is_not_heard(run):
-    term, _ = run.started(*ALL)
+    term = run.started(*ALL)
     run.ended(term, {1: -9})
     for other in (0, 2, 3):
         run.heard(other, "kill")
     run.ended(term, dict.fromkeys((0, 2, 3), -9))
-    now, _ = run.started(*ALL)
+    now = run.started(*ALL)
     run.ended(term, dict.fromkeys(ALL, 2))
     run.ended(now, dict.fromkeys(ALL, 0))
     assert run.end(*ALL) == (0, "")
