@@ -55,7 +55,7 @@ def blocks_of(checkpoints: Checkpoints, state: dict, steps: int, count: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--steps", type=int, default=100, help="steps of a block, which has at most one checkpoint")
     parser.add_argument("--blocks", type=int, default=5)

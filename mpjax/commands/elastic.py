@@ -58,8 +58,8 @@ def supervise(config: Config) -> None:
     with _signals_put_into(events), contextlib.closing(_Child(config, seat, key, events)) as child:
         while True:
             who, message = events.get()
-            match who, message and message["kind"]:
-                case "first", None:  # process 0 has ended
+            match who, message["kind"]:
+                case "first", "gone":  # process 0 has ended
                     child.kill()
                     _say(f"process 0 does not answer: waiting up to {config.distributed.timeout:g} s until it is back")
                     link = Link(reach(seat, about, key, config.distributed.timeout), events, "first")
@@ -74,11 +74,8 @@ def supervise(config: Config) -> None:
                     return _ended(message["code"], message["text"])
                 case "signal", _:
                     link.send(kind="leave", signal=message["signal"])
-                case "child", None:
-                    pass  # its exit is reported by itself
-                case "child", _:
-                    if message["term"] == child.term:
-                        link.send(**message)
+                case "child", kind if kind != "gone" and message["term"] == child.term:  # it is told how it ended
+                    link.send(**message)
 
 
 def _elastic_seat(config: Config) -> Seat:
@@ -91,10 +88,12 @@ def _elastic_seat(config: Config) -> Seat:
     if config.profile:
         raise UsageError(f"{flag} with --profile: profile a run without {flag}")
     if config.data.batch_size == AUTO:
-        raise UsageError(f"{flag} with --data.batch_size auto: other processes would find another batch; write a number")
+        raise UsageError(
+            f"{flag} with --data.batch_size auto: other processes would find another batch; write a number"
+        )
     if -1 not in config.mesh.sizes.values():
         raise UsageError(
-            f"{flag} needs an axis of the mesh that follows the number of devices: write --mesh.data -1 or --mesh.fsdp -1"
+            f"{flag} needs an axis of the mesh that follows the number of devices: --mesh.data -1 or --mesh.fsdp -1"
         )
     if any(map(is_passed_in_python, (spec for specs in code_of(config).values() for spec in specs))):
         raise UsageError(f"{flag}: parts that are passed in Python cannot be handed to another process; name them")
@@ -196,8 +195,9 @@ class _Child:
     def kill(self) -> None:
         """Ends the worker and what it has started at once."""
         if self._running:
-            with contextlib.suppress(OSError):
-                os.killpg(self._running.pid, signal.SIGKILL)
+            if self._running.poll() is None:
+                with contextlib.suppress(OSError):  # it ends in this moment
+                    os.killpg(self._running.pid, signal.SIGKILL)
             self._running.wait()
 
     def close(self) -> None:
@@ -232,7 +232,7 @@ def _say(line: str) -> None:
 
 
 def _ended(code: int, text: str) -> None:
-    """Ends as the run has: returns for code 0, and else raises the error of this code."""
+    """Ends as the run did: returns for code 0, and else raises the error of this code."""
     if code > 128:
         raise Interrupted(text, code - 128)
     if code:

@@ -47,6 +47,7 @@ class Report(Writer):
         self._link, self._term = link, term
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Tells the last step whose metrics are there."""
         self.tell("at", step=step)
 
     def tell(self, kind: str, **values: Any) -> None:
@@ -72,7 +73,7 @@ def train(config: Any, report: Report, events: Events) -> int:
         import jax
 
         def listen() -> None:
-            while (message := events.get()[1]) is not None:
+            while "signal" in (message := events.get()[1]):
                 stop.ask(message["signal"])
 
         report.tell("running", devices=jax.local_device_count())

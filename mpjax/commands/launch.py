@@ -3,7 +3,7 @@
 from mpjax.config import Config
 
 
-def launch(config: Config) -> None:
+def start_training(config: Config) -> None:
     """Trains the run that `config` describes.
 
     Raises:

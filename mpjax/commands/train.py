@@ -140,8 +140,8 @@ def run(
         )
     if config.distributed.elastic:
         raise UsageError(
-            "distributed.elastic: mpjax.run trains in this process; call mpjax.commands.elastic.supervise, which starts "
-            "others, or write --distributed.elastic to the command"
+            "distributed.elastic: mpjax.run trains in this process; mpjax.commands.elastic.supervise starts "
+            "another, or use the command"
         )
     with joined(config) as company:
         return _train(dataclasses.replace(config, distributed=Distributed()), company, tuple(writers), stopping)

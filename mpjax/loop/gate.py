@@ -31,28 +31,33 @@ def open_gate(
 
     def meet(connection: socket.socket) -> None:
         connection.settimeout(5)
+        entered = False
         with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-            nonce = secrets.token_hex(16)
-            connection.sendall(f"{nonce}\n".encode())
-            with connection.makefile("rb", buffering=0) as lines:
-                hello = opened(key, nonce, lines.readline(2**20))
-            process, theirs = hello["process"], dict(hello["about"])
-            host = str(theirs.pop("host"))
-            fault = difference({0: about, process: theirs}) if process else ""
-            if hello["processes"] != seat.processes:
-                fault = f"--distributed.processes is {seat.processes} on process 0, {hello['processes']} on {process}"
-            if fault:
-                connection.sendall(sealed(key, hello["nonce"], {"fault": fault}))
-            elif process in range(seat.processes):
-                with changing:
-                    if process in links:
-                        return
-                    connection.sendall(sealed(key, hello["nonce"], {"fault": ""}))
-                    connection.settimeout(None)
-                    links[process] = Link(connection, events, process)
-                events.put(("door", {"process": process, "host": host}))
-                return
-        connection.close()
+            entered = enters(connection)
+        if not entered:
+            connection.close()
+
+    def enters(connection: socket.socket) -> bool:
+        nonce = secrets.token_hex(16)
+        connection.sendall(f"{nonce}\n".encode())
+        with connection.makefile("rb", buffering=0) as lines:
+            hello = opened(key, nonce, lines.readline(2**20))
+        process, theirs = hello["process"], dict(hello["about"])
+        host = str(theirs.pop("host"))
+        fault = difference({0: about, process: theirs}) if process else ""
+        if hello["processes"] != seat.processes:
+            fault = f"--distributed.processes is {seat.processes} on process 0, {hello['processes']} on {process}"
+        if fault:
+            connection.sendall(sealed(key, hello["nonce"], {"fault": fault}))
+            return False
+        with changing:
+            if process in links or process not in range(seat.processes):
+                return False
+            connection.sendall(sealed(key, hello["nonce"], {"fault": ""}))
+            connection.settimeout(None)
+            links[process] = Link(connection, events, process)
+        events.put(("door", {"process": process, "host": host}))
+        return True
 
     def accept() -> None:
         while True:

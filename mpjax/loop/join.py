@@ -54,7 +54,10 @@ def joined(config: Config) -> Iterator[Alone | Company]:
             "processes for another run"
         )
     company = Company(seat.process, seat.processes)
-    about, key = shared_settings(config) | code_of_process(config), shared_key(detected=not config.distributed.processes)
+    about, key = (
+        shared_settings(config) | code_of_process(config),
+        shared_key(detected=not config.distributed.processes),
+    )
     # The path of a socket may have a hundred characters.
     folder = tempfile.mkdtemp(prefix="mpjax-", dir=None if len(tempfile.gettempdir()) < 70 else "/tmp")
     try:

@@ -10,8 +10,10 @@ from typing import Any
 from mpjax import strict_json
 
 
-Events = queue.SimpleQueue[tuple[Any, dict[str, Any] | None]]
-"""What arrives, with the name of the link that it came by; None once the link has ended."""
+Events = queue.SimpleQueue[tuple[Any, dict[str, Any]]]
+"""What arrives, with the name of the link that it came by; `GONE` once the other end has closed the link."""
+
+GONE: dict[str, Any] = {"kind": "gone"}
 
 _LONGEST = 2**20
 
@@ -21,7 +23,7 @@ class Link:
 
     Args:
       connection: the connected socket, of which nothing has been read that is not used.
-      events: where (`name`, message) is put, and at the end (`name`, None).
+      events: where (`name`, message) is put, and at the end (`name`, GONE).
       name: what the events are put under.
     """
 
@@ -50,4 +52,5 @@ class Link:
                     self._events.put((self._name, dict(message)))
         if not self._closed:
             self.close()
-            self._events.put((self._name, None))
+            self._events.put((self._name, GONE))
+        self._connection.close()

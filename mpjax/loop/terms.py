@@ -12,7 +12,7 @@ from typing import Any
 from mpjax.config import Config
 from mpjax.config.load import CONFIG_FILE
 from mpjax.loop.join import numbers
-from mpjax.loop.links import Events, Link
+from mpjax.loop.links import Events
 from mpjax.loop.shares import examples_at_once, sharing
 
 
@@ -64,7 +64,7 @@ class Terms:
       host: the address of process 0, as the others reach it.
       processes: the number of processes of the run.
       events: what the processes say: ("door", {"process", "host"}) for a new link in `links`, (number, message), or
-        (number, None) for a link that has ended.
+        (number, GONE) for a link that has ended.
       links: the connected processes, by number; the door adds to it.
       say: prints a line for the user.
     """
@@ -75,7 +75,7 @@ class Terms:
         host: str,
         processes: int,
         events: Events,
-        links: dict[int, Link],
+        links: dict[int, Any],
         say: Callable[[str], None],
     ):
         self._config, self._host, self._processes = config, host, processes
@@ -188,7 +188,8 @@ class Terms:
         if not term.killed:
             if not term.failures:  # those that have ended say that another is lost
                 term.died |= term.left
-            return self._kill(term)
+            self._kill(term)
+            return
         for member in term.left:
             if link := self._links.pop(member, None):
                 link.close()
@@ -210,11 +211,10 @@ class Terms:
         except queue.Empty:
             return
         if who == "door":
-            assert message is not None
             self._there.add(message["process"])
             self._hosts[message["process"]] = message["host"]
             self._take_in(message["process"])
-        elif message is None:
+        elif message["kind"] == "gone":
             self._forget(who)
         elif message["kind"] == "leave":
             self._leave(who, message["signal"])

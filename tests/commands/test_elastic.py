@@ -1,6 +1,7 @@
-"""Elastic runs of real processes: one is killed, the others go on, it is taken in again, and the numbers are the same."""
+"""Elastic runs of real processes: one is killed, the others go on, it is taken in again, and the numbers stay."""
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -19,7 +20,6 @@ from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.errors import UsageError
 from mpjax.loop.stored import complete_checkpoints
-from mpjax.report import read_metrics
 
 
 SMALL = shlex.split("""
@@ -70,12 +70,12 @@ class Company:
     def start(self, process, processes=4, *more, **variables):
         place = {"coordinator": f"127.0.0.1:{self.port}", "processes": processes, "process": process}
         flags = [f"--distributed.{name}={value}" for name, value in place.items()]
+        flags += ["--distributed.elastic", "--output_dir", str(self.folder)]
         kept = [word for word in os.environ["XLA_FLAGS"].split() if "device_count" not in word]
         environment = {**os.environ, "XLA_FLAGS": " ".join([*kept, "--xla_force_host_platform_device_count=1"])}
         with (self.output / str(process)).open("a") as file:
             return subprocess.Popen(
-                [sys.executable, *self.program, *self.flags, "--output_dir", str(self.folder), *flags]
-                + ["--distributed.elastic", *more],
+                [sys.executable, *self.program, *self.flags, *flags, *more],
                 env=environment | {"OF_TEST": str(self.output)} | variables,
                 stdout=file,
                 stderr=file,
@@ -91,6 +91,24 @@ class Company:
             if time.monotonic() > until:
                 pytest.fail("\n".join(self.printed(process)[-2000:] for process in range(len(self.running))))
             time.sleep(0.05)
+
+    def wait_for_more(self, text, before):
+        """Waits until process 0 has printed a text more often than `before`."""
+        self.wait_for(lambda: self.printed().count(text) > before)
+
+    def beginnings(self):
+        """The number of terms in which process 0 has come to the first step."""
+        return sum(map(self.printed().count, ("\nresumed from step", "\nno checkpoint to resume from")))
+
+    def kill(self, process, *, whole):
+        """Kills a worker, and its command if `whole`; returns when the worker has ended."""
+        worker = self.worker_of(process)
+        if whole:
+            self.running[process].kill()
+            self.running[process].wait()
+        else:
+            os.kill(worker, signal.SIGKILL)
+        self.wait_for(lambda: not is_there(worker))
 
     def reach(self, step):
         self.wait_for(lambda: max(curve(self.folder), default=0) >= step)
@@ -153,6 +171,12 @@ def own(tmp_path_factory):
     return file
 
 
+def when_it_goes_on(started, before):
+    """Waits until a term has come to its first step after `before` terms have; returns when."""
+    started.wait_for(lambda: started.beginnings() > before)
+    return time.monotonic()
+
+
 def undisturbed(tmp_path, *flags):
     run(load_config([*SMALL, *flags, "--output_dir", str(tmp_path / "undisturbed")]))
     return tmp_path / "undisturbed"
@@ -160,49 +184,34 @@ def undisturbed(tmp_path, *flags):
 
 @pytest.mark.slow
 def test_killed_again_and_again_it_goes_on_takes_the_lost_one_in_and_trains_as_undisturbed(tmp_path, own):
-    """MPJAX_TEST_KILLS=10 kills ten times. Every second time it is the worker alone, else the command with its worker."""
+    """MPJAX_TEST_KILLS=10 kills ten times: every second time the worker alone, else its command too."""
     random = np.random.default_rng(int(os.environ.get("MPJAX_TEST_SEED", "0")))
     flags = ["--steps", str(100 * KILLS + 20), "--loop.save_every", "30"]
     wanted = undisturbed(tmp_path, *flags)
     with company(tmp_path / "run", *SMALL, *flags, "--loop.callbacks", f"{own}:Hold") as started:
-        for kill in range(KILLS):
-            whole, moment = kill % 2 == 0, 100 * kill + int(random.integers(2, 94))
-            killed = int(random.integers(1, 4)) if whole else int(random.integers(4))
+        for number in range(KILLS):
+            whole, moment = number % 2 == 0, 100 * number + int(random.integers(2, 94))
+            process = int(random.integers(1, 4)) if whole else int(random.integers(4))
             started.reach(moment)
-            terms = started.printed().count("\nresumed from step") + started.printed().count("no checkpoint to resume")
-            worker, began, told = started.worker_of(killed), time.monotonic(), started.printed().count(" died after ")
+            before, began = started.beginnings(), time.monotonic()
+            started.kill(process, whole=whole)
+            waited = [began, when_it_goes_on(started, before)]
             if whole:
-                started.running[killed].kill()
-                started.running[killed].wait()
-            else:
-                os.kill(worker, signal.SIGKILL)
-            started.wait_for(lambda: not is_there(worker))
-            started.wait_for(lambda: started.printed().count(" died after ") > told)
-
-            def resumed():
-                return started.printed().count("\nresumed from step") + started.printed().count("no checkpoint to")
-
-            started.wait_for(lambda: resumed() > terms)
-            (line,) = [line for line in started.printed().splitlines() if " died after " in line][told:]
-            at, step = max(curve(started.folder)), moment
-            started.wait_for(lambda: max(curve(started.folder), default=0) > at or at % 100 == 95)
-            seconds = time.monotonic() - began
+                back = started.printed().count(" is there again")
+                started.running[process] = started.start(process)
+                started.wait_for_more(" is there again", back)
+            (started.output / f"go{number + 1}").touch()
             if whole:
-                back, again = started.printed().count(" is there again"), time.monotonic()
-                started.running[killed] = started.start(killed)
-                started.wait_for(lambda: started.printed().count(" is there again") > back)
-            (started.output / f"go{kill + 1}").touch()
-            if whole:
-                started.wait_for(lambda: resumed() > terms + 1)
-                seconds = f"{seconds:.0f} s, and {time.monotonic() - again:.0f} s to take it in"
-            else:
-                seconds = f"{seconds:.0f} s"
-            print(f"kill {kill + 1}: {'command' if whole else 'worker'} {killed} at step {step}: {line}; {seconds}")
+                before += 1
+                waited.append(when_it_goes_on(started, before))
+            line = [line for line in started.printed().splitlines() if " died after " in line][number]
+            seconds = " and ".join(f"{end - start:.0f} s" for start, end in itertools.pairwise(waited))
+            print(f"kill {number + 1}: {'command' if whole else 'worker'} {process}: {line}: {seconds}")
         (started.output / f"go{KILLS + 1}").touch()
         assert started.ends() == [0] * 4
     require_same_curve(started.folder, wanted)
     losses = [loss for loss, _ in curve(started.folder).values()]
-    assert np.min(np.abs(np.diff(losses))) > 1e-5 * np.max(losses) or len(losses) > 200  # another batch shows
+    assert np.mean(np.abs(np.diff(losses)) > 1e-4) > 0.9  # another batch, or another order, would show
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 from mpjax.errors import UsageError
 from mpjax.loop.cluster import Seat
 from mpjax.loop.gate import open_gate, reach
+from mpjax.loop.links import GONE
 
 
 KEY, ABOUT = b"long and random", {"seed": "0", "optimizer.momentum": "0.9"}
@@ -40,7 +41,8 @@ def test_who_knows_the_secret_enters_at_any_time_and_is_heard(gate):
         links[process].send(kind="end", code=0)
         assert connection.recv(100) == b'{"kind": "end", "code": 0}\n'
         connection.close()
-        assert events.get(timeout=10) == (process, None)
+        assert events.get(timeout=10) == (process, GONE)
+        del links[process]
 
 
 def test_who_does_not_know_it_is_not_answered(gate):
@@ -51,8 +53,9 @@ def test_who_does_not_know_it_is_not_answered(gate):
 
 def test_strangers_hold_nobody_up(gate):
     strangers = [socket.create_connection(("127.0.0.1", gate[0])) for _ in range(20)]
-    for stranger, said in zip(strangers, (b"", b"\n", b"GET / HTTP/1.0\r\n\r\n", b"0 {}\n", b"\xff" * 5000), strict=False):
-        stranger.sendall(said)
+    texts = b"", b"\n", b"GET / HTTP/1.0\r\n\r\n", b"0 {}\n", b"\xff" * 5000
+    for stranger, text in zip(strangers, texts, strict=False):
+        stranger.sendall(text)
     began = time.monotonic()
     come(gate[0]).close()
     assert time.monotonic() - began < 4
@@ -84,7 +87,8 @@ def test_a_number_that_is_taken_is_free_once_its_connection_has_ended(gate):
     coming = threading.Thread(target=lambda: again.append(come(port)))
     coming.start()
     first.close()
-    assert events.get(timeout=10) == (1, None)
+    assert events.get(timeout=10) == (1, GONE)
     del links[1]
     coming.join(10)
-    assert len(again) == 1
+    (connection,) = again
+    connection.close()

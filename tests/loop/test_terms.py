@@ -9,6 +9,7 @@ import pytest
 
 from mpjax.config.schema import Config, Data, Distributed
 from mpjax.loop import terms
+from mpjax.loop.links import GONE
 from mpjax.loop.terms import Terms
 
 
@@ -112,7 +113,7 @@ def test_without_a_process_that_is_gone_the_others_go_on_and_take_it_in_when_it_
     run.saved(50)
     run.says(0, "at", term=term, step=57)
     run.links.pop(2)
-    run.events.put((2, None))
+    run.events.put((2, GONE))
     for other in (0, 1, 3):
         run.heard(other, "kill")
     run.ended(term, dict.fromkeys((0, 1, 3), -9))
@@ -136,7 +137,7 @@ def test_two_that_die_at_once_are_both_told(run):
     for gone in (1, 3):
         run.links.pop(gone)
     for gone in (1, 3):
-        run.events.put((gone, None))
+        run.events.put((gone, GONE))
     for other in (0, 2):
         run.heard(other, "kill")
     run.ended(term, {0: -9, 2: -9})
@@ -149,7 +150,7 @@ def test_before_all_have_trained_a_process_that_is_gone_is_waited_for(run):
     """Until then nobody knows how many devices there are, and the first batches would be others."""
     term = run.started(*ALL, train=False)
     run.links.pop(3)
-    run.events.put((3, None))
+    run.events.put((3, GONE))
     run.ended(term, dict.fromkeys((0, 1, 2), -9))
     time.sleep(0.3)
     run.links[3] = Said()
@@ -164,7 +165,7 @@ def test_a_process_for_which_the_batch_does_not_divide_waits(tmp_path):
     run.thread.start()
     term = run.started(*ALL)
     run.links.pop(1)
-    run.events.put((1, None))
+    run.events.put((1, GONE))
     run.ended(term, dict.fromkeys((0, 2, 3), -9))
     for other in (0, 2, 3):
         run.heard(other, "kill")
