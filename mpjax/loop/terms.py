@@ -42,6 +42,8 @@ class Term:
     """The first process whose worker did not end well."""
     died: set[int] = dataclasses.field(default_factory=set)
     """The processes whose workers were killed or hang."""
+    hung: set[int] = dataclasses.field(default_factory=set)
+    """Those of them whose workers had not ended when the others said that one is lost."""
     lost: set[int] = dataclasses.field(default_factory=set)
     """The processes that are not connected any more, or do not answer."""
     running: bool = False
@@ -187,7 +189,8 @@ class Terms:
         """Kills the workers that are left, or counts their processes as lost if that was done before."""
         if not term.killed:
             if not term.failures:  # those that have ended say that another is lost
-                term.died |= term.left
+                term.hung = term.left
+                term.died |= term.hung
             self._kill(term)
             return
         for member in term.left:
@@ -304,7 +307,8 @@ class Terms:
             which = sorted(term.died or {term.first})
             who = f"process {which[0]}" if len(which) == 1 else f"processes {numbers(which)}"
             where = ", ".join(dict.fromkeys(self._hosts[member] for member in which))
-            lines.append(f"{who} of {self._processes} ({where}) died after step {self._step}")
+            how = "did not answer" if set(which) <= term.hung else "died"
+            lines.append(f"{who} of {self._processes} ({where}) {how} after step {self._step}")
         step = self._checkpoint()
         from_where = f"from the checkpoint of step {step}" if step else "from the start: there is no checkpoint yet"
         count = len(members)

@@ -212,7 +212,7 @@ def test_a_worker_that_hangs_is_killed_and_one_that_cannot_be_is_left_out(run):
     assert run.heard(2, "kill")["term"] == term
     assert silent.messages.get(timeout=WITHIN) == {"kind": "closed"}
     run.started(0, 1, 3)
-    assert run.lines[0].startswith("process 2 of 4 (host2) died")
+    assert run.lines[0].startswith("process 2 of 4 (host2) did not answer after step 0; 3 of 4 processes go on")
 
 
 def test_workers_that_die_again_and_again_end_the_run(run):
