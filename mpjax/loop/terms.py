@@ -113,10 +113,11 @@ class Terms:
                 return 0, ""
             if self._stopping:
                 return self._stopped()
-            if term.first in term.failures and (term.ended[term.first] != 1 or not term.died):
+            code = term.ended.get(term.first, 1) if term.first is not None else 0
+            if term.first in term.failures and (code != 1 or not term.died):
                 alone = f"process {term.first}: " if len(term.failures) == 1 < len(members) else ""
-                return term.ended[term.first], alone + term.failures[term.first]
-            if term.first is not None:
+                return code, alone + term.failures[term.first]
+            if code:
                 deaths, reached = (1 if self._checkpoint() > reached else deaths + 1), self._checkpoint()
                 if deaths >= DEATHS:
                     return 1, (
@@ -159,7 +160,7 @@ class Terms:
 
     def _train(self, term: Term) -> Term:
         """Starts the workers of a term, and returns once all have ended or are lost."""
-        self._term, members = term, term.members
+        self._term, members, self._step = term, term.members, self._checkpoint()
         with socket.create_server(("", 0)) as server:
             port = server.getsockname()[1]  # the workers meet there; the port of the run stays with the supervisors
         for place, member in enumerate(members):
