@@ -81,7 +81,9 @@ def train(config: Any, report: Report, events: Events) -> int:
         yield
 
     from mpjax.commands.train import run
+    from mpjax.loop.company import Company
 
+    Company.advice = "those that are there start again from the last checkpoint"
     try:
         run(config, writers=[report], stopping=stopping)
     except Interrupted as error:  # asked for, and told by process 0
