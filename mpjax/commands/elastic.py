@@ -28,6 +28,7 @@ from mpjax.loop.gate import open_gate, reach
 from mpjax.loop.join import code_of_process, listen
 from mpjax.loop.links import Events, Link
 from mpjax.loop.secret import shared_key
+from mpjax.loop.signals import as_usual
 from mpjax.loop.terms import Terms
 
 
@@ -62,7 +63,8 @@ def supervise(config: Config) -> None:
                 case "first", "gone":  # process 0 has ended
                     child.kill()
                     _say(f"process 0 does not answer: waiting up to {config.distributed.timeout:g} s until it is back")
-                    link = Link(reach(seat, about, key, config.distributed.timeout), events, "first")
+                    with as_usual():
+                        link = Link(reach(seat, about, key, config.distributed.timeout), events, "first")
                 case "first", "start":
                     child.start(message)
                 case "first", "kill":

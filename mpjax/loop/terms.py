@@ -277,12 +277,13 @@ class Terms:
         else:
             self._leaving.add(who)
             self._say(f"process {who} of {self._processes} ({self._hosts[who]}) received SIGTERM and leaves the run")
-        if (term := self._term) is None:
-            return
-        if not term.running:
-            self._kill(term)
-        elif self._stopping or who in term.members:
+        term = self._term
+        if term is None or not (term.left if self._stopping else who in term.left):
+            self._dismiss()  # nothing has to be saved for it
+        elif term.running:
             self._ask(term, signal_number)
+        else:
+            self._kill(term)
 
     def _ask(self, term: Term, signal_number: int) -> None:
         """Asks the workers to save a checkpoint after the same step, and to end."""
@@ -294,7 +295,8 @@ class Terms:
         """Lets the processes go that have received SIGTERM."""
         for who in sorted(self._leaving & self._there):
             self._send(who, kind="end", code=128 + signal.SIGTERM, text="left the run; the others go on")
-            self._links.pop(who, None)
+            if link := self._links.pop(who, None):
+                link.close()  # its end must not be taken for that of the process that may come in its place
             self._there.discard(who)
         self._leaving.clear()
 

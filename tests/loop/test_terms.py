@@ -249,6 +249,26 @@ def test_one_that_is_told_to_end_leaves_after_a_checkpoint(run):
     assert run.lines[1].startswith("3 of 4 processes go on from the checkpoint of step 61")
 
 
+def test_one_that_is_told_to_end_before_all_are_there_or_while_it_waits_leaves_at_once(tmp_path):
+    run = Run(tmp_path, absent=1, batch=8)
+    run.thread.start()
+    run.says(3, "leave", signal=15)
+    assert run.heard(3, "end")["code"] == 143
+    for process in (1, 3):
+        run.links[process] = Said()
+        run.events.put(("door", {"process": process, "host": f"host{process}"}))
+    term = run.started(*ALL)
+    run.links.pop(1)
+    run.events.put((1, GONE))
+    for other in (0, 2, 3):
+        run.heard(other, "kill")
+    run.ended(term, dict.fromkeys((0, 2, 3), -9))
+    run.started(0, 2)
+    run.says(3, "leave", signal=15)
+    assert run.heard(3, "end")["code"] == 143
+    assert run.links[0].messages.empty()
+
+
 @pytest.mark.parametrize(("who", "number", "code"), [(0, 15, 143), (2, 2, 130)])
 def test_sigterm_to_the_first_or_ctrl_c_to_any_ends_all(run, who, number, code):
     term = run.started(*ALL)
