@@ -1,6 +1,5 @@
 """The terms of an elastic run: process 0 says who trains, sees who dies or comes back, and starts the next term."""
 
-import dataclasses
 import pathlib
 import queue
 import signal
@@ -14,6 +13,7 @@ from mpjax.config.load import CONFIG_FILE
 from mpjax.loop.join import numbers
 from mpjax.loop.links import Events
 from mpjax.loop.shares import examples_at_once, sharing
+from mpjax.loop.term import Term
 
 
 DEATHS = 5
@@ -26,36 +26,6 @@ ANSWER = 15.0
 """Seconds in which a process has to have ended its worker; after that it counts as lost."""
 
 KILLED = -signal.SIGKILL
-
-
-@dataclasses.dataclass
-class Term:
-    """A time in which the same processes train. Its workers are numbered from 0, in the order of `members`."""
-
-    number: int
-    members: tuple[int, ...]
-    ended: dict[int, int] = dataclasses.field(default_factory=dict)
-    """The exit codes of workers, by the number of their process; negative: killed by this signal."""
-    failures: dict[int, str] = dataclasses.field(default_factory=dict)
-    """What workers said about the error with which they end."""
-    first: int | None = None
-    """The first process whose worker did not end well."""
-    died: set[int] = dataclasses.field(default_factory=set)
-    """The processes whose workers were killed or hang."""
-    hung: set[int] = dataclasses.field(default_factory=set)
-    """Those of them whose workers had not ended when the others said that one is lost."""
-    lost: set[int] = dataclasses.field(default_factory=set)
-    """The processes that are not connected any more, or do not answer."""
-    running: bool = False
-    asked: bool = False
-    killed: bool = False
-    until: float | None = None
-    """When the rest is killed, and once it is, when it counts as lost."""
-
-    @property
-    def left(self) -> set[int]:
-        """The processes whose workers have not ended yet."""
-        return set(self.members) - self.ended.keys() - self.lost
 
 
 class Terms:
@@ -323,7 +293,8 @@ class Terms:
         examples = f", with {now} examples per device at once in place of {before}" if before != now else ""
         lines.append(f"{who} go on {from_where}{examples}")
         if idle := sorted(self._there - set(members)):
-            lines.append(f"process {numbers(idle)} waits, as {self._config.data.batch_size} examples do not divide")
+            who = f"process {idle[0]} waits" if len(idle) == 1 else f"processes {numbers(idle)} wait"
+            lines.append(f"{who}, as {self._config.data.batch_size} examples do not divide")
         self._say("; ".join(lines))
 
     def _checkpoint(self) -> int:
