@@ -46,7 +46,7 @@ _CONFIG = "mpjax.config.schema:Config"
 COMMANDS = {
     "train": Command(
         "train a model in mixed precision, or resume a run",
-        "mpjax.commands.train:train_all",
+        "mpjax.commands.launch:start_training",
         (_CONFIG,),
     ),
     "evaluate": Command(

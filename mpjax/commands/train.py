@@ -142,6 +142,11 @@ def run(
         raise UsageError(
             f"seeds {config.seeds}: mpjax.run trains one seed; call mpjax.commands.train.train_all for several"
         )
+    if config.distributed.elastic:
+        raise UsageError(
+            "distributed.elastic: mpjax.run trains in this process; mpjax.commands.elastic.supervise starts "
+            "another, or use the command"
+        )
     with joined(config) as company:
         return _train(dataclasses.replace(config, distributed=Distributed()), company, tuple(writers), stopping)
 

@@ -331,3 +331,5 @@ class OnRay(CommandSettings):
         distributed = run.distributed
         if (distributed.coordinator, distributed.processes, distributed.process) != ("", 0, -1):
             yield "Ray numbers the processes: leave out --distributed.coordinator, processes and process"
+        if distributed.elastic:
+            yield "Ray starts workers again itself: leave out --distributed.elastic"

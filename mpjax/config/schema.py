@@ -427,6 +427,9 @@ class Distributed:
     """Number of this process, from 0; -1: as the cluster says."""
     timeout: Annotated[float, Limit("a positive number of seconds", lambda value: 0 < value < math.inf)] = 300.0
     """Seconds to wait until all processes are there."""
+    elastic: bool = False
+    """Go on if a process dies: the others start again from the last checkpoint with the same batch, and take the lost
+    one in when it comes back (Linux)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

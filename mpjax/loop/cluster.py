@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from mpjax.config.limits import check_distributed
 from mpjax.config.schema import Distributed
 from mpjax.errors import UsageError, reason_of
-from mpjax.jax_internals import cluster_environment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +91,8 @@ def _detected(timeout: float, environment: Mapping[str, str]) -> Seat | None:
             f"finds the others is missing: pip install kubernetes, or write {_FLAGS}, {_ALONE}"
         )
     _check_slurm(environment)
+    from mpjax.jax_internals import cluster_environment  # which imports JAX
+
     detect = cluster_environment().auto_detect_unset_distributed_params
     try:
         with warnings.catch_warnings(action="ignore"):

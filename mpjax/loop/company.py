@@ -59,11 +59,14 @@ class Company:
       process: the number of this process, from 0.
       processes: the number of processes.
       signal_number: the signal for which all processes stop; None before a request.
+      advice: what the message about a lost process ends with; the worker of an elastic run has another.
 
     Args:
       process: the number of this process.
       processes: the number of processes.
     """
+
+    advice = "--resume continues from the last checkpoint"
 
     def __init__(self, process: int, processes: int):
         self.process, self.processes = process, processes
@@ -220,7 +223,7 @@ class Company:
         """
         if self._over:
             return
-        text += "; --resume continues from the last checkpoint"
+        text += f"; {self.advice}"
         entry = {"kind": "end", "process": process, "text": text, "code": 1, "failed": False}
         threading.Thread(target=self._lose, args=(entry,), daemon=True).start()
 

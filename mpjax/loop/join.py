@@ -54,7 +54,10 @@ def joined(config: Config) -> Iterator[Alone | Company]:
             "processes for another run"
         )
     company = Company(seat.process, seat.processes)
-    about, key = shared_settings(config) | _code(config), shared_key(detected=not config.distributed.processes)
+    about, key = (
+        shared_settings(config) | code_of_process(config),
+        shared_key(detected=not config.distributed.processes),
+    )
     # The path of a socket may have a hundred characters.
     folder = tempfile.mkdtemp(prefix="mpjax-", dir=None if len(tempfile.gettempdir()) < 70 else "/tmp")
     try:
@@ -122,7 +125,7 @@ def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, pa
 
             files, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # Linux allows 1,024, and each process takes three
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, min(most, 500 + 4 * seat.processes)), most))
-        listener = _listen(seat.coordinator)
+        listener = listen(seat.coordinator)
         here = str(listener.getsockname()[0])
         notice_a_dead_machine(listener)  # which connections inherit
         door = Door(listener, seat, about, key, company.lost)
@@ -131,7 +134,7 @@ def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, pa
             time.sleep(0.02)
         values = dict(sorted(door.abouts.items()))
         missing = sorted(set(range(seat.processes)) - values.keys())
-        fault = _absence(missing, seat, timeout, here) if missing else _difference(values)
+        fault = _absence(missing, seat, timeout, here) if missing else difference(values)
         door.verdict = fault, path
         for process in values.keys() - door.abouts.keys():
             company.lost(process)  # meanwhile
@@ -166,7 +169,7 @@ def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, pa
     )
 
 
-def _listen(coordinator: str) -> socket.socket:
+def listen(coordinator: str) -> socket.socket:
     """Opens the socket of process 0; UsageError if the port is in use or not allowed."""
     host, _, port = coordinator.rpartition(":")
     address = own_address(host.strip("[]"))
@@ -223,7 +226,7 @@ def _absence(missing: list[int], seat: Seat, timeout: float, here: str) -> str:
     )
 
 
-def _difference(values: Mapping[int, Mapping[str, str]]) -> str:
+def difference(values: Mapping[int, Mapping[str, str]]) -> str:
     """Formats the values that differ between processes as a message, the first 20 by name; "" if all agree.
 
     `values` has the values of each process, by number of process and name.
@@ -315,7 +318,7 @@ NUMERICS = (
 """JAX's settings that decide what is computed."""
 
 
-def _code(config: Config) -> dict[str, str]:
+def code_of_process(config: Config) -> dict[str, str]:
     """Collects what has to be equal in all processes besides the settings, as text by name.
 
     These are the versions of `PACKAGES`, JAX's settings (`NUMERICS`), and checksums of mpjax's sources and of each file

@@ -33,6 +33,7 @@ def test_without_more_one_worker_trains_the_default_run():
         ("--restarts -2", "--restarts is -2: wanted at least -1"),
         ("--distributed.processes 2", "Ray numbers the processes: leave out --distributed.coordinator"),
         ("--distributed.coordinator a:1", "Ray numbers the processes"),
+        ("--distributed.elastic", "Ray starts workers again itself: leave out --distributed.elastic"),
     ],
 )
 def test_settings_out_of_range_are_errors(line, said):

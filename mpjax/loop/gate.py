@@ -1,0 +1,105 @@
+"""The port of an elastic run, open to its processes as long as it lasts: they come, and come again."""
+
+import contextlib
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping
+
+from mpjax.errors import UsageError
+from mpjax.loop.cluster import Seat
+from mpjax.loop.door import knock
+from mpjax.loop.join import difference, notice_a_dead_machine
+from mpjax.loop.links import Events, Link
+from mpjax.loop.secret import opened, sealed
+
+
+AGAIN = 0.5
+"""Seconds between two attempts to reach process 0."""
+
+
+def open_gate(
+    listener: socket.socket, seat: Seat, about: Mapping[str, str], key: bytes, events: Events, links: dict[int, Link]
+) -> None:
+    """Lets processes in that know the secret, in threads: each gets a link in `links`, and an event "door".
+
+    A process with other settings or code than process 0, `about`, is refused and told so. One whose number is taken is
+    not answered: the connection that has it may be of a machine that is gone, which the system notices in 30 seconds.
+    """
+    changing = threading.Lock()
+
+    def meet(connection: socket.socket) -> None:
+        connection.settimeout(5)
+        entered = False
+        with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            entered = enters(connection)
+        if not entered:
+            connection.close()
+
+    def enters(connection: socket.socket) -> bool:
+        nonce = secrets.token_hex(16)
+        connection.sendall(f"{nonce}\n".encode())
+        with connection.makefile("rb", buffering=0) as lines:
+            hello = opened(key, nonce, lines.readline(2**20))
+        process, theirs = hello["process"], dict(hello["about"])
+        host = str(theirs.pop("host"))
+        fault = difference({0: about, process: theirs}) if process else ""
+        if hello["processes"] != seat.processes:
+            fault = f"--distributed.processes is {seat.processes} on process 0, {hello['processes']} on {process}"
+        if fault:
+            connection.sendall(sealed(key, hello["nonce"], {"fault": fault}))
+            return False
+        with changing:
+            if process in links or process not in range(seat.processes):
+                return False
+            connection.sendall(sealed(key, hello["nonce"], {"fault": ""}))
+            connection.settimeout(None)
+            links[process] = Link(connection, events, process)
+        events.put(("door", {"process": process, "host": host}))
+        return True
+
+    def accept() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                connection, _ = listener.accept()
+                threading.Thread(target=meet, args=(connection,), daemon=True).start()
+
+    notice_a_dead_machine(listener)  # which connections inherit
+    threading.Thread(target=accept, daemon=True).start()
+
+
+def reach(seat: Seat, about: Mapping[str, str], key: bytes, timeout: float) -> socket.socket:
+    """Connects to the gate of process 0 within `timeout` seconds, and returns the connection.
+
+    Raises:
+      UsageError: process 0 cannot be reached, or refuses this process.
+    """
+    host, _, port = seat.coordinator.rpartition(":")
+    ends, reason = time.monotonic() + timeout, "nobody listens there"
+    while (left := ends - time.monotonic()) > 0:
+        try:
+            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=min(10.0, left))
+        except OSError as error:
+            reason = error.strerror or str(error)
+        else:
+            fault = ""
+            try:
+                notice_a_dead_machine(connection)
+                fault, _ = knock(connection, seat, {**about, "host": socket.gethostname()}, key)
+                if not fault:
+                    connection.settimeout(None)
+                    return connection
+            except (OSError, ValueError):
+                reason = (
+                    "what listens there is not process 0 of this run, has another secret, has ended, or has a process "
+                    f"{seat.process} already"
+                )
+            connection.close()
+            if fault:
+                raise UsageError(fault)
+        time.sleep(max(0.0, min(AGAIN, ends - time.monotonic())))
+    raise UsageError(
+        f"process {seat.process} did not reach process 0 at {seat.coordinator} within {timeout:g} seconds: {reason}; "
+        "write the address at which process 0 can be reached from here, and let its port through the firewall"
+    )
