@@ -12,7 +12,8 @@ import jax
 
 from mpjax.config.schema import Model
 from mpjax.errors import UsageError
-from mpjax.models.decoder.config_json import CONFIG, read_settings
+from mpjax.models.config_keys import CONFIG
+from mpjax.models.decoder.config_json import read_settings
 from mpjax.models.pretrained.files import find_folder
 from mpjax.precision.dtypes import path_name
 from mpjax.strict_json import encode

@@ -64,7 +64,7 @@ class ConfigKeys:
         self._network = network
 
     def take(self, key: str, kind: type, default: Any = _NONE, *, null: bool = False) -> Any:
-        """Removes a key and returns its value, of type `int`, `float` (also an integer), `bool`, `list` or `dict`.
+        """Removes a key and returns its value: `str`, `int`, `float` (also an integer), `bool`, `list` or `dict`.
 
         With `null`, or a default of None, the value may be null, which returns None. A missing key returns the default.
         Raises UsageError if the value has another type, or a key without a default is missing.
@@ -131,4 +131,11 @@ class ConfigKeys:
             )
 
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "an object"}
+_KINDS = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
