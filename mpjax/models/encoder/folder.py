@@ -5,6 +5,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
@@ -71,8 +73,7 @@ def load_encoder(
     model = nnx.eval_shape(
         lambda: Encoder(settings, implementation=implementation, scan_blocks=scan_blocks, rngs=nnx.Rngs(0))
     )
-    # The random streams of dropout are arrays too, which no file has.
-    nnx.reseed(model, default=0)
+    _begin_streams(model)
     load_pretrained(model, folder, policy=policy)
     name_scopes(model)
     apply_policy(model, policy)
@@ -128,6 +129,17 @@ def export_encoder(
         for name in modules:  # that of Normalize is empty
             (folder / name).mkdir(exist_ok=True)
     return report
+
+
+def _begin_streams(model: nnx.Module) -> None:
+    """Makes the random streams of dropout, which no file has, of an abstract model: of seed 0, each another one."""
+    streams = [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.RngState)]
+    for number, stream in enumerate(streams):
+        if isinstance(stream, nnx.RngKey):
+            keys = jax.random.split(jax.random.fold_in(jax.random.key(0), number), stream.get_value().size)
+            stream.set_value(keys.reshape(stream.get_value().shape))
+        else:
+            stream.set_value(jnp.zeros(stream.get_value().shape, stream.get_value().dtype))
 
 
 def _changes(model: Encoder, config: Mapping[str, Any]) -> dict[str, Any]:
