@@ -159,7 +159,7 @@ def _rank(logits: Float[Array, "B C"], labels: Int[Array, " B"]) -> Int[Array, "
 def fingerprint(tokens: Int[Array, "B T"]) -> UInt32[Array, "B 2"]:
     """Makes two numbers of each text, which are equal for equal tokens; others share both once in 2^64 pairs."""
     salts = np.random.default_rng(0).integers(0, 2**32, (2, tokens.shape[1]), np.uint32)
-    x = tokens.astype(jnp.uint32)[:, None] ^ jnp.asarray(salts)
+    x = tokens.astype(jnp.uint32)[:, None] ^ jnp.asarray(salts)[None]
     for factor in (0x85EBCA6B, 0xC2B2AE35):  # the finalizer of MurmurHash3 (Appleby, 2011)
         x = (x ^ (x >> 16)) * np.uint32(factor)
     return jnp.sum(x ^ (x >> 16), axis=-1, dtype=jnp.uint32)

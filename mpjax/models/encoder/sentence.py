@@ -36,7 +36,7 @@ def pooled(features: Float[Array, "B T D"], lengths: Int[Array, " B"] | None, po
         return wide[:, 0]
     batch, length, _ = features.shape
     lengths = jnp.full(batch, length, jnp.int32) if lengths is None else jnp.maximum(lengths, 1)
-    there = (jnp.arange(length, dtype=jnp.int32) < lengths[:, None])[..., None]
+    there = (jnp.arange(length, dtype=jnp.int32)[None] < lengths[:, None])[..., None]
     if pooling == "max":
         return jnp.max(jnp.where(there, wide, jnp.finfo(wide.dtype).min), axis=1)
     count = lengths.astype(wide.dtype)[:, None]
