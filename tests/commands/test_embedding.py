@@ -13,6 +13,7 @@ from mpjax.commands.predict import predict_run
 from mpjax.commands.train import run as train
 from mpjax.config import load_config
 from mpjax.config.commands import Evaluation, Export, Prediction
+from mpjax.config.limits import check
 from mpjax.errors import UsageError
 from mpjax.models.encoder import Encoder
 from mpjax.models.encoder.config_json import settings_of
@@ -25,10 +26,10 @@ pytestmark = pytest.mark.extra
 CONFIG = {
     "model_type": "bert",
     "vocab_size": 260,
-    "hidden_size": 16,
+    "hidden_size": 64,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
-    "intermediate_size": 32,
+    "intermediate_size": 64,
     "max_position_embeddings": 8,
 }
 
@@ -97,6 +98,6 @@ def test_what_embeddings_cannot_use_is_an_error(flags, more, says):
 
 def test_settings_of_embeddings_are_for_no_other_task():
     with pytest.raises(UsageError, match=r"--training.temperature 0.1: is for --task embedding; leave it out"):
-        load_config(["--training.temperature", "0.1"])
+        check(load_config(["--training.temperature", "0.1"]))
     with pytest.raises(UsageError, match=r"--training.symmetric: is for --task embedding; leave it out"):
-        load_config(["--training.symmetric"])
+        check(load_config(["--training.symmetric"]))

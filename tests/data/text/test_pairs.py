@@ -19,9 +19,9 @@ def test_each_text_is_cut_padded_and_counted(table_of):
     assert list(source.fields) == ["tokens", "length", "positive", "positive_length"]
     (row,) = rows_of(source)
     assert {name: getattr(value, "tolist", lambda value=value: value)() for name, value in row.items()} == {
-        "tokens": [2, 100, 0, 0],
-        "length": 2,
-        "positive": [2, 101, 102, 103],
+        "tokens": [2, 100, 1, 0],
+        "length": 3,
+        "positive": [2, 101, 102, 1],
         "positive_length": 4,
     }
 
