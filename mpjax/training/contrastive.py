@@ -101,19 +101,18 @@ def _compared(
 ) -> Values:
     vectors = normalized(vectors)
     mine = jnp.arange(len(vectors), dtype=jnp.int32)
-    everything = vectors, marks, weight
+    whole = _Whole(vectors, marks, weight > 0, mine)
     if axes:
-        everything = jax.tree.map(lambda x: jax.lax.all_gather(x, tuple(axes), tiled=True), everything)
-        mine = mine + jax.lax.axis_index(tuple(axes)) * len(vectors)
-    whole = _Whole(*everything[:2], everything[2] > 0, mine)
+        whole = jax.tree.map(lambda x: jax.lax.all_gather(x, tuple(axes), tiled=True), whole)
+        whole = whole._replace(mine=mine + jax.lax.axis_index(tuple(axes)) * len(vectors))
     logits = _logits(vectors[:, 0], whole.vectors[:, 1:], temperature)
     logits = _without(logits, _wrong(whole, marks))
-    losses, _ = with_labels(0.0, logits, mine)
-    rank = _rank(logits, mine)
+    losses, _ = with_labels(0.0, logits, whole.mine)
+    rank = _rank(logits, whole.mine)
     if symmetric:
         back = _logits(vectors[:, 1], whole.vectors[:, :1], temperature)
         back = _without(back, _wrong(whole, marks, backwards=True))
-        losses = (losses + with_labels(0.0, back, mine)[0]) / 2
+        losses = (losses + with_labels(0.0, back, whole.mine)[0]) / 2
     accuracy = (rank == 1).astype(losses.dtype)
     return {"loss": losses, "accuracy": accuracy, "mrr": 1 / rank.astype(losses.dtype)}
 

@@ -55,7 +55,7 @@ def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, n
             f"--model.name {name} cannot be called for --task {task}: {error}; wanted {_SIGNATURES[task]}"
         ) from error
     logits = nnx.eval_shape(lambda model, *inputs: model(*inputs), model, *inputs)
-    shape = getattr(logits, "shape", type(logits).__name__)
+    shape: Any = getattr(logits, "shape", type(logits).__name__)
     if task == "embedding" and len(shape) == 2:
         expected = (_BATCH, shape[1])  # of any number of features
     if shape != expected and not (task in NEXT_TOKEN and _has_more_tokens(shape, expected)):

@@ -14,7 +14,7 @@ from typing import Any
 from mpjax.errors import UsageError
 from mpjax.models.config_keys import CONFIG, ConfigKeys, read_object
 from mpjax.models.encoder.sentence_files import MODULES, read_sentence
-from mpjax.models.encoder.settings import EncoderSettings, Sentence
+from mpjax.models.encoder.settings import Activation, EncoderSettings, Sentence
 from mpjax.strict_json import encode
 
 
@@ -26,7 +26,12 @@ FAMILIES: Mapping[str, str] = {
 }
 """For each `model_type`: what the names of its classes in transformers begin with. All but BERT are RoBERTa's shape."""
 
-_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "tanh_gelu", "gelu_pytorch_tanh": "tanh_gelu", "relu": "relu"}
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "tanh_gelu",
+    "gelu_pytorch_tanh": "tanh_gelu",
+    "relu": "relu",
+}
 
 _UNUSED = (
     "attention_probs_dropout_prob",  # mpjax has no dropout of attention weights, which the docs say

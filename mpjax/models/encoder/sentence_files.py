@@ -89,12 +89,12 @@ def _keys(file: pathlib.Path) -> ConfigKeys:
 def _pooling(file: pathlib.Path, width: int) -> Pooling:
     keys = _keys(file)
     names = {name.removesuffix("_tokens").removesuffix("_token"): name for name in _POOLINGS}
-    new = keys.take("pooling_mode", str, None)
+    new: str | None = keys.take("pooling_mode", str, None)
     features = [keys.take(name, int, width) for name in ("word_embedding_dimension", "embedding_dimension")]
     keys.take("include_prompt", bool, True)  # mpjax adds no prompts
     chosen = [name for name in _POOLINGS if keys.take(f"pooling_mode_{name}", bool, False)]
     if new is not None:
-        chosen.append(names.get(new, new))
+        chosen.append(names.get(new) or new)
     if len(chosen) != 1 or _POOLINGS.get(chosen[0]) is None:
         known = ", ".join(name for name, pooling in _POOLINGS.items() if pooling)
         raise UsageError(f"{file}: the pooling is {' and '.join(chosen) or 'none'}: wanted one of {known}")

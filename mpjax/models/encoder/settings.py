@@ -11,6 +11,9 @@ Pooling = Literal["mean", "cls", "max", "mean_sqrt_len"]
 feature, or their sum over the root of the number of tokens."""
 
 
+Activation = Literal["gelu", "tanh_gelu", "relu"]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sentence:
     """How a text becomes one vector.
@@ -59,7 +62,7 @@ class EncoderSettings:
     hidden: int
     segments: int = 2
     padding: int | None = None
-    activation: Literal["gelu", "tanh_gelu", "relu"] = "gelu"
+    activation: Activation = "gelu"
     epsilon: float = 1e-12
     dropout: float = 0.1
     head_dropout: float = 0.1
