@@ -191,7 +191,8 @@ def layer_probe(run: Run) -> jax.stages.Wrapped:
     from mpjax.diagnosis.training import make_probe  # local, like all imports that few runs need
 
     single = run.task_under(run.plan.policy) if stacks_of(run.task.abstract) else run.task
-    look = make_probe(single, run.learner.tx, seed=run.config.seed, accumulate=run.config.training.accumulate)
+    accumulate = 1 if run.task.objective.divides else run.config.training.accumulate
+    look = make_probe(single, run.learner.tx, seed=run.config.seed, accumulate=accumulate)
 
     def probe(packed, fed, count: int):
         del count

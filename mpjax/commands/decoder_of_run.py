@@ -1,4 +1,4 @@
-"""The settings of a run's decoder: its checkpoints name them, since the config.json that they are read from may change.
+"""The settings of a run's decoder or encoder: its checkpoints name them, since the files that say them may change.
 
 Most of them, such as the angles of position embeddings, are in no shape of an array.
 """
@@ -12,7 +12,10 @@ import jax
 
 from mpjax.config.schema import Model
 from mpjax.errors import UsageError
-from mpjax.models.decoder.config_json import CONFIG, read_settings
+from mpjax.models.config_keys import CONFIG
+from mpjax.models.decoder.config_json import read_settings
+from mpjax.models.encoder.config_json import is_encoder
+from mpjax.models.encoder.config_json import read_settings as read_encoder
 from mpjax.models.pretrained.files import find_folder
 from mpjax.precision.dtypes import path_name
 from mpjax.strict_json import encode
@@ -23,13 +26,14 @@ _NO_EFFECT = ("length",)
 
 
 def described_decoder(model: Model) -> dict[str, Any]:
-    """The settings of the decoder in the folder that `model` names, as nested values of JSON."""
-    settings = dataclasses.asdict(read_settings(find_folder(model.folder)))
+    """The settings of the decoder or encoder in the folder that `model` names, as nested values of JSON."""
+    folder = find_folder(model.folder)
+    settings = dataclasses.asdict(read_encoder(folder) if is_encoder(folder) else read_settings(folder))
     return json.loads(encode({name: value for name, value in settings.items() if name not in _NO_EFFECT}))
 
 
 def verify_decoder(model: Model, expected: Mapping[str, Any]) -> None:
-    """Checks that the folder that `model` names has the decoder that a checkpoint was trained with.
+    """Checks that the folder that `model` names has the network that a checkpoint was trained with.
 
     Raises:
       UsageError: its config.json has other settings. The weights would compute something else.
@@ -39,7 +43,7 @@ def verify_decoder(model: Model, expected: Mapping[str, Any]) -> None:
     if names:
         first = names[0]
         raise UsageError(
-            f"{find_folder(model.folder) / CONFIG} has another decoder than the checkpoint: {first} is "
+            f"{find_folder(model.folder) / CONFIG} has another network than the checkpoint: {first} is "
             f"{encode(now.get(first))}, before {encode(before.get(first))}"
             f"{f', and {len(names) - 1} more' if names[1:] else ''}; put the file of before back"
         )

@@ -74,13 +74,24 @@ def export_run(settings: Export) -> PretrainedReport | None:
         merge_lora(model, dtype=settings.dtype or None)
     dtype, source = settings.dtype or None, config.model.folder
     if source and settings.layout == "huggingface" and not settings.output.endswith(".safetensors"):
-        from mpjax.models.decoder.folder import export_decoder  # local, like all imports that few runs need
-
-        report = export_decoder(model, settings.output, source=source, dtype=dtype)
+        report = _export_folder(model, settings.output, source=source, dtype=dtype)
     else:
         report = export_safetensors(model, settings.output, dtype=dtype, layout=settings.layout)
     print(printable(f"checkpoint {position} of {folder}: {report.totals}"))
     return report
+
+
+def _export_folder(model: Any, output: str, *, source: str, dtype: Any) -> PretrainedReport:
+    """Writes a folder that transformers loads, of a model that was built from such a folder, `source`."""
+    from mpjax.models.encoder.network import Encoder  # local, like all imports that few runs need
+
+    if isinstance(model, Encoder):
+        from mpjax.models.encoder.folder import export_encoder
+
+        return export_encoder(model, output, source=source, dtype=dtype)
+    from mpjax.models.decoder.folder import export_decoder
+
+    return export_decoder(model, output, source=source, dtype=dtype)
 
 
 def write_adapter(settings: Export, config: Config, model: nnx.Module) -> str:
@@ -98,7 +109,7 @@ def write_adapter(settings: Export, config: Config, model: nnx.Module) -> str:
         )
     from mpjax.models.pretrained.peft import export_adapter  # local, because few runs have adapters
 
-    kind = "CAUSAL_LM" if config.task in NEXT_TOKEN else None
+    kind = "FEATURE_EXTRACTION" if config.task == "embedding" else "CAUSAL_LM" if config.task in NEXT_TOKEN else None
     dtype = settings.dtype or "float32"
     count = export_adapter(model, settings.output, base=config.model.weights, task=kind, dtype=dtype)
     return (
@@ -110,6 +121,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "classification": ("image",),
     "segmentation": ("image",),
     "text_classification": ("tokens", "length"),
+    "embedding": ("tokens", "length"),
     **dict.fromkeys(NEXT_TOKEN, ("tokens",)),
     "regression": ("image",),
     "multilabel": ("image",),

@@ -177,7 +177,7 @@ class Learner:
             prepare=self.task.objective.prepare,
             cast=self.task.cast,
             learning_rate=self.schedule,
-            accumulate=self.config.training.accumulate,
+            accumulate=1 if self.task.objective.divides else self.config.training.accumulate,
             ema=self.config.training.ema,
             seed=self.config.seed,
             layout=layout,

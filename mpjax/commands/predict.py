@@ -106,6 +106,8 @@ def predict_run(settings: Prediction) -> int:
                 Image.fromarray(values[mask]).save(record["mask"])
             elif config.task == "preference":
                 record |= _rewards(rows[0])
+            elif config.task == "embedding":
+                record |= _vector(rows[0])
             elif config.task in NEXT_TOKEN:
                 record |= _loss(rows)
             elif config.task == "regression":
@@ -212,6 +214,11 @@ def _labels(row: Mapping[str, Any], labels: Any) -> Record:
 def _rewards(row: Mapping[str, Any]) -> Record:
     chosen, rejected = float(row["chosen"]), float(row["rejected"])
     return {"chosen": chosen, "rejected": rejected, "margin": chosen - rejected}
+
+
+def _vector(row: Mapping[str, Any]) -> Record:
+    cosine = {"cosine": float(row["cosine"])} if "cosine" in row else {}
+    return {"embedding": row["embedding"].tolist(), **cosine}
 
 
 def _loss(rows: Sequence[Mapping[str, Any]]) -> Record:

@@ -136,6 +136,7 @@ TaskName = Literal[
     "preference",
     "regression",
     "multilabel",
+    "embedding",
     "own",
 ]
 
@@ -171,6 +172,7 @@ TASKS: Mapping[TaskName, TaskKind] = {
     "preference": TaskKind((), "accuracy"),
     "regression": TaskKind(("image", "target"), "rmse"),
     "multilabel": TaskKind(("image", "labels"), "f1"),
+    "embedding": TaskKind((), "accuracy"),
     "own": TaskKind((), "loss"),
 }
 
@@ -194,5 +196,6 @@ BEST: Mapping[str, Callable[[Sequence[float]], float]] = {
     "macro_f1": max,
     "exact": max,
     "margin": max,
+    "mrr": max,
 }
 """For each metric, the function that chooses the best of several values."""

@@ -68,6 +68,7 @@ def _of_config(config: Config) -> Iterator[str]:
     yield from _of_rows(config)
     yield from _of_numbers(config)
     yield from _of_preference(config)
+    yield from _of_embedding(config)
     yield from _others(config)
     yield from _of_distributed(config.distributed)
 
@@ -138,6 +139,22 @@ def _of_preference(config: Config) -> Iterator[str]:
         )
     if training.chunked_loss:
         yield f"--training.chunked_loss {training.chunked_loss} is not for --task preference: leave it out"
+
+
+def _of_embedding(config: Config) -> Iterator[str]:
+    """Yields messages about settings that embeddings need, lack, or have alone."""
+    data, training, usual = config.data, config.training, Training()
+    if config.task != "embedding" or training.objective:
+        reason = "--training.objective has its own loss" if training.objective else "is for --task embedding"
+        for name in ("temperature", "symmetric"):
+            if (value := getattr(training, name)) != getattr(usual, name):
+                yield f"--training.{name} {'' if value is True else value}".rstrip() + f": {reason}; leave it out"
+        return
+    for name in ("batch_size", "eval_batch_size"):
+        if getattr(data, name) == 1:
+            yield f"--data.{name} 1: --task embedding compares a text with those of other examples; wanted at least 2"
+    if training.chunked_loss:
+        yield f"--training.chunked_loss {training.chunked_loss} is not for --task embedding: leave it out"
 
 
 def _written(value: Any) -> str:
@@ -225,7 +242,7 @@ def _of_other_rules(optimizer: Optimizer) -> Iterator[str]:
             yield f"{flag} {value} is for {rules}, not for --optimizer.name {rule}: leave it out, or write {usual}"
 
 
-_WITHOUT_SMOOTHING = ("segmentation", "preference", "regression", "multilabel")
+_WITHOUT_SMOOTHING = ("segmentation", "preference", "regression", "multilabel", "embedding")
 
 
 def _own_parts(config: Config) -> Iterator[str]:

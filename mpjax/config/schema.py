@@ -63,8 +63,8 @@ class Data:
     test_split: str = "test"
     """Split to evaluate on."""
     columns: TextByName = dataclasses.field(default_factory=dict)
-    """Column for each field (image, label, mask, text), if their names differ: `--data.columns image img label
-    fine_label`."""
+    """Column for each field (image, label, mask, text, query, positive), if their names differ: `--data.columns image
+    img label fine_label`."""
     header: Annotated[Texts, Limit("different names", lambda names: len(set(names)) == len(names), words)] = ()
     """Names of the columns of a csv or tsv file whose first line is an example, in order: `--data.header label text`;
     empty: the first line has the names."""
@@ -180,8 +180,9 @@ class Model:
     """The model and its sizes."""
 
     name: ModelName = "resnet18"
-    """Architecture; `hf:FOLDER`, a decoder with its weights from Hugging Face files, or `hf:ID` from the hub; or your
-    own: `FILE.py:NAME` or `package.module:NAME` of a class or function that takes the fields of a batch and `rngs`."""
+    """Architecture; `hf:FOLDER`, a decoder or encoder with its weights from Hugging Face files, or `hf:ID` from the
+    hub; or your own: `FILE.py:NAME` or `package.module:NAME` of a class or function that takes the fields of a batch
+    and `rngs`."""
     width: CountOrZero = 0
     """Channels of the first stage, or units of each layer; 0: as published (ResNet: 64 with the ImageNet stem, 16 with
     the small one; MLP: 16)."""
@@ -328,6 +329,11 @@ class Training:
     """Regression: error, in standard deviations of the target, from which Huber's loss is linear."""
     beta: Annotated[float, Limit("a positive number", lambda beta: 0 < beta < math.inf)] = 0.1
     """Preference: how strongly DPO holds the model to the one before training, by its log-probabilities."""
+    temperature: Annotated[float, Limit("a positive number", lambda value: 0 < value < math.inf)] = 0.05
+    """Embedding: what cosines are divided by before the softmax, in float32; a smaller one looks at the nearest wrong
+    candidates alone."""
+    symmetric: bool = False
+    """Embedding: positives also look for their queries, and the loss is the mean of both directions."""
     label_smoothing: BelowOne = 0.1
     """Share of the target probability spread evenly over all classes, in the task's own loss."""
     class_weights: Floats = ()
@@ -337,7 +343,8 @@ class Training:
     """Language models: the number of tokens whose logits exist at a time, as in 4096, to save memory; their
     gradients are computed beside the loss. 0: all tokens of a batch at once."""
     accumulate: OrAuto = 1
-    """Gradient accumulation: micro-batches per step, whose gradients are averaged. `auto`: the smallest power of two
+    """Gradient accumulation: micro-batches per step, whose gradients are averaged; for embedding, the loss stays that
+    of the whole batch (gradient caching). `auto`: the smallest power of two
     with which the batch fits into memory."""
     remat: Literal["none", "dots", "full"] = "none"
     """Rematerialisation in the backward pass, to save memory. none: nothing. dots: everything but matrix products and

@@ -35,9 +35,9 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
     It chooses a column for each field, applies `config.preprocess` and numbers the classes; with a preprocess function,
     that function numbers them. For a text task, all texts are tokenized now, and the tokens are held in memory. For the
     task `own`, every column is a field (`all_columns`). For `instructions` and `preference`, conversations are
-    tokenized (`conversations`, `preferences`). A sample of the masks is read to find their values. The numbers of a
-    regression are standardised by the statistics of the `encoding`, or else by those of the training split, whose
-    numbers are all read now (`with_targets`).
+    tokenized (`conversations`, `preferences`), for `embedding` pairs of texts (`text_pairs`). A sample of the masks is
+    read to find their values. The numbers of a regression are standardised by the statistics of the `encoding`, or else
+    by those of the training split, whose numbers are all read now (`with_targets`).
 
     Raises:
       UsageError: a field has no column, a column does not fit its field, or the data set needs a setting that is
@@ -53,6 +53,10 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
         from mpjax.data.text.answer_pairs import preferences  # late, as in _table
 
         return preferences(table, config)
+    if task == "embedding":
+        from mpjax.data.text.pairs import text_pairs  # late, as in _table
+
+        return text_pairs(table, config)
     if task in ("regression", "multilabel"):
         from mpjax.data.image_targets import with_targets  # late, as in _table
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -75,26 +76,51 @@ def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def _from_folder(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
-    """Builds the decoder that the files of a folder describe, with initial values; its weights are not read."""
-    from mpjax.models.decoder.config_json import read_settings  # local, as few runs need files of Hugging Face
-    from mpjax.models.decoder.network import Decoder
+    """Builds the network that the files of a folder describe, with initial values; its weights are not read."""
+    from mpjax.models.encoder.config_json import is_encoder  # local, as few runs need files of Hugging Face
     from mpjax.models.pretrained.files import find_folder
 
-    _require_fields(config, fields, "language_modeling")
     _refuse_others(config, FROM_FOLDER)
-    settings = read_settings(find_folder(config.folder))
+    folder = find_folder(config.folder)
+    if is_encoder(folder):
+        return _encoder(config, folder, fields, rngs)
+    from mpjax.models.decoder.config_json import read_settings
+    from mpjax.models.decoder.network import Decoder
+
+    _require_fields(config, fields, "language_modeling")
+    settings = read_settings(folder)
     tokens: Any = fields["tokens"]
-    if tokens.vocabulary > settings.vocabulary:
+    _require_tokens(config, settings, tokens.vocabulary, tokens.length - 1)
+    return Decoder(settings, scan_blocks=config.scan_blocks, rngs=rngs)
+
+
+def _encoder(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+    """Builds the encoder of a folder: a classifier for data with labels, else one that makes a vector of a text."""
+    from mpjax.models.encoder.config_json import read_settings
+    from mpjax.models.encoder.network import Encoder, EncoderClassifier
+
+    classifies = "positive" not in fields
+    _require_fields(config, fields, "text_classification" if classifies else "embedding")
+    settings = read_settings(folder)
+    tokens: Any = fields["tokens"]
+    _require_tokens(config, settings, tokens.vocabulary, tokens.length)
+    if classifies:
+        return EncoderClassifier(settings, num_classes=_outputs(fields), scan_blocks=config.scan_blocks, rngs=rngs)
+    return Encoder(settings, scan_blocks=config.scan_blocks, rngs=rngs)
+
+
+def _require_tokens(config: schema.Model, settings: Any, vocabulary: int, length: int) -> None:
+    """Raises UsageError if the data has more tokens, or longer texts, than the network of a folder takes."""
+    if vocabulary > settings.vocabulary:
         raise UsageError(
-            f"--model.name {config.name} has {settings.vocabulary} tokens, and the data {tokens.vocabulary}: write "
+            f"--model.name {config.name} has {settings.vocabulary} tokens, and the data {vocabulary}: write "
             f"--data.tokenizer {config.folder}"
         )
-    if tokens.length - 1 > settings.length:
+    if length > settings.length:
         raise UsageError(
             f"--model.name {config.name} takes texts of at most {settings.length} tokens, and the data has texts of "
-            f"{tokens.length - 1}: write --data.length {settings.length}"
+            f"{length}: write --data.length {settings.length}"
         )
-    return Decoder(settings, scan_blocks=config.scan_blocks, rngs=rngs)
 
 
 def _require_fields(config: schema.Model, fields: Fields, task: TaskName) -> None:
@@ -212,14 +238,15 @@ def _signature(make: Callable) -> inspect.Signature:
 FROM_FOLDER = ("scan_blocks",)
 """The settings that a model of `hf:FOLDER` reads; all else is in its files."""
 
-_OF_LOSS = ("answers", "rejected", "rejected_answers")
-"""The fields of conversations that the loss alone reads, beside `tokens`."""
+_OF_LOSS = ("answers", "rejected", "rejected_answers", "positive", "positive_length", "negative", "negative_length")
+"""The fields of conversations and of pairs of texts that the loss alone reads, beside `tokens` and `length`."""
 
 _FIELDS: Mapping[TaskName, tuple[str, ...]] = {
     "classification": ("image", "label"),
     "segmentation": ("image", "mask"),
     "text_classification": ("tokens", "length", "label"),
     "language_modeling": ("tokens",),
+    "embedding": ("tokens", "length"),
 }
 """The fields in a batch of each task of a model in the table."""
 

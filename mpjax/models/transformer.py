@@ -88,7 +88,8 @@ class Block(nnx.Module):
       width: D.
       heads: number of attention heads, a divisor of the width.
       order: `pre_norm`, `pre_norm_by(...)` or `post_norm`.
-      activation: activation of the MLP, whose hidden width is 4 D.
+      hidden: the hidden width of the MLP; None: 4 D.
+      activation: activation of the MLP.
       epsilon: epsilon of the layer norms.
       is_causal: whether a position attends only to itself and earlier positions.
       dropout: the fraction of values that dropout sets to zero in training.
@@ -102,6 +103,7 @@ class Block(nnx.Module):
         width: int,
         heads: int,
         *,
+        hidden: int | None = None,
         order: Order = pre_norm,
         activation: Function = gelu,
         epsilon: float = 1e-6,
@@ -116,7 +118,7 @@ class Block(nnx.Module):
         self.norm1 = nnx.LayerNorm(width, epsilon=epsilon, rngs=rngs)
         self.attention = Attention(width, heads, is_causal=is_causal, implementation=implementation, **inits, rngs=rngs)
         self.norm2 = nnx.LayerNorm(width, epsilon=epsilon, rngs=rngs)
-        self.mlp = MLP(width, 4 * width, activation, **inits, rngs=rngs)
+        self.mlp = MLP(width, hidden or 4 * width, activation, **inits, rngs=rngs)
         self.dropout = dropping(dropout, rngs)
         self.order = order
 

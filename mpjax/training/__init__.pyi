@@ -7,6 +7,8 @@ from mpjax.training.class_weights import by_class as by_class
 from mpjax.training.class_weights import pixels_by_class as pixels_by_class
 from mpjax.training.class_weights import require_counted as require_counted
 from mpjax.training.class_weights import weighted_cross_entropy as weighted_cross_entropy
+from mpjax.training.contrastive import embedding as embedding
+from mpjax.training.contrastive import fingerprint as fingerprint
 from mpjax.training.dpo import log_probabilities as log_probabilities
 from mpjax.training.dpo import preference as preference
 from mpjax.training.escaped import trace as trace
@@ -48,6 +50,7 @@ from mpjax.training.mesh import make_mesh as make_mesh
 from mpjax.training.mesh import put_on_devices as put_on_devices
 from mpjax.training.mesh import resolve_sizes as resolve_sizes
 from mpjax.training.metrics import checked_metrics as checked_metrics
+from mpjax.training.micro_batches import in_micro_batches as in_micro_batches
 from mpjax.training.multilabel import multilabel_in_order as multilabel_in_order
 from mpjax.training.multilabel import multilabel_objective as multilabel_objective
 from mpjax.training.multilabel import sigmoid_cross_entropy as sigmoid_cross_entropy

@@ -133,12 +133,15 @@ class RunObjective(NamedTuple):
       metrics: functions `(outputs, batch) -> values`, called in evaluation with the `outputs` of `function`; each
         returns a dict of values by name.
       complete: maps the means of a whole set to its metrics, for example adds the perplexity.
+      divides: True if `function` itself runs the micro-batches of a batch one after the other, because its loss is not
+        a mean of theirs.
     """
 
     function: Callable[[nnx.Module, Batch, jax.Array | None], Values]
     prepare: Prepare = as_stored
     metrics: Sequence[Callable[[Any, Batch], Values]] = ()
     complete: Callable[[dict[str, float]], dict[str, float]] = dict
+    divides: bool = False
 
     def loss_of(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
         """Computes the loss, and the metrics by name, of a prepared batch or of one device's examples, for training.

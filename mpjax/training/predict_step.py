@@ -41,11 +41,11 @@ def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
     """Builds the function `(model, batch) -> logits` of a task; the logits are as the model returns them.
 
     They are [B, classes] for classification, [B, H, W, classes] for segmentation, [B, T, vocabulary] for language
-    modelling, [B, targets] for regression, standardised, and [B, labels] for several labels. Images and rows are
-    prepared without augmentation and cast to the compute dtype of the policy; tokens are passed as they are. Arguments
-    as for `outputs_for`.
+    modelling, vectors [B, D] for embeddings, [B, targets] for regression, standardised, and [B, labels] for several
+    labels. Images and rows are prepared without augmentation and cast to the compute dtype of the policy; tokens are
+    passed as they are. Arguments as for `outputs_for`.
     """
-    if task == "text_classification":
+    if task in ("text_classification", "embedding"):
         return lambda model, batch: model(batch["tokens"], batch["length"])
     if task in NEXT_TOKEN:
         return lambda model, batch: model(batch["tokens"])
@@ -66,8 +66,9 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
     tokens), and the number of these tokens; for instructions, these are the tokens of answers. Preferences
     output `chosen` and `rejected` [B], the rewards of both. Regression outputs
     `numbers`, standardised, float32 [B, targets]; several labels output `applies`, their probabilities, float32 [B,
-    labels]. All tasks output `finite` [B], False for examples with a NaN or infinite logit; with next tokens, with a
-    NaN or infinite loss of a counted token.
+    labels]. Embeddings output `embedding`, float32 [B, D], of the first text, and `cosine` [B], that of both texts of a
+    pair, if the batch has pairs. All tasks output `finite` [B], False for examples with a NaN or infinite logit; with
+    next tokens, with a NaN or infinite loss of a counted token.
 
     Args:
       task: the task.
@@ -119,6 +120,17 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
         logits = as_float32(logits_of(model, batch))
         return {"applies": jax.nn.sigmoid(logits), "finite": _finite(logits)}
 
+    def embedding(model, batch) -> Arrays:
+        from mpjax.models.encoder.sentence import normalized  # local, like all imports that few runs need
+
+        vectors = as_float32(logits_of(model, batch))
+        outputs = {"embedding": vectors, "finite": _finite(vectors)}
+        if "positive" in batch:  # of an example of a split
+            others = as_float32(logits_of(model, {"tokens": batch["positive"], "length": batch["positive_length"]}))
+            outputs["cosine"] = jnp.sum(normalized(vectors) * normalized(others), axis=1)
+            outputs["finite"] &= _finite(others)
+        return outputs
+
     outputs: Mapping[TaskName, Callable] = {
         "classification": classification,
         "text_classification": classification,
@@ -128,6 +140,7 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
         "preference": preference,
         "regression": regression,
         "multilabel": multilabel,
+        "embedding": embedding,
     }
     return outputs[task]
 

@@ -55,7 +55,9 @@ def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, n
             f"--model.name {name} cannot be called for --task {task}: {error}; wanted {_SIGNATURES[task]}"
         ) from error
     logits = nnx.eval_shape(lambda model, *inputs: model(*inputs), model, *inputs)
-    shape = getattr(logits, "shape", type(logits).__name__)
+    shape: Any = getattr(logits, "shape", type(logits).__name__)
+    if task == "embedding" and len(shape) == 2:
+        expected = (_BATCH, shape[1])  # of any number of features
     if shape != expected and not (task in NEXT_TOKEN and _has_more_tokens(shape, expected)):
         raise UsageError(
             f"--model.name {name} gives {shape} for a batch of {_BATCH}; wanted logits {expected}: {_SIGNATURES[task]}"
@@ -72,6 +74,7 @@ _SIGNATURES: Mapping[TaskName, str] = {
     "segmentation": "images [B, H, W, C] -> logits [B, H, W, num_classes]",
     "text_classification": "tokens [B, T], lengths [B] -> logits [B, num_classes]",
     **dict.fromkeys(NEXT_TOKEN, "tokens [B, T] -> logits [B, T, vocabulary]"),
+    "embedding": "tokens [B, T], lengths [B] -> vectors [B, D]",
     "regression": "images [B, H, W, C] or rows [B, F] -> numbers [B, targets]",
     "multilabel": "images [B, H, W, C] or rows [B, F] -> logits [B, labels]",
 }
@@ -87,7 +90,8 @@ def _call(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> tuple[Shapes
         tokens = fields["tokens"]
         if task in NEXT_TOKEN:
             return (of(tokens.length - 1),), (_BATCH, tokens.length - 1, tokens.vocabulary)
-        return (of(tokens.length), of()), (_BATCH, fields["label"].num_classes)
+        features = fields["label"].num_classes if "label" in fields else -1
+        return (of(tokens.length), of()), (_BATCH, features)
     if "row" in fields or task in ("regression", "multilabel"):
         outputs = next(fields[name].outputs for name in ("label", "target", "labels") if name in fields)
         return (of(*fields[input_name(fields)].shape, dtype=dtype),), (_BATCH, outputs)

@@ -38,7 +38,7 @@ def test_a_decoder_of_other_settings_is_named_with_the_first_that_differs(folder
     edit(folder, max_position_embeddings=128, torch_dtype="float32")
     verify_decoder(model, before)
     edit(folder, sliding_window=5, rope_local_base_freq=20000.0)
-    says = "has another decoder than the checkpoint: layers/0/rope/theta is 20000.0, before 10000.0, and 1 more; put"
+    says = "has another network than the checkpoint: layers/0/rope/theta is 20000.0, before 10000.0, and 1 more; put"
     with pytest.raises(UsageError, match=re.escape(says)):
         verify_decoder(model, before)
 

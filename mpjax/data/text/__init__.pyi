@@ -11,6 +11,7 @@ from mpjax.data.text.given import texts_of_table as texts_of_table
 from mpjax.data.text.instructions import conversations as conversations
 from mpjax.data.text.instructions import load_chat as load_chat
 from mpjax.data.text.instructions import messages_of as messages_of
+from mpjax.data.text.pairs import text_pairs as text_pairs
 from mpjax.data.text.plain_tokenizers import BytesTokenizer as BytesTokenizer
 from mpjax.data.text.plain_tokenizers import WordsTokenizer as WordsTokenizer
 from mpjax.data.text.template import Template as Template

@@ -6,46 +6,18 @@ compute something else without a word. Defaults of missing keys are those of tra
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpjax.errors import UsageError
+from mpjax.models.config_keys import CONFIG, ConfigKeys, read_object
 from mpjax.models.decoder.rotary import LinearScaling, Llama3Scaling, Rope, Scaling, YarnScaling
 from mpjax.models.decoder.settings import DecoderSettings, LayerKind
 from mpjax.strict_json import encode
 
 
-CONFIG = "config.json"
-
-_NO_EFFECT = frozenset(
-    {
-        "_name_or_path",
-        "architectures",  # checked beside `model_type`
-        "bos_token_id",
-        "cache_implementation",
-        "dtype",
-        "eos_token_id",
-        "initializer_range",
-        "is_llama_config",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "return_dict",
-        "tokenizer_class",
-        "torch_dtype",
-        "transformers.js_config",
-        "transformers_version",
-        "unsloth_fixed",
-        "unsloth_version",
-        "use_cache",
-    }
-)
-"""Keys that change no logit: tokens with a meaning, dtypes of the file, initial values, and what generation does."""
-
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "tanh_gelu"}
-_NONE = object()
 
 
 def read_settings(folder: pathlib.Path) -> DecoderSettings:
@@ -55,12 +27,7 @@ def read_settings(folder: pathlib.Path) -> DecoderSettings:
       UsageError: there is no config.json, it is damaged, or `settings_of` refuses it; the message names the file.
     """
     file = folder / CONFIG
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"there is no {file}: wanted the folder of a model of Hugging Face") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{file} cannot be read ({error}); fetch it again") from error
+    config = read_object(file)
     try:
         return settings_of(config)
     except UsageError as error:
@@ -76,7 +43,7 @@ def settings_of(config: Mapping[str, Any]) -> DecoderSettings:
     """
     if not isinstance(config, Mapping):
         raise UsageError(f"wanted a JSON object, got {type(config).__name__}")
-    keys = _ConfigKeys(config)
+    keys = ConfigKeys(config)
     family = keys.one_of("model_type", _FAMILIES)
     architecture, read = _FAMILIES[family]
     if (named := config.get("architectures")) not in (None, [architecture]):
@@ -86,86 +53,8 @@ def settings_of(config: Mapping[str, Any]) -> DecoderSettings:
     return settings
 
 
-class _ConfigKeys:
-    """The keys of a `config.json`, each of which is taken once; what nobody takes is refused."""
-
-    def __init__(self, values: Mapping[str, Any], prefix: str = ""):
-        self._rest = dict(values)
-        self._prefix = prefix
-
-    def take(self, key: str, kind: type, default: Any = _NONE, *, null: bool = False) -> Any:
-        """Removes a key and returns its value, of type `int`, `float` (also an integer), `bool`, `list` or `dict`.
-
-        With `null`, or a default of None, the value may be null, which returns None. A missing key returns the default.
-        Raises UsageError if the value has another type, or a key without a default is missing.
-        """
-        if key not in self._rest:
-            if default is _NONE:
-                raise UsageError(f"{self._prefix}{key} is missing: wanted {_KINDS[kind]}")
-            return default
-        value = self._rest.pop(key)
-        if value is None and (null or default is None):
-            return None
-        accepted = (int, float) if kind is float else kind
-        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-            raise self.refusal(key, value, f"wanted {_KINDS[kind]}")
-        return value
-
-    def size(self, key: str, default: Any = _NONE, *, null: bool = False) -> Any:
-        """Removes a key and returns its value, a whole number of at least 1; otherwise like `take`."""
-        value = self.take(key, int, default, null=null)
-        if value is not None and value < 1:
-            raise self.refusal(key, value, "wanted at least 1")
-        return value
-
-    def one_of(self, key: str, names: Mapping[str, Any], default: Any = _NONE) -> Any:
-        """Removes a key and returns its value, one of `names`; a missing key returns the default.
-
-        Raises UsageError for another value, or if a key without a default is missing.
-        """
-        value = self._rest.pop(key, default)
-        wanted = f"wanted {' or '.join(names)}"
-        if value is _NONE:
-            raise UsageError(f"{self._prefix}{key} is missing: {wanted}")
-        if not isinstance(value, str) or value not in names:
-            raise self.refusal(key, value, wanted)
-        return value
-
-    def only(self, key: str, *values: Any) -> None:
-        """Removes a key that may be missing, or have one of these values; raises UsageError for another value.
-
-        These values change no logit. Values of another type are not equal, such as 0 and 0.0.
-        """
-        value = self._rest.pop(key, values[0])
-        if not any(value == other and type(value) is type(other) for other in values):
-            wanted = " or ".join(encode(other) for other in values)
-            raise self.refusal(key, value, f"the decoder of mpjax has {wanted} only")
-
-    def unused(self, *keys: str) -> None:
-        """Removes keys whose values do not matter, because another key replaces them; they may be missing."""
-        for key in keys:
-            self._rest.pop(key, None)
-
-    def refusal(self, key: str, value: Any, wanted: str) -> UsageError:
-        """Makes the UsageError for a value of a key, to be raised by the caller; `wanted` ends the message."""
-        return UsageError(f"{self._prefix}{key} is {encode(value)}: {wanted}")
-
-    def refuse_rest(self) -> None:
-        """Raises UsageError that names every key that was not taken, with its value."""
-        rest = {key: value for key, value in self._rest.items() if self._prefix or key not in _NO_EFFECT}
-        if rest:
-            listed = ", ".join(f"{self._prefix}{key} {encode(value)}" for key, value in rest.items())
-            raise UsageError(
-                f"mpjax does not know {listed}: a model without it may compute something else; if it changes no logit, "
-                f"remove it from {CONFIG}"
-            )
-
-
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "an object"}
-
-
 def _sizes(
-    keys: _ConfigKeys,
+    keys: ConfigKeys,
     *,
     head_dim: int | None = None,
     key_heads: int | None = None,
@@ -205,7 +94,7 @@ def _sizes(
     }
 
 
-def _llama(keys: _ConfigKeys) -> DecoderSettings:
+def _llama(keys: ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys)
     keys.only("pretraining_tp", 1)
     keys.only("rope_interleaved", False)
@@ -220,14 +109,14 @@ def _llama(keys: _ConfigKeys) -> DecoderSettings:
     )
 
 
-def _mistral(keys: _ConfigKeys) -> DecoderSettings:
+def _mistral(keys: ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys, key_heads=8)
     kind = LayerKind(rope=_rope(keys, sizes["length"]), window=keys.size("sliding_window", 4096, null=True))
     layers = (kind,) * keys.size("num_hidden_layers")
     return DecoderSettings(**sizes, layers=layers, tied=keys.take("tie_word_embeddings", bool, False))
 
 
-def _qwen2(keys: _ConfigKeys) -> DecoderSettings:
+def _qwen2(keys: ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys, key_heads=32)
     rope = _rope(keys, sizes["length"])
     return DecoderSettings(
@@ -238,7 +127,7 @@ def _qwen2(keys: _ConfigKeys) -> DecoderSettings:
     )
 
 
-def _qwen3(keys: _ConfigKeys) -> DecoderSettings:
+def _qwen3(keys: ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys, key_heads=32, head_dim=128)
     rope = _rope(keys, sizes["length"])
     bias = keys.take("attention_bias", bool, False)
@@ -252,7 +141,7 @@ def _qwen3(keys: _ConfigKeys) -> DecoderSettings:
     )
 
 
-def _behind(keys: _ConfigKeys, rope: Rope) -> tuple[LayerKind, ...]:
+def _behind(keys: ConfigKeys, rope: Rope) -> tuple[LayerKind, ...]:
     """Reads the layers of Qwen: those from index `max_window_layers` on have a window, if `use_sliding_window` is true.
 
     `layer_types`, if it is there, decides instead which layers have one.
@@ -264,7 +153,7 @@ def _behind(keys: _ConfigKeys, rope: Rope) -> tuple[LayerKind, ...]:
     return _windows(keys, [window is not None and number >= first for number in range(count)], window, rope, rope)
 
 
-def _smollm3(keys: _ConfigKeys) -> DecoderSettings:
+def _smollm3(keys: ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys, key_heads=4)
     rope = _rope(keys, sizes["length"], theta=2_000_000.0)
     count, interval = keys.size("num_hidden_layers"), keys.size("no_rope_layer_interval", 4)
@@ -290,7 +179,7 @@ def _smollm3(keys: _ConfigKeys) -> DecoderSettings:
     )
 
 
-def _gemma2(keys: _ConfigKeys) -> DecoderSettings:
+def _gemma2(keys: ConfigKeys) -> DecoderSettings:
     sizes = _gemma_sizes(keys)
     rope = _rope(keys, sizes["length"])
     count, window = keys.size("num_hidden_layers"), keys.size("sliding_window", 4096, null=True)
@@ -303,7 +192,7 @@ def _gemma2(keys: _ConfigKeys) -> DecoderSettings:
     )
 
 
-def _gemma3(keys: _ConfigKeys) -> DecoderSettings:
+def _gemma3(keys: ConfigKeys) -> DecoderSettings:
     sizes = _gemma_sizes(keys)
     rope, local = _gemma3_ropes(keys, sizes["length"])
     count, window = keys.size("num_hidden_layers"), keys.size("sliding_window", 4096, null=True)
@@ -318,7 +207,7 @@ def _gemma3(keys: _ConfigKeys) -> DecoderSettings:
     )
 
 
-def _gemma_sizes(keys: _ConfigKeys) -> dict[str, Any]:
+def _gemma_sizes(keys: ConfigKeys) -> dict[str, Any]:
     sizes = _sizes(keys, head_dim=256, key_heads=4, activation=("hidden_activation", "gelu_pytorch_tanh"))
     keys.only("hidden_act", "gelu_pytorch_tanh")
     keys.only("use_bidirectional_attention", False, None)
@@ -335,7 +224,7 @@ def _gemma_sizes(keys: _ConfigKeys) -> dict[str, Any]:
     }
 
 
-_FAMILIES: Mapping[str, tuple[str, Callable[[_ConfigKeys], DecoderSettings]]] = {
+_FAMILIES: Mapping[str, tuple[str, Callable[[ConfigKeys], DecoderSettings]]] = {
     "llama": ("LlamaForCausalLM", _llama),
     "mistral": ("MistralForCausalLM", _mistral),
     "qwen2": ("Qwen2ForCausalLM", _qwen2),
@@ -348,7 +237,7 @@ _FAMILIES: Mapping[str, tuple[str, Callable[[_ConfigKeys], DecoderSettings]]] = 
 
 
 def _windows(
-    keys: _ConfigKeys, slides: Sequence[bool], window: int | None, rope: Rope, local: Rope
+    keys: ConfigKeys, slides: Sequence[bool], window: int | None, rope: Rope, local: Rope
 ) -> tuple[LayerKind, ...]:
     """Builds the kind of each layer, first to last; `layer_types`, if it is there, decides which have a window.
 
@@ -370,7 +259,7 @@ def _windows(
     return tuple(LayerKind(rope=local, window=window) if slide else LayerKind(rope=rope) for slide in slides)
 
 
-def _rope(keys: _ConfigKeys, length: int, *, theta: float = 10_000.0) -> Rope:
+def _rope(keys: ConfigKeys, length: int, *, theta: float = 10_000.0) -> Rope:
     """Reads the position embeddings from `rope_parameters`, or from `rope_theta` and `rope_scaling` of older files.
 
     Args:
@@ -384,10 +273,10 @@ def _rope(keys: _ConfigKeys, length: int, *, theta: float = 10_000.0) -> Rope:
         raise keys.refusal("rope_scaling", old, "wanted it or rope_parameters, not both")
     keys.only("partial_rotary_factor", 1.0, 1, None)
     name = "rope_scaling" if old else "rope_parameters"
-    return _rope_of(_ConfigKeys(new or old or {}, f"{name}."), length, outer=outer, usual=theta)
+    return _rope_of(ConfigKeys(new or old or {}, f"{name}."), length, outer=outer, usual=theta)
 
 
-def _gemma3_ropes(keys: _ConfigKeys, length: int) -> tuple[Rope, Rope]:
+def _gemma3_ropes(keys: ConfigKeys, length: int) -> tuple[Rope, Rope]:
     """Reads the position embeddings of layers without a window, and those of layers with one, in this order.
 
     `rope_scaling` of older files is for layers without a window.
@@ -396,17 +285,17 @@ def _gemma3_ropes(keys: _ConfigKeys, length: int) -> tuple[Rope, Rope]:
     new, old = (keys.take(key, dict, None) for key in ("rope_parameters", "rope_scaling"))
     if new and old:
         raise keys.refusal("rope_scaling", old, "wanted it or rope_parameters, not both")
-    nested = _ConfigKeys(new or {}, "rope_parameters.")
+    nested = ConfigKeys(new or {}, "rope_parameters.")
     full, local = (nested.take(kind, dict, None) for kind in ("full_attention", "sliding_attention"))
     nested.refuse_rest()
     names = "rope_scaling." if old else "rope_parameters.full_attention.", "rope_parameters.sliding_attention."
     return (
-        _rope_of(_ConfigKeys(full or old or {}, names[0]), length, outer=outer[0], usual=1_000_000.0),
-        _rope_of(_ConfigKeys(local or {}, names[1]), length, outer=outer[1], usual=10_000.0),
+        _rope_of(ConfigKeys(full or old or {}, names[0]), length, outer=outer[0], usual=1_000_000.0),
+        _rope_of(ConfigKeys(local or {}, names[1]), length, outer=outer[1], usual=10_000.0),
     )
 
 
-def _rope_of(keys: _ConfigKeys, length: int, *, outer: float | None, usual: float) -> Rope:
+def _rope_of(keys: ConfigKeys, length: int, *, outer: float | None, usual: float) -> Rope:
     """Reads position embeddings from one object of the file, and refuses keys of it that are not known.
 
     Args:
@@ -426,12 +315,12 @@ def _rope_of(keys: _ConfigKeys, length: int, *, outer: float | None, usual: floa
     return Rope(theta=float(usual if theta is None else theta), scaling=scaling)
 
 
-def _linear(keys: _ConfigKeys, length: int) -> Scaling:
+def _linear(keys: ConfigKeys, length: int) -> Scaling:
     del length
     return LinearScaling(factor=keys.take("factor", float))
 
 
-def _llama3(keys: _ConfigKeys, length: int) -> Scaling:
+def _llama3(keys: ConfigKeys, length: int) -> Scaling:
     return Llama3Scaling(
         factor=keys.take("factor", float),
         low=keys.take("low_freq_factor", float),
@@ -440,7 +329,7 @@ def _llama3(keys: _ConfigKeys, length: int) -> Scaling:
     )
 
 
-def _yarn(keys: _ConfigKeys, length: int) -> Scaling:
+def _yarn(keys: ConfigKeys, length: int) -> Scaling:
     keys.only("mscale", None, 0)
     keys.only("mscale_all_dim", None, 0)
     return YarnScaling(
@@ -453,7 +342,7 @@ def _yarn(keys: _ConfigKeys, length: int) -> Scaling:
     )
 
 
-_SCALINGS: Mapping[str, Callable[[_ConfigKeys, int], Scaling | None]] = {
+_SCALINGS: Mapping[str, Callable[[ConfigKeys, int], Scaling | None]] = {
     "default": lambda keys, length: None,
     "linear": _linear,
     "llama3": _llama3,

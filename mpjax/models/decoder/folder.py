@@ -1,27 +1,23 @@
 """Loads a decoder from a folder of Hugging Face files, and exports it to one that transformers loads."""
 
-import json
 import os
-import shutil
 
 from flax import nnx
 from jax.typing import DTypeLike
 
 from mpjax.config.paths import expanded
 from mpjax.errors import UsageError
-from mpjax.files import write_atomically
 from mpjax.models.attention import Implementation
-from mpjax.models.decoder.config_json import CONFIG, read_settings
+from mpjax.models.config_keys import CONFIG
+from mpjax.models.decoder.config_json import read_settings
 from mpjax.models.decoder.network import Decoder
-from mpjax.models.pretrained.export import export_safetensors
-from mpjax.models.pretrained.files import SINGLE, find_folder
+from mpjax.models.pretrained.files import find_folder
 from mpjax.models.pretrained.load import load_pretrained
 from mpjax.models.pretrained.report import PretrainedReport
+from mpjax.models.pretrained.whole_folder import export_folder
 from mpjax.precision.calls import name_scopes
-from mpjax.precision.dtypes import widest
 from mpjax.precision.modules import apply_policy
 from mpjax.precision.policy import Policy
-from mpjax.strict_json import encode
 
 
 COPIED = (
@@ -99,18 +95,4 @@ def export_decoder(
         raise UsageError(
             f"{origin / CONFIG} has other settings than the model: name the folder that it was loaded from"
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is not an empty folder: write another one")
-    folder.mkdir(parents=True, exist_ok=True)
-    report = export_safetensors(model, folder / SINGLE, dtype=dtype, layout="huggingface", allow_lossy=allow_lossy)
-    config = json.loads((origin / CONFIG).read_text(encoding="utf-8"))
-    config |= dict.fromkeys(_DTYPES & config.keys() or {"torch_dtype"}, str(widest(*(row.after for row in report))))
-    write_atomically(folder / CONFIG, (encode(config, indent=2) + "\n").encode())
-    for name in COPIED:
-        if (origin / name).is_file():
-            shutil.copyfile(origin / name, folder / name)
-    return report
-
-
-_DTYPES = {"torch_dtype", "dtype"}
-"""The keys of config.json for the dtype of the weights: that of transformers before 5, and that since."""
+    return export_folder(model, folder, origin=origin, copied=COPIED, dtype=dtype, allow_lossy=allow_lossy)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mpjax.models.decoder import weights as decoder
+from mpjax.models.encoder import weights as encoder
 from mpjax.models.pretrained.layouts import bert, gpt2, resnet, vit
 from mpjax.models.pretrained.layouts.entry import WeightMap, own_layout
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 # In the module of a family, MODEL is the class of its models. LAYOUTS maps the name of a layout to the function that
 # makes the layout for a model of this class.
-FAMILIES = (resnet, vit, bert, gpt2, decoder)
+FAMILIES = (resnet, vit, bert, gpt2, decoder, encoder)
 
 
 def layouts_of(model: "nnx.Module") -> dict[str, Callable[["nnx.Module"], WeightMap]]:

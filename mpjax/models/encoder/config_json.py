@@ -1,0 +1,129 @@
+"""Reads the settings of an encoder from a folder of Hugging Face files, and refuses what it does not know.
+
+Beside `config.json` these are the files of sentence-transformers, if the folder has a `modules.json`. Defaults of
+missing keys are those of transformers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from mpjax.errors import UsageError
+from mpjax.models.config_keys import CONFIG, ConfigKeys, read_object
+from mpjax.models.encoder.sentence_files import MODULES, read_sentence
+from mpjax.models.encoder.settings import Activation, EncoderSettings, Sentence
+from mpjax.strict_json import encode
+
+
+FAMILIES: Mapping[str, str] = {
+    "bert": "Bert",
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
+}
+"""For each `model_type`: what the names of its classes in transformers begin with. All but BERT are RoBERTa's shape."""
+
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "tanh_gelu",
+    "gelu_pytorch_tanh": "tanh_gelu",
+    "relu": "relu",
+}
+
+_UNUSED = (
+    "attention_probs_dropout_prob",  # mpjax has no dropout of attention weights, which the docs say
+    "directionality",
+    "finetuning_task",
+    "gradient_checkpointing",
+    "id2label",
+    "label2id",
+    "num_labels",
+    "output_past",
+    "pooler_fc_size",
+    "pooler_num_attention_heads",
+    "pooler_num_fc_layers",
+    "pooler_size_per_head",
+    "pooler_type",
+    "tie_word_embeddings",
+)
+"""Keys that change no output of an encoder, beside those of every network: names of classes, and words of training."""
+
+
+def is_encoder(folder: pathlib.Path) -> bool:
+    """True if the `model_type` of a folder's config.json is that of an encoder.
+
+    Raises:
+      UsageError: there is no config.json, or it is damaged.
+    """
+    config = read_object(folder / CONFIG)
+    return isinstance(config, Mapping) and config.get("model_type") in FAMILIES
+
+
+def read_settings(folder: pathlib.Path) -> EncoderSettings:
+    """Reads the settings of the encoder in a folder of Hugging Face files.
+
+    Without a modules.json, a text is the mean of its tokens, and its vector is normalized.
+
+    Raises:
+      UsageError: a file is absent or damaged, or has what mpjax does not know; the message names the file.
+    """
+    try:
+        settings = settings_of(read_object(folder / CONFIG))
+    except UsageError as error:
+        raise UsageError(f"{folder / CONFIG}: {error}") from error
+    if not (folder / MODULES).is_file():
+        return settings
+    sentence, length = read_sentence(folder, settings.width)
+    if length is not None and length > settings.length:
+        raise UsageError(f"{folder}: max_seq_length is {length}: the encoder takes at most {settings.length} tokens")
+    return dataclasses.replace(settings, sentence=sentence, length=length or settings.length)
+
+
+def settings_of(config: Any) -> EncoderSettings:
+    """Converts the content of a `config.json` to the settings of an encoder.
+
+    Raises:
+      UsageError: it is of no encoder that mpjax has; a key is missing, unknown, or has a value that the encoder cannot
+        have. The message names the key and the value.
+    """
+    if not isinstance(config, Mapping):
+        raise UsageError(f"wanted a JSON object, got {type(config).__name__}")
+    keys = ConfigKeys(config, network="encoder")
+    kind = keys.one_of("model_type", FAMILIES)
+    named = config.get("architectures")
+    if named is not None and not (
+        isinstance(named, list) and len(named) == 1 and str(named[0]).startswith(FAMILIES[kind])
+    ):
+        raise UsageError(f"architectures is {encode(named)}: wanted one class of {FAMILIES[kind]}")
+    width, heads = keys.size("hidden_size", 768), keys.size("num_attention_heads", 12)
+    positions = keys.size("max_position_embeddings", 512)
+    dropout = keys.take("hidden_dropout_prob", float, 0.1)
+    head_dropout = keys.take("classifier_dropout", float, None)
+    padding = None if kind == "bert" else keys.take("pad_token_id", int, 1)
+    keys.only("position_embedding_type", "absolute")
+    keys.only("is_decoder", False)
+    keys.only("add_cross_attention", False)
+    keys.only("chunk_size_feed_forward", 0)
+    keys.unused(*_UNUSED)
+    settings = EncoderSettings(
+        family="bert" if kind == "bert" else "roberta",
+        vocabulary=keys.size("vocab_size", 30522 if kind == "bert" else 50265),
+        length=positions if padding is None else positions - padding - 1,
+        positions=positions,
+        width=width,
+        depth=keys.size("num_hidden_layers", 12),
+        heads=heads,
+        hidden=keys.size("intermediate_size", 3072),
+        segments=keys.size("type_vocab_size", 2),
+        padding=padding,
+        activation=_ACTIVATIONS[keys.one_of("hidden_act", _ACTIVATIONS, "gelu")],
+        epsilon=keys.take("layer_norm_eps", float, 1e-12),
+        dropout=dropout,
+        head_dropout=dropout if head_dropout is None else head_dropout,
+        sentence=Sentence(),
+    )
+    keys.refuse_rest()
+    return settings

@@ -1,0 +1,62 @@
+"""Pairs of texts become tokens, each by itself, and what is no pair is an error."""
+
+import pytest
+
+from mpjax.config import Data
+from mpjax.data.text import text_pairs
+from mpjax.errors import UsageError
+
+
+CONFIG = Data(tokenizer="bytes", length=4, columns={})
+
+
+def rows_of(source):
+    return [source.train[index] for index in range(len(source.train))]
+
+
+def test_each_text_is_cut_padded_and_counted(table_of):
+    source = text_pairs(table_of({"query": "a", "positive": "bcdef"}), CONFIG)
+    assert list(source.fields) == ["tokens", "length", "positive", "positive_length"]
+    (row,) = rows_of(source)
+    assert {name: getattr(value, "tolist", lambda value=value: value)() for name, value in row.items()} == {
+        "tokens": [2, 100, 1, 0],
+        "length": 3,
+        "positive": [2, 101, 102, 1],
+        "positive_length": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("columns", "config"),
+    [
+        (("anchor", "positive", "negative"), {}),
+        (("question", "answer", "other"), {"query": "question", "positive": "answer", "negative": "other"}),
+    ],
+)
+def test_columns_have_usual_names_or_those_of_the_settings(table_of, columns, config):
+    table = table_of(dict(zip(columns, ("a", "b", "c"), strict=True)))
+    (row,) = rows_of(text_pairs(table, Data(tokenizer="bytes", length=4, columns=config)))
+    assert [row[name][1] for name in ("tokens", "positive", "negative")] == [100, 101, 102]
+
+
+def test_pairs_with_an_empty_text_are_left_out_and_told(table_of):
+    table = table_of({"query": "a", "positive": "b"}, {"query": " ", "positive": "b"}, {"query": "c", "positive": ""})
+    source = text_pairs(table, CONFIG)
+    assert len(source.train) == 1
+    assert source.notes == ("split 'train' of 'set': 2 of 3 examples have an empty text and are left out",)
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "says"),
+    [
+        ({"text": "a"}, {}, "has no pairs of texts; its columns are text; wanted query"),
+        ({"query": "a", "anchor": "b", "positive": "c"}, {}, "has both query and anchor"),
+        ({"query": "a", "positive": "b"}, {"label": "query"}, "--data.columns label: pairs of texts have the fields"),
+        ({"query": "a", "positive": "b"}, {"query": "ask"}, "has no ask; it has query, positive"),
+        ({"query": "a", "positive": ["b"]}, {}, r"example 0: positive is \['b'\]; wanted a text"),
+        ({"query": "a", "positive": ""}, {}, "none of 1 examples has texts that are not empty"),
+    ],
+)
+def test_what_is_no_pair_is_an_error(table_of, row, columns, says):
+    with pytest.raises(UsageError, match=says):
+        text_pairs(table_of(row), Data(tokenizer="bytes", length=4, columns=columns))
