@@ -43,7 +43,7 @@ class Counted:
             self.messages, self.bytes = self.messages + 1, self.bytes + len(content)
             write(writer, content)
 
-        asyncio.StreamWriter.write = counted  # ty: ignore
+        asyncio.StreamWriter.write = counted  # pyright: ignore[reportAttributeAccessIssue]
 
     def since(self, before: tuple[int, int] = (0, 0)) -> dict[str, int]:
         return {"messages": self.messages - before[0], "bytes": self.bytes - before[1]}
@@ -84,7 +84,8 @@ def first(members: int, port: int, idle: float) -> dict:
 
 def others(members: int, port: int, mine: range, idle: float) -> None:
     """Some of the other members, each in threads of its own."""
-    from jax._src.lib import _jax  # `jax.distributed.initialize` serves one member of a process
+    # `jax.distributed.initialize` serves one member of a process.
+    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
     import mpjax.loop.join
     from mpjax.loop import Company, Seat
@@ -93,7 +94,7 @@ def others(members: int, port: int, mine: range, idle: float) -> None:
 
     def join(process: int) -> None:
         seat, company = Seat(f"127.0.0.1:{port}", members, process), Company(process, members)
-        company.lost = lambda *_: None
+        company.lost = lambda process, text="": None
         with tempfile.TemporaryDirectory(prefix="mpjax-") as folder:
             about = {"about": "x" * 2000}
             mpjax.loop.join.enter(company, seat, about, b"secret", f"{folder}/jax", timeout=300)
