@@ -313,7 +313,7 @@ def with_moments(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[st
         kind = next((kind for kind in _STORED if field == kind._fields[0]), None)
         if kind and (whole := _whole_moment(name, saved)):
             like, moment = whole
-            stored = _beside(like, _encoded(kind, moment, wanted[path].dtype))
+            stored = _beside(like, _encoded(kind, moment, None if kind is Grouped else wanted[path].dtype))
             converted |= {f"{name}/{field}": array for field, array in zip(kind._fields, stored, strict=True)}
         elif whole := _whole_moment(path, saved):
             converted[path] = _beside(*whole)
@@ -332,7 +332,7 @@ def _whole_moment(name: str, saved: Mapping[str, Any]) -> tuple[Any, Any] | None
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def _encoded(kind: Any, moment: Any, dtype: np.dtype) -> Any:
+def _encoded(kind: Any, moment: Any, dtype: np.dtype | None) -> Any:
     if kind is Grouped:
         return grouped(moment, jnp.uint32(0))
     return encoded(moment, jnp.uint32(0), dtype, "dynamic" if kind is DynamicCodes else "linear")

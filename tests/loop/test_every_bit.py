@@ -13,7 +13,6 @@ from mpjax.precision import (
     compensated_weights,
     dynamic_loss_scaling,
     half_moments,
-    int8_moments,
     is_floating,
     master_weights,
     no_loss_scaling,
@@ -32,7 +31,7 @@ def in_windows(inner):
     return optax.MultiSteps(inner, 2).gradient_transformation()
 
 
-MOMENTS = {"float32": as_it_is, "bfloat16": half_moments, "float8": float8_moments, "int8": int8_moments}
+MOMENTS = {"float32": as_it_is, "bfloat16": half_moments, "float8": float8_moments}
 WEIGHTS = {
     "none": as_it_is,
     "copies": master_weights,

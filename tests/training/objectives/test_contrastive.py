@@ -148,10 +148,10 @@ def loss_and_gradients(model, batch, count):
 
 
 def assert_same_gradients(actual, other):
-    """Asserts that gradients differ by at most 1e-6 of the largest."""
+    """Asserts that gradients differ by at most 3e-6 of the largest, as float32 sums are ordered."""
     largest = max(float(jnp.max(jnp.abs(array))) for array in jax.tree.leaves(other))
     for (path, a), (_, b) in zip(nnx.to_flat_state(actual), nnx.to_flat_state(other), strict=True):
-        np.testing.assert_allclose(a[...], b[...], rtol=0, atol=1e-6 * largest, err_msg=str(path))
+        np.testing.assert_allclose(a[...], b[...], rtol=0, atol=3e-6 * largest, err_msg=str(path))
 
 
 @pytest.mark.parametrize("count", [2, 4])
