@@ -1,11 +1,9 @@
 """The layouts of each model: the layouts of its family, and mpjax's own for any model."""
 
+import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mpjax.models.decoder import weights as decoder
-from mpjax.models.encoder import weights as encoder
-from mpjax.models.pretrained.layouts import bert, gpt2, resnet, vit
 from mpjax.models.pretrained.layouts.entry import WeightMap, own_layout
 
 
@@ -13,9 +11,19 @@ if TYPE_CHECKING:
     from flax import nnx
 
 
-# In the module of a family, MODEL is the class of its models. LAYOUTS maps the name of a layout to the function that
-# makes the layout for a model of this class.
-FAMILIES = (resnet, vit, bert, gpt2, decoder, encoder)
+_LAYOUTS_OF = {
+    "mpjax.models.resnet": "mpjax.models.pretrained.layouts.resnet",
+    "mpjax.models.vit": "mpjax.models.pretrained.layouts.vit",
+    "mpjax.models.bert": "mpjax.models.pretrained.layouts.bert",
+    "mpjax.models.gpt2": "mpjax.models.pretrained.layouts.gpt2",
+    "mpjax.models.decoder.network": "mpjax.models.decoder.weights",
+    "mpjax.models.encoder.network": "mpjax.models.encoder.weights",
+}
+"""The file with the layouts of a family, by the file with its networks; it is imported for models of the family alone.
+
+There, MODEL is the class of the models, and LAYOUTS maps the name of a layout to the function that makes the layout for
+a model of this class.
+"""
 
 
 def layouts_of(model: "nnx.Module") -> dict[str, Callable[["nnx.Module"], WeightMap]]:
@@ -24,7 +32,8 @@ def layouts_of(model: "nnx.Module") -> dict[str, Callable[["nnx.Module"], Weight
     Every model has "mpjax", mpjax's own layout, as the last.
     """
     known = {}
-    for family in FAMILIES:
+    for file in (_LAYOUTS_OF[kind.__module__] for kind in type(model).__mro__ if kind.__module__ in _LAYOUTS_OF):
+        family = importlib.import_module(file)
         if isinstance(model, family.MODEL):
             known |= family.LAYOUTS
     return known | {"mpjax": own_layout}
