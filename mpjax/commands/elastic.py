@@ -156,6 +156,7 @@ class _Child:
                 env=self._environment(),
                 start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
             )
+        # Not TOML, which would lose the marks of what a stored run must not do (`Stored`). Nobody else has this socket.
         settings = pickle.dumps((self.term, self._settings(message)))
         with contextlib.suppress(OSError):  # it may be dead already
             here.sendall(len(settings).to_bytes(8) + settings)
