@@ -30,11 +30,14 @@ class Said:
 class Run:
     """Four processes of one device each, whose supervisors are this test."""
 
-    def __init__(self, folder, processes=4, timeout=5.0, batch=24, absent=None):
+    def __init__(self, folder, processes=4, timeout=5.0, batch=24, absent=None, resume=False):
         self.folder, self.lines, self.events = folder, [], queue.SimpleQueue()
         self.links = {process: Said() for process in range(processes)}
         config = Config(
-            output_dir=str(folder), data=Data(batch_size=batch), distributed=Distributed(elastic=True, timeout=timeout)
+            output_dir=str(folder),
+            resume=resume,
+            data=Data(batch_size=batch),
+            distributed=Distributed(elastic=True, timeout=timeout),
         )
         self.terms = Terms(config, "10.0.0.1", processes, self.events, self.links, self.lines.append)
         for process in self.links if absent is None else self.links.keys() - {absent}:
@@ -189,6 +192,18 @@ def test_an_error_of_one_names_it_and_the_others_are_ended(run):
         run.heard(other, "kill")
     run.ended(term, dict.fromkeys((0, 1, 3), -9))
     assert run.end(*ALL) == (1, "process 2: disk full")
+
+
+@pytest.mark.parametrize(
+    ("resume", "file", "wanted"), [(True, False, True), (False, True, True), (False, False, False)]
+)
+def test_all_resume_if_process_0_does_or_the_run_has_begun(tmp_path, resume, file, wanted):
+    """A process that comes back with --resume before that would otherwise train with other settings than the rest."""
+    if file:
+        (tmp_path / "config.toml").touch()
+    run = Run(tmp_path, resume=resume)
+    run.thread.start()
+    assert [run.heard(member, "start")["resume"] for member in ALL] == [wanted] * 4
 
 
 @pytest.mark.parametrize("code", [2, 1])
