@@ -3,19 +3,22 @@
 import json
 import math
 import pathlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from mpjax.errors import CONTROL
 
 
+_ESCAPED = re.compile(f"{CONTROL.pattern}|[\ud800-\udfff]")  # half characters, as in names of files that are not UTF-8
 _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def encode(value: Any, *, indent: int | None = None, default: Callable | None = None) -> str:
     """Encodes `value` as JSON without a trailing newline, on one line unless `indent` is given.
 
-    NaN and the infinities become strings. Control characters are escaped, and other characters are not.
+    NaN and the infinities become strings. Control characters are escaped and surrogates, which stand for bytes that are
+    not UTF-8 in the names of files. Other characters are not.
 
     >>> encode({"loss": float("nan"), "step": 3})
     '{"loss": "NaN", "step": 3}'
@@ -27,7 +30,7 @@ def encode(value: Any, *, indent: int | None = None, default: Callable | None = 
     """
     converted = default and (lambda value: spelled(default(value)))
     text = json.dumps(spelled(value), indent=indent, default=converted, allow_nan=False, ensure_ascii=False)
-    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def export(values: Mapping[str, Any], file: str | pathlib.Path | None, *, default: Callable | None = None) -> str:

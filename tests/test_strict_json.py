@@ -41,6 +41,13 @@ def test_what_turns_or_breaks_a_line_is_escaped_and_comes_back():
     assert strict_json.decode(strict_json.encode(values)) == values
 
 
+def test_a_name_that_is_not_utf8_can_be_sent_and_comes_back():
+    name = os.fsdecode(b"caf\xe9.py")
+    text = strict_json.encode({"file": name})
+    assert text.encode() == b'{"file": "caf\\udce9.py"}'
+    assert strict_json.decode(text) == {"file": name}
+
+
 def test_a_float_comes_back_exactly():
     assert strict_json.decode(strict_json.encode({"x": 0.1 + 0.2}))["x"] == 0.1 + 0.2
 

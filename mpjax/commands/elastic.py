@@ -61,6 +61,7 @@ def supervise(config: Config) -> None:
             match who, message["kind"]:
                 case "first", "gone":  # process 0 has ended
                     child.kill()
+                    child.term = 0  # the terms of another process 0 have the same numbers
                     _say(f"process 0 does not answer: waiting up to {config.distributed.timeout:g} s until it is back")
                     with as_usual():
                         link = Link(reach(seat, about, key, config.distributed.timeout), events, "first")
@@ -92,7 +93,7 @@ def _elastic_seat(config: Config) -> Seat:
         raise UsageError(
             f"{flag} with --data.batch_size auto: other processes would find another batch; write a number"
         )
-    if -1 not in config.mesh.sizes.values():
+    if -1 not in (config.mesh.data, config.mesh.fsdp):
         raise UsageError(
             f"{flag} needs an axis of the mesh that follows the number of devices: --mesh.data -1 or --mesh.fsdp -1"
         )
@@ -147,7 +148,7 @@ class _Child:
         self.term = message["term"]
         here, there = socket.socketpair()
         with there:
-            command = [sys.executable, "-c", "from mpjax.commands.elastic_worker import main; main()"]
+            command = [sys.executable, "-P", "-c", "from mpjax.commands.elastic_worker import main; main()"]
             self._running = subprocess.Popen(
                 [*command, str(there.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
@@ -155,6 +156,7 @@ class _Child:
                 env=self._environment(),
                 start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
             )
+        # Not TOML, which would lose the marks of what a stored run must not do (`Stored`). Nobody else has this socket.
         settings = pickle.dumps((self.term, self._settings(message)))
         with contextlib.suppress(OSError):  # it may be dead already
             here.sendall(len(settings).to_bytes(8) + settings)
@@ -168,14 +170,14 @@ class _Child:
         return dataclasses.replace(
             self._config,
             output_dir=message["output_dir"],
-            resume=message["resume"] or self._config.resume,
+            resume=message["resume"],
             distributed=Distributed(**place, timeout=self._config.distributed.timeout),
         )
 
     def _environment(self) -> dict[str, str]:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        if "MPJAX_SECRET_FILE" not in environment:
-            environment["MPJAX_SECRET"] = self._key.decode()
+        if not environment.get("MPJAX_SECRET_FILE"):
+            environment["MPJAX_SECRET"] = os.fsdecode(self._key)
         if self._seat.gpus is not None:  # the worker is told its place, and does not look for it
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
             names = visible.split(",") if visible else list(map(str, range(max(self._seat.gpus) + 1)))
@@ -229,7 +231,8 @@ def _signals_put_into(events: Events) -> Iterator[None]:
 
 
 def _say(line: str) -> None:
-    print(printable(line), flush=True)
+    with contextlib.suppress(OSError):  # nobody reads it any more; that must not end the decisions for all
+        print(printable(line), flush=True)
 
 
 def _ended(code: int, text: str) -> None:

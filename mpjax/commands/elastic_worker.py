@@ -19,6 +19,9 @@ from mpjax.loop.links import Events, Link
 from mpjax.loop.signals import Stop
 
 
+LONGEST_TEXT = 100_000
+"""Characters of an error's message that are told: a line of a `Link` has an end."""
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -91,6 +94,6 @@ def train(config: Any, report: Report, events: Events) -> int:
     except Exception as error:
         if not isinstance(error, (UsageError, Diverged, CallbackError, OSError)):
             traceback.print_exc()
-        report.tell("failed", text=str(error) or type(error).__name__)
+        report.tell("failed", code=exit_code_of(error), text=(str(error) or type(error).__name__)[:LONGEST_TEXT])
         return exit_code_of(error)
     return 0

@@ -30,7 +30,7 @@ from mpjax.models.scan import require_alike, stack_of, stacks_of
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting.own_sums import has_own_code
 from mpjax.precision.float8.layers import recipe_of
-from mpjax.precision.float8.recipes import E4M3, FLOAT8
+from mpjax.precision.float8.recipes import E4M3, FLOAT8, require_undivided
 from mpjax.precision.modules import apply_policy, has_products_in_float8, scope_policy
 from mpjax.precision.policy_report import PolicyReport
 from mpjax.training import freezing
@@ -161,9 +161,11 @@ class Learner:
         """Builds the layout, the packing and the jitted training step of the run for a mesh; compiles nothing.
 
         Raises:
-          UsageError: the arrays of the run cannot be divided over the mesh, or its devices cannot run a kernel that the
-            settings ask for.
+          UsageError: the arrays or float8 products of the run cannot be divided over the mesh, or its devices cannot
+            run a kernel that the settings ask for.
         """
+        if self.plan.policy.recipes:
+            require_undivided(self.plan.policy.recipes, mesh.devices.flat[0].platform, mesh.shape[TENSOR])
         if self.config.model.norm_kernel == "pallas":
             from mpjax.commands.norm_kernel import require_norm_kernel  # local, because few runs have it
 

@@ -10,13 +10,19 @@ from collections.abc import Mapping
 from mpjax.errors import UsageError
 from mpjax.loop.cluster import Seat
 from mpjax.loop.door import knock
-from mpjax.loop.join import difference, notice_a_dead_machine
+from mpjax.loop.join import allow_connections, difference, notice_a_dead_machine
 from mpjax.loop.links import Events, Link
 from mpjax.loop.secret import opened, sealed
 
 
 AGAIN = 0.5
 """Seconds between two attempts to reach process 0."""
+
+STRANGERS = 200
+"""Connections that may be open before they have shown the secret. Of more, the oldest ends: a process comes again."""
+
+PATIENCE = 5.0
+"""Seconds in which a connection has to show the secret."""
 
 
 def open_gate(
@@ -28,20 +34,22 @@ def open_gate(
     not answered: the connection that has it may be of a machine that is gone, which the system notices in 30 seconds.
     """
     changing = threading.Lock()
+    strangers: dict[socket.socket, None] = {}  # in the order in which they came
 
     def meet(connection: socket.socket) -> None:
-        connection.settimeout(5)
+        connection.settimeout(PATIENCE)
         entered = False
         with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
             entered = enters(connection)
+        with changing:
+            strangers.pop(connection, None)
         if not entered:
             connection.close()
 
     def enters(connection: socket.socket) -> bool:
         nonce = secrets.token_hex(16)
         connection.sendall(f"{nonce}\n".encode())
-        with connection.makefile("rb", buffering=0) as lines:
-            hello = opened(key, nonce, lines.readline(2**20))
+        hello = opened(key, nonce, _line(connection))
         process, theirs = hello["process"], dict(hello["about"])
         host = str(theirs.pop("host"))
         fault = difference({0: about, process: theirs}) if process else ""
@@ -51,7 +59,7 @@ def open_gate(
             connection.sendall(sealed(key, hello["nonce"], {"fault": fault}))
             return False
         with changing:
-            if process in links or process not in range(seat.processes):
+            if process in links or process not in range(seat.processes) or connection not in strangers:
                 return False
             connection.sendall(sealed(key, hello["nonce"], {"fault": ""}))
             connection.settimeout(None)
@@ -61,12 +69,36 @@ def open_gate(
 
     def accept() -> None:
         while True:
-            with contextlib.suppress(OSError):
+            try:
                 connection, _ = listener.accept()
-                threading.Thread(target=meet, args=(connection,), daemon=True).start()
+            except OSError:  # it has ended already, or this process has too many files open
+                time.sleep(0.05)
+                continue
+            with changing:
+                strangers[connection] = None
+                if len(strangers) > STRANGERS:
+                    oldest = next(iter(strangers))
+                    del strangers[oldest]
+                    with contextlib.suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)  # its thread then closes it
+            threading.Thread(target=meet, args=(connection,), daemon=True).start()
 
+    allow_connections(seat.processes)
     notice_a_dead_machine(listener)  # which connections inherit
     threading.Thread(target=accept, daemon=True).start()
+
+
+def _line(connection: socket.socket) -> bytes:
+    """Reads the line that a process sends first, and nothing follows; TimeoutError if it is not there in `PATIENCE`."""
+    ends, line = time.monotonic() + PATIENCE, b""
+    while not line.endswith(b"\n") and len(line) < 2**20:
+        if (left := ends - time.monotonic()) <= 0:
+            raise TimeoutError
+        connection.settimeout(left)
+        if not (piece := connection.recv(2**16)):
+            break
+        line += piece
+    return line
 
 
 def reach(seat: Seat, about: Mapping[str, str], key: bytes, timeout: float) -> socket.socket:

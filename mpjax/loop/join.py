@@ -120,11 +120,7 @@ def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, pa
 
     ends = time.monotonic() + timeout
     if seat.process == 0:
-        with contextlib.suppress(ImportError, OSError, ValueError):
-            import resource  # which Windows lacks
-
-            files, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # Linux allows 1,024, and each process takes three
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, min(most, 500 + 4 * seat.processes)), most))
+        allow_connections(seat.processes)
         listener = listen(seat.coordinator)
         here = str(listener.getsockname()[0])
         notice_a_dead_machine(listener)  # which connections inherit
@@ -185,6 +181,19 @@ def listen(coordinator: str) -> socket.socket:
             f"process 0 cannot listen at port {port}: {reason}; write another free port in --distributed.coordinator "
             "of all processes"
         ) from error
+
+
+def allow_connections(processes: int) -> None:
+    """Raises this process's limit of open files, as far as it may, to what the connections of a run need."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource  # which Windows lacks
+
+        files, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # Linux allows 1,024, and each process takes three
+        wanted = 500 + 4 * processes
+        if files != resource.RLIM_INFINITY and files < wanted:
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(most, wanted), most)
+            )
 
 
 def notice_a_dead_machine(connection: socket.socket) -> None:

@@ -30,7 +30,7 @@ def shared_key(*, detected: bool, environment: Mapping[str, str] = os.environ) -
             raise UsageError(f"$MPJAX_SECRET_FILE, {file}, is empty: write a long random text into it")
         return content
     job = next((environment[name] for name in _JOBS if name in environment), "") if detected else ""
-    return environment.get("MPJAX_SECRET", job).encode()
+    return os.fsencode(environment.get("MPJAX_SECRET", job))  # which need not be UTF-8
 
 
 def sealed(key: bytes, nonce: str, message: Mapping) -> bytes:

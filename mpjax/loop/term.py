@@ -11,10 +11,12 @@ class Term:
     members: tuple[int, ...]
     ended: dict[int, int] = dataclasses.field(default_factory=dict)
     """The exit codes of workers, by the number of their process; negative: killed by this signal."""
-    failures: dict[int, str] = dataclasses.field(default_factory=dict)
-    """What workers said about the error with which they end."""
+    failures: dict[int, tuple[int, str]] = dataclasses.field(default_factory=dict)
+    """What workers said about the error with which they end: their exit code and its message."""
     first: int | None = None
     """The first process whose worker did not end well."""
+    cause: int | None = None
+    """The process that told of an error before any worker had ended. The others may end before it does."""
     died: set[int] = dataclasses.field(default_factory=set)
     """The processes whose workers were killed or hang."""
     hung: set[int] = dataclasses.field(default_factory=set)

@@ -83,11 +83,9 @@ class Terms:
                 return 0, ""
             if self._stopping:
                 return self._stopped()
-            code = term.ended.get(term.first, 1) if term.first is not None else 0
-            if term.first in term.failures and (code != 1 or not term.died):
-                alone = f"process {term.first}: " if len(term.failures) == 1 < len(members) else ""
-                return code, alone + term.failures[term.first]
-            if code:
+            if failure := self._failure(term):
+                return failure
+            if term.first is not None:
                 deaths, reached = (1 if self._checkpoint() > reached else deaths + 1), self._checkpoint()
                 if deaths >= DEATHS:
                     return 1, (
@@ -97,6 +95,16 @@ class Terms:
             self._dismiss()
             members = self._wait_for_share()
             self._tell(term, members)
+
+    def _failure(self, term: Term) -> tuple[int, str] | None:
+        """The exit code and the message of an error of the program; None if the term ended because of a death."""
+        who = term.first if term.first in term.failures or term.died else term.cause
+        if who is None or who not in term.failures:
+            return None
+        code, text = term.failures[who]
+        if code == 1 and term.died:  # an exchange with the dead failed
+            return None
+        return code, (f"process {who}: " if len(term.failures) == 1 < len(term.members) else "") + text
 
     def _assemble(self) -> str:
         """Waits until all processes are there; returns why not."""
@@ -142,7 +150,7 @@ class Terms:
                 processes=len(members),
                 process=place,
                 output_dir=self._config.output_dir,
-                resume=(self._folder / CONFIG_FILE).exists(),
+                resume=self._config.resume or (self._folder / CONFIG_FILE).exists(),
             )
         for member in set(members) - self._there:  # meanwhile
             self._forget(member)
@@ -206,7 +214,9 @@ class Terms:
             case "at":
                 self._step = message["step"]
             case "failed":
-                term.failures[who] = message["text"]
+                term.failures[who] = message["code"], message["text"]
+                if term.first is None and term.cause is None:
+                    term.cause = who
             case "ended":
                 term.ended[who] = message["code"]
                 stopped = term.asked and message["code"] > 128

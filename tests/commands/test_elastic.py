@@ -299,6 +299,30 @@ def test_a_process_that_comes_back_with_other_settings_is_refused_and_the_others
         assert started.running[0].wait(WITHIN) == 143
 
 
+@pytest.mark.slow
+def test_an_error_in_process_0_alone_ends_the_run_with_its_code_and_workers_import_what_the_command_does(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "queue.py").write_text("raise RuntimeError('of the working folder')")
+    (tmp_path / "own.py").write_text(
+        "import os\nclass Fail:\n    def __init__(self):\n        if os.environ['OF_TEST'] == 'fails':\n"
+        "            raise RuntimeError('out of luck')\n    def ended(self, *_):\n        pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    flags = ["--steps", "5", "--loop.callbacks", f"{tmp_path}/own.py:Fail"]
+    program = (str(pathlib.Path(__file__).parents[2] / "scripts" / "train.py"),)
+    with company(tmp_path / "run", *SMALL, *flags, processes=0, program=program) as started:
+        started.running = [started.start(process, 2, OF_TEST="" if process else "fails") for process in range(2)]
+        assert started.ends() == [2, 2]
+        for process in range(2):
+            assert "error: process 0: --loop.callbacks" in started.printed(process)
+        assert "go on" not in started.printed()
+    (tmp_path / "own.py").write_text("class Fail:\n    def ended(self, *_):\n        pass\n")
+    with company(tmp_path / "other", *SMALL, *flags, processes=0, program=program) as started:
+        started.running = [started.start(process, 2) for process in range(2)]
+        assert started.ends() == [0, 0]
+
+
 # Settings
 
 PLACE = ["--distributed.coordinator", "127.0.0.1:1", "--distributed.processes", "2", "--distributed.process", "0"]
@@ -312,8 +336,9 @@ PLACE = ["--distributed.coordinator", "127.0.0.1:1", "--distributed.processes", 
         ([*PLACE, "--profile"], "--distributed.elastic with --profile"),
         ([*PLACE, "--data.batch_size", "auto"], "--distributed.elastic with --data.batch_size auto"),
         ([*PLACE, "--mesh.data", "2"], "--distributed.elastic needs an axis of the mesh that follows the number"),
+        ([*PLACE, "--mesh.data", "1", "--mesh.tensor", "-1"], "number of devices: --mesh.data -1 or --mesh.fsdp -1"),
     ],
-    ids=["alone", "seeds", "profile", "batch", "mesh"],
+    ids=["alone", "seeds", "profile", "batch", "mesh", "tensor"],
 )
 def test_settings_that_an_elastic_run_cannot_have_are_refused(flags, fault, capsys, tmp_path):
     assert cli.train(["--distributed.elastic", "--output_dir", str(tmp_path / "run"), *flags]) == 2

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import hmac
 import json
+import os
 import socket
 import sys
 import threading
@@ -205,6 +206,7 @@ def test_the_secret_is_of_the_user_or_of_the_scheduler(tmp_path):
     job = {"SLURM_JOB_ID": "17"}
     assert shared_key(detected=False, environment=job | {"MPJAX_SECRET_FILE": str(file)}) == b"long and random"
     assert shared_key(detected=True, environment=job | {"MPJAX_SECRET": "word"}) == b"word"
+    assert shared_key(detected=True, environment={"MPJAX_SECRET": os.fsdecode(b"w\xff\n")}) == b"w\xff\n"
     assert shared_key(detected=True, environment=job) == b"17"
     assert shared_key(detected=False, environment=job) == b""  # the flags may join processes of several jobs
     with pytest.raises(UsageError, match=r"cannot read \$MPJAX_SECRET_FILE, .*none: No such file"):

@@ -1,5 +1,6 @@
 """The gate of an elastic run: who enters, who is refused, who is not answered."""
 
+import contextlib
 import queue
 import socket
 import threading
@@ -9,6 +10,7 @@ import pytest
 
 from mpjax.errors import UsageError
 from mpjax.loop import GONE, Seat, open_gate, reach
+from mpjax.loop import gate as gate_module
 
 
 KEY, ABOUT = b"long and random", {"seed": "0", "optimizer.momentum": "0.9"}
@@ -57,6 +59,28 @@ def test_strangers_hold_nobody_up(gate):
     began = time.monotonic()
     come(gate[0]).close()
     assert time.monotonic() - began < 4
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_stranger_has_five_seconds_however_slowly_it_sends(gate, monkeypatch):
+    monkeypatch.setattr(gate_module, "PATIENCE", 0.5)
+    with socket.create_connection(("127.0.0.1", gate[0]), timeout=5) as stranger:
+        assert len(stranger.recv(100)) == 33
+        began = time.monotonic()
+        with contextlib.suppress(OSError):  # once it is closed
+            while time.monotonic() - began < 5:
+                stranger.sendall(b"0")
+                time.sleep(0.05)
+        assert time.monotonic() - began < 3
+
+
+def test_of_too_many_strangers_the_oldest_goes(gate, monkeypatch):
+    monkeypatch.setattr(gate_module, "STRANGERS", 3)
+    strangers = [socket.create_connection(("127.0.0.1", gate[0]), timeout=5) for _ in range(4)]
+    assert [len(stranger.recv(100)) for stranger in strangers] == [33] * 4
+    assert strangers[0].recv(100) == b""
+    come(gate[0]).close()
     for stranger in strangers:
         stranger.close()
 

@@ -30,11 +30,14 @@ class Said:
 class Run:
     """Four processes of one device each, whose supervisors are this test."""
 
-    def __init__(self, folder, processes=4, timeout=5.0, batch=24, absent=None):
+    def __init__(self, folder, processes=4, timeout=5.0, batch=24, absent=None, resume=False):
         self.folder, self.lines, self.events = folder, [], queue.SimpleQueue()
         self.links = {process: Said() for process in range(processes)}
         config = Config(
-            output_dir=str(folder), data=Data(batch_size=batch), distributed=Distributed(elastic=True, timeout=timeout)
+            output_dir=str(folder),
+            resume=resume,
+            data=Data(batch_size=batch),
+            distributed=Distributed(elastic=True, timeout=timeout),
         )
         self.terms = Terms(config, "10.0.0.1", processes, self.events, self.links, self.lines.append)
         for process in self.links if absent is None else self.links.keys() - {absent}:
@@ -175,7 +178,7 @@ def test_a_process_for_which_the_batch_does_not_divide_waits(tmp_path):
 def test_an_error_of_the_program_ends_the_run_and_is_told_once(run, code, text):
     term = run.started(*ALL)
     for member in ALL:
-        run.says(member, "failed", term=term, text=text)
+        run.says(member, "failed", term=term, code=code, text=text)
     run.ended(term, dict.fromkeys(ALL, code))
     assert run.end(*ALL) == (code, text)
     assert run.lines == []
@@ -183,7 +186,7 @@ def test_an_error_of_the_program_ends_the_run_and_is_told_once(run, code, text):
 
 def test_an_error_of_one_names_it_and_the_others_are_ended(run):
     term = run.started(*ALL)
-    run.says(2, "failed", term=term, text="disk full")
+    run.says(2, "failed", term=term, code=1, text="disk full")
     run.ended(term, {2: 1})
     for other in (0, 1, 3):
         run.heard(other, "kill")
@@ -191,10 +194,42 @@ def test_an_error_of_one_names_it_and_the_others_are_ended(run):
     assert run.end(*ALL) == (1, "process 2: disk full")
 
 
+@pytest.mark.parametrize(
+    ("resume", "file", "wanted"), [(True, False, True), (False, True, True), (False, False, False)]
+)
+def test_all_resume_if_process_0_does_or_the_run_has_begun(tmp_path, resume, file, wanted):
+    """A process that comes back with --resume before that would otherwise train with other settings than the rest."""
+    if file:
+        (tmp_path / "config.toml").touch()
+    run = Run(tmp_path, resume=resume)
+    run.thread.start()
+    assert [run.heard(member, "start")["resume"] for member in ALL] == [wanted] * 4
+
+
+@pytest.mark.parametrize("code", [2, 1])
+def test_an_error_of_one_ends_the_run_though_the_others_have_ended_before_it(run, code):
+    """Process 0 waits until the others have heard of its error. One that hangs then is killed, and keeps its code."""
+    term = run.started(*ALL)
+    run.says(0, "failed", term=term, code=code, text="no such layer")
+    run.ended(term, dict.fromkeys((1, 2, 3), code))
+    run.heard(0, "kill")
+    run.ended(term, {0: -9})
+    assert run.end(*ALL) == (code, "process 0: no such layer")
+    assert run.lines == []
+
+
+def test_an_error_that_is_heard_after_a_worker_has_vanished_is_not_one_of_the_program(run):
+    term = run.started(*ALL)
+    run.ended(term, {2: 1})  # by os._exit, without a word
+    run.says(1, "failed", term=term, code=1, text="Gloo all-reduce failed")
+    run.ended(term, dict.fromkeys((0, 1, 3), 1))
+    run.started(*ALL)
+
+
 def test_an_error_that_follows_from_a_death_is_not_one_of_the_program(run):
     """Sums over processes fail in the others when one dies, and they may be heard first."""
     term = run.started(*ALL)
-    run.says(1, "failed", term=term, text="Gloo all-reduce failed")
+    run.says(1, "failed", term=term, code=1, text="Gloo all-reduce failed")
     run.ended(term, {1: 1, 2: -9})
     for other in (0, 3):
         run.heard(other, "kill")

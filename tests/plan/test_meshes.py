@@ -8,7 +8,19 @@ from mpjax.commands import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.errors import UsageError
 from mpjax.mesh_axes import DATA, FSDP, TENSOR
-from mpjax.plan import Choice, Expected, Sizes, choice_of, climb, ends, meshes, neighbours, search_mesh, verdict
+from mpjax.plan import (
+    Choice,
+    Expected,
+    Sizes,
+    choice_of,
+    climb,
+    ends,
+    mesh_of,
+    meshes,
+    neighbours,
+    search_mesh,
+    verdict,
+)
 
 
 GPT2 = (
@@ -170,6 +182,12 @@ def test_float8_over_tensor_is_left_out_before_it_ends_the_process(plugin, monke
         "float8 over tensor, which ends the compiler of XLA for GPUs (jaxlib 0.12)": 3
     }
     assert {sizes.tensor for sizes in found} == {1}
+
+
+def test_float8_over_tensor_is_an_error_of_a_plan_and_a_run_before_it_ends_the_process(plugin):
+    step = step_of(f"{GPT2} --precision.policy mixed_float8")
+    with pytest.raises(UsageError, match="^float8 over --mesh.tensor 2: XLA's compiler for GPUs ends the process"):
+        step.build_on(mesh_of("h100", 2, data=1, tensor=2))
 
 
 def test_heads_that_do_not_divide_are_left_out_with_the_error_of_a_run(plugin, monkeypatch):

@@ -31,6 +31,7 @@ from mpjax.precision.float8.recipes import RECIPES as RECIPES
 from mpjax.precision.float8.recipes import ROWWISE as ROWWISE
 from mpjax.precision.float8.recipes import as_recipe as as_recipe
 from mpjax.precision.float8.recipes import emulated_reason as emulated_reason
+from mpjax.precision.float8.recipes import require_undivided as require_undivided
 from mpjax.precision.float8.recipes import require_units as require_units
 from mpjax.precision.float8.scaling import ScaledFloat8 as ScaledFloat8
 from mpjax.precision.float8.scaling import largest_of as largest_of

@@ -7,6 +7,7 @@ et al., "FP8 Formats for Deep Learning", 2022 (arXiv:2209.05433). Blocks: Open C
 
 import dataclasses
 import difflib
+import importlib.metadata
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -112,6 +113,26 @@ def require_units(recipes: Iterable[Recipe], capability: tuple[int, int] | None,
                 f"{name} (compute capability {has}) has no units for {recipe}, which needs {needs}: "
                 f"write --precision.policy {instead}"
             )
+
+
+def require_undivided(recipes: Iterable[Recipe], platform: str, tensor: int) -> None:
+    """Raises UsageError if XLA would end the process when it compiles float8 products for GPUs of a `tensor` group.
+
+    The largest number of an operand that is divided over `tensor` is a maximum over GPUs, which XLA does not compile:
+    "Check failed: reduction_kind.has_value()" (jaxlib 0.10.2 and 0.12.0.1, all recipes but mxfp8, which is an error).
+
+    Args:
+      recipes: the recipes.
+      platform: JAX's name of the devices' platform. A CPU has no such fault.
+      tensor: the number of devices in a `tensor` group.
+    """
+    aborting = sorted(str(recipe) for recipe in recipes if recipe.scaling != "block")
+    if aborting and tensor > 1 and platform in ("gpu", "cuda"):
+        raise UsageError(
+            f"{', '.join(aborting)} over --mesh.tensor {tensor}: XLA's compiler for GPUs ends the process (jaxlib "
+            f"{importlib.metadata.version('jaxlib')}); divide over --mesh.fsdp instead, with --mesh.tensor 1, or write "
+            "--precision.policy mixed_bfloat16"
+        )
 
 
 def emulated_reason(recipe: Recipe, platform: str) -> str | None:
