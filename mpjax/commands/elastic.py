@@ -28,7 +28,7 @@ from mpjax.loop.join import code_of_process, listen
 from mpjax.loop.links import Events, Link
 from mpjax.loop.secret import shared_key
 from mpjax.loop.signals import as_usual
-from mpjax.loop.terms import Terms
+from mpjax.loop.terms import ElasticTerms
 
 
 def supervise(config: Config) -> None:
@@ -120,7 +120,7 @@ def _become_first(config: Config, seat: Seat, about: Mapping[str, str], key: byt
     links = {0: Link(there, decisions, 0)}
     open_gate(listen(seat.coordinator), seat, about, key, decisions, links)
     decisions.put(("door", {"process": 0, "host": socket.gethostname()}))
-    terms = Terms(config, seat.coordinator.rpartition(":")[0], seat.processes, decisions, links, _say)
+    terms = ElasticTerms(config, seat.coordinator.rpartition(":")[0], seat.processes, decisions, links, _say)
 
     def decide() -> None:
         try:

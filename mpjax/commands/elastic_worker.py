@@ -40,10 +40,10 @@ def main() -> None:
     size = int.from_bytes(connection.recv(8, socket.MSG_WAITALL))
     term, config = pickle.loads(connection.recv(size, socket.MSG_WAITALL))
     events: Events = queue.SimpleQueue()
-    sys.exit(train(config, Report(Link(connection, events, "supervisor"), term), events))
+    sys.exit(train(config, ToSupervisor(Link(connection, events, "supervisor"), term), events))
 
 
-class Report(Writer):
+class ToSupervisor(Writer):
     """Tells the supervisor the last step whose metrics were written, and other messages about a term."""
 
     def __init__(self, link: Link, term: int):
@@ -58,7 +58,7 @@ class Report(Writer):
         self._link.send(kind=kind, term=self._term, **values)
 
 
-def train(config: Any, report: Report, events: Events) -> int:
+def train(config: Any, report: ToSupervisor, events: Events) -> int:
     """Trains, tells an error to the supervisor, which prints it once for all, and returns the exit code."""
     import logging
     import warnings

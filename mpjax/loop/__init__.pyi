@@ -38,7 +38,7 @@ from mpjax.loop.signals import stop_on_signals as stop_on_signals
 from mpjax.loop.stored import complete_checkpoints as complete_checkpoints
 from mpjax.loop.stored import read_checkpoint as read_checkpoint
 from mpjax.loop.stored import set_aside as set_aside
-from mpjax.loop.terms import Terms as Terms
+from mpjax.loop.terms import ElasticTerms as ElasticTerms
 from mpjax.loop.train import Explain as Explain
 from mpjax.loop.train import Limits as Limits
 from mpjax.loop.train import train_loop as train_loop

@@ -28,7 +28,7 @@ ANSWER = 15.0
 KILLED = -signal.SIGKILL
 
 
-class Terms:
+class ElasticTerms:
     """Process 0's decisions about an elastic run, in a thread of its own.
 
     Args:

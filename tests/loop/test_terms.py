@@ -8,7 +8,7 @@ import time
 import pytest
 
 from mpjax.config import Config, Data, Distributed
-from mpjax.loop import GONE, Terms, terms
+from mpjax.loop import GONE, ElasticTerms, terms
 
 
 WITHIN = 20
@@ -39,7 +39,7 @@ class Run:
             data=Data(batch_size=batch),
             distributed=Distributed(elastic=True, timeout=timeout),
         )
-        self.terms = Terms(config, "10.0.0.1", processes, self.events, self.links, self.lines.append)
+        self.terms = ElasticTerms(config, "10.0.0.1", processes, self.events, self.links, self.lines.append)
         for process in self.links if absent is None else self.links.keys() - {absent}:
             self.events.put(("door", {"process": process, "host": f"host{process}"}))
         self.thread = threading.Thread(target=self.terms.run, daemon=True)
