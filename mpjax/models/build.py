@@ -173,7 +173,7 @@ _WITHOUT_EFFECT = frozenset({"pool", "stem"})
 
 
 def advice_on(config: schema.Model) -> list[str]:
-    """Advises, in a list of at most one sentence, on settings that the model does not read.
+    """Advises, in a list of sentences, on settings that the model does not read, of the run and of its config.json.
 
     Settings with their default values are not named. The user's own model reads no settings.
     """
@@ -181,7 +181,16 @@ def advice_on(config: schema.Model) -> list[str]:
     read = FROM_FOLDER if config.folder else () if is_users_model else ENTRIES[str(config.name)].settings
     unread = [f"--model.{name} {value}" for name, value in _given(config).items() if name not in read]
     why = "is your own model, which its code alone describes" if is_users_model else "does not read it"
-    return [f"{', '.join(unread)} without effect: {config.name} {why}"] if unread else []
+    advice = [f"{', '.join(unread)} without effect: {config.name} {why}"] if unread else []
+    return advice + _advice_on_folder(config.folder) if config.folder else advice
+
+
+def _advice_on_folder(name: str) -> list[str]:
+    from mpjax.models.encoder.config_json import advice_on_dropout, is_encoder
+    from mpjax.models.pretrained.files import find_folder
+
+    folder = find_folder(name)
+    return advice_on_dropout(folder) if is_encoder(folder) else []
 
 
 def _own(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:

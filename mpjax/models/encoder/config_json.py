@@ -34,7 +34,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 _UNUSED = (
-    "attention_probs_dropout_prob",  # mpjax has no dropout of attention weights, which the docs say
+    "attention_probs_dropout_prob",  # see `advice_on_dropout`
     "directionality",
     "finetuning_task",
     "gradient_checkpointing",
@@ -60,6 +60,12 @@ def is_encoder(folder: pathlib.Path) -> bool:
     """
     config = read_object(folder / CONFIG)
     return isinstance(config, Mapping) and config.get("model_type") in FAMILIES
+
+
+def advice_on_dropout(folder: pathlib.Path) -> list[str]:
+    """Advises, in a list of at most one sentence, that attention weights have no dropout; its default is 0.1."""
+    rate = read_object(folder / CONFIG).get("attention_probs_dropout_prob", 0.1)
+    return [f"attention_probs_dropout_prob {rate} without effect: attention weights have no dropout"] if rate else []
 
 
 def read_settings(folder: pathlib.Path) -> EncoderSettings:

@@ -190,3 +190,11 @@ def test_the_data_decides_what_the_encoder_is_for(write, fields, kind):
         built(fields | {"tokens": Tokens(8, 400)})
     with pytest.raises(UsageError, match="is for text_classification: it takes tokens, length, label"):
         built({"tokens": Tokens(9, 260)})
+
+
+@pytest.mark.parametrize(("rate", "told"), [(0.1, True), (None, True), (0.0, False)])
+def test_dropout_of_attention_weights_is_told_to_have_no_effect(write, rate, told):
+    config = {key: value for key, value in BERT.items() if key != "attention_probs_dropout_prob"}
+    folder = write(config=config if rate is None else {**config, "attention_probs_dropout_prob": rate})
+    says = "attention_probs_dropout_prob 0.1 without effect: attention weights have no dropout"
+    assert models.advice_on(Model(name=f"hf:{folder}")) == [says] * told
