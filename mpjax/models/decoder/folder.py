@@ -12,25 +12,12 @@ from mpjax.models.config_keys import CONFIG
 from mpjax.models.decoder.config_json import read_settings
 from mpjax.models.decoder.network import Decoder
 from mpjax.models.pretrained.files import find_folder
-from mpjax.models.pretrained.load import load_pretrained
 from mpjax.models.pretrained.report import PretrainedReport
-from mpjax.models.pretrained.whole_folder import export_folder
-from mpjax.precision.calls import name_scopes
-from mpjax.precision.modules import apply_policy
+from mpjax.models.pretrained.whole_folder import TOKENIZER_FILES, export_folder, load_folder
 from mpjax.precision.policy import Policy
 
 
-COPIED = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
-)
+COPIED = (*TOKENIZER_FILES, "chat_template.jinja", "generation_config.json")
 """The files of a folder, besides the settings and the weights of the network, that an exported folder has too."""
 
 
@@ -54,13 +41,11 @@ def load_decoder(
     """
     folder = find_folder(path)
     settings = read_settings(folder)
-    model = nnx.eval_shape(
-        lambda: Decoder(settings, implementation=implementation, scan_blocks=scan_blocks, rngs=nnx.Rngs(0))
+    return load_folder(
+        lambda: Decoder(settings, implementation=implementation, scan_blocks=scan_blocks, rngs=nnx.Rngs(0)),
+        folder,
+        policy,
     )
-    load_pretrained(model, folder, policy=policy)
-    name_scopes(model)
-    apply_policy(model, policy)
-    return model
 
 
 def export_decoder(

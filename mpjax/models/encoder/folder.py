@@ -5,8 +5,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
@@ -21,30 +19,18 @@ from mpjax.models.encoder.network import Encoder, EncoderClassifier
 from mpjax.models.encoder.sentence_files import LENGTH, MODULES, WHOLE, folders_of_modules
 from mpjax.models.pretrained.export import write_tensors
 from mpjax.models.pretrained.files import SINGLE, find_files, find_folder, open_tensors
-from mpjax.models.pretrained.load import cast, load_pretrained
+from mpjax.models.pretrained.load import cast
 from mpjax.models.pretrained.report import PretrainedReport
-from mpjax.models.pretrained.whole_folder import export_folder
-from mpjax.precision.calls import name_scopes
+from mpjax.models.pretrained.whole_folder import TOKENIZER_FILES, export_folder, load_folder
 from mpjax.precision.dtypes import widest
-from mpjax.precision.modules import apply_policy
 from mpjax.precision.policy import Policy
 
 
-COPIED = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "sentencepiece.bpe.model",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    MODULES,
-    LENGTH,
-    WHOLE,
-)
+COPIED = (*TOKENIZER_FILES, "sentencepiece.bpe.model", "vocab.txt")
 """The files of a folder, besides the settings and the weights of the network, that an exported folder has too."""
+
+_OF_SENTENCES = (MODULES, LENGTH, WHOLE)
+"""Those of a folder of sentence-transformers, which a classifier is not."""
 
 _POOLER = "pooler.dense."
 """Tensors that no vector depends on, and that transformers would make at random without them."""
@@ -70,14 +56,11 @@ def load_encoder(
     """
     folder = find_folder(path)
     settings = read_settings(folder)
-    model = nnx.eval_shape(
-        lambda: Encoder(settings, implementation=implementation, scan_blocks=scan_blocks, rngs=nnx.Rngs(0))
+    return load_folder(
+        lambda: Encoder(settings, implementation=implementation, scan_blocks=scan_blocks, rngs=nnx.Rngs(0)),
+        folder,
+        policy,
     )
-    _begin_streams(model)
-    load_pretrained(model, folder, policy=policy)
-    name_scopes(model)
-    apply_policy(model, policy)
-    return model
 
 
 def export_encoder(
@@ -91,8 +74,9 @@ def export_encoder(
     """Writes a folder that `transformers.AutoModel.from_pretrained`, or sentence-transformers, loads.
 
     A classifier is for `AutoModelForSequenceClassification`. The folder has the weights in one file, the config.json of
-    `source` with the dtype of these weights and the class of the model, and the files of `source` in `COPIED`, with
-    those of the modules of sentence-transformers. A pooler of `source`, which no vector depends on, is copied too.
+    `source` with the dtype of these weights and the class of the model, and the files of `source` in `COPIED`; for
+    vectors of texts also those of sentence-transformers and of its modules. A pooler of `source`, which no vector
+    depends on, is copied too.
 
     Args:
       model: the encoder.
@@ -111,35 +95,23 @@ def export_encoder(
     origin, folder = find_folder(source), expanded(path)
     if read_settings(origin) != model.settings:
         raise UsageError(f"{origin} has other settings than the model: name the folder that it was loaded from")
-    modules = [] if isinstance(model, EncoderClassifier) else folders_of_modules(origin)
-    copied = [*COPIED, *(f"{name}/{CONFIG}" for name in modules)]
-    if isinstance(model, EncoderClassifier):
-        copied = [name for name in COPIED if name not in (MODULES, LENGTH, WHOLE)]
+    is_sentences = not isinstance(model, EncoderClassifier)
+    modules = folders_of_modules(origin) if is_sentences else []
+    of_sentences = [*_OF_SENTENCES, *(f"{name}/{CONFIG}" for name in modules)] if is_sentences else []
     report = export_folder(
         model,
         folder,
         origin=origin,
-        copied=copied,
+        copied=[*COPIED, *of_sentences],
         changes=_changes(model, read_object(origin / CONFIG)),
         dtype=dtype,
         allow_lossy=allow_lossy,
     )
-    if not isinstance(model, EncoderClassifier):
+    if is_sentences:
         _add_pooler(folder / SINGLE, origin, widest(*(row.after for row in report)))
         for name in modules:  # that of Normalize is empty
             (folder / name).mkdir(exist_ok=True)
     return report
-
-
-def _begin_streams(model: nnx.Module) -> None:
-    """Makes the random streams of dropout, which no file has, of an abstract model: of seed 0, each another one."""
-    streams = [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.RngState)]
-    for number, stream in enumerate(streams):
-        if isinstance(stream, nnx.RngKey):
-            keys = jax.random.split(jax.random.fold_in(jax.random.key(0), number), stream.get_value().size)
-            stream.set_value(keys.reshape(stream.get_value().shape))
-        else:
-            stream.set_value(jnp.zeros(stream.get_value().shape, stream.get_value().dtype))
 
 
 def _changes(model: Encoder, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""Writes a folder that transformers loads: the weights, the settings and the other files of a model's folder."""
+"""Loads a model from a folder of Hugging Face files, and writes one that transformers loads."""
 
 import json
 import pathlib
 import shutil
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -14,9 +16,48 @@ from mpjax.files import write_atomically
 from mpjax.models.config_keys import CONFIG
 from mpjax.models.pretrained.export import export_safetensors
 from mpjax.models.pretrained.files import SINGLE
+from mpjax.models.pretrained.load import load_pretrained
 from mpjax.models.pretrained.report import PretrainedReport
+from mpjax.precision.calls import name_scopes
 from mpjax.precision.dtypes import widest
+from mpjax.precision.modules import apply_policy
+from mpjax.precision.policy import Policy
 from mpjax.strict_json import encode
+
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+"""The files of the tokenizers of decoders and encoders alike, of which a folder has some."""
+
+Model = TypeVar("Model", bound=nnx.Module)
+
+
+def load_folder(make: Callable[[], Model], folder: pathlib.Path, policy: str | Policy) -> Model:
+    """Builds the model that `make` returns, with the weights of a folder, under a policy; runs no initializer."""
+    model = nnx.eval_shape(make)
+    _begin_streams(model)
+    load_pretrained(model, folder, policy=policy)
+    name_scopes(model)
+    apply_policy(model, policy)
+    return model
+
+
+def _begin_streams(model: nnx.Module) -> None:
+    """Makes the random streams of dropout, which no file has, of an abstract model: of seed 0, each another one."""
+    streams = [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.RngState)]
+    for number, stream in enumerate(streams):
+        if isinstance(stream, nnx.RngKey):
+            keys = jax.random.split(jax.random.fold_in(jax.random.key(0), number), stream.get_value().size)
+            stream.set_value(keys.reshape(stream.get_value().shape))
+        else:
+            stream.set_value(jnp.zeros(stream.get_value().shape, stream.get_value().dtype))
 
 
 def export_folder(
