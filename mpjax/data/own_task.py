@@ -11,7 +11,7 @@ from mpjax.data.fields import Field, Image, Label, Mask, Numbers, dtype_of_numbe
 from mpjax.data.image_range import in_range
 from mpjax.data.images.depth import EIGHT
 from mpjax.data.images.masks import with_decoded_masks
-from mpjax.data.table import Column, Table, Text
+from mpjax.data.table import Column, Table, Text, require_columns
 from mpjax.data.user_function import PreprocessedExamples, load_preprocess, shape_after
 from mpjax.errors import UsageError
 
@@ -27,8 +27,7 @@ def all_columns(table: Table, config: Data) -> Source:
       UsageError: a column does not exist, or a value of the first example is text or no array of numbers.
     """
     columns = dict(config.columns) or {name: name for name in table.columns}
-    if missing := [column for column in columns.values() if column not in table.columns]:
-        raise UsageError(f"--data.columns: '{table.name}' has no {missing[0]}; it has {', '.join(table.columns)}")
+    require_columns(table, columns)
     chosen = {field: table.columns[column] for field, column in columns.items()}
 
     masks = [name for name, column in chosen.items() if isinstance(column, Mask)]

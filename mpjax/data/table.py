@@ -58,6 +58,12 @@ class Table:
     labelled: Callable[[str], "Table"] | None = None
 
 
+def require_columns(table: Table, columns: Mapping[str, str]) -> None:
+    """Raises UsageError if the values of `columns`, which `--data.columns` names, are not all columns of a data set."""
+    if missing := [column for column in columns.values() if column not in table.columns]:
+        raise UsageError(f"--data.columns: '{table.name}' has no {missing[0]}; it has {', '.join(table.columns)}")
+
+
 _USUAL = {
     "image": ("image", "img", "pixels", "picture"),
     "label": ("label", "labels", "target", "class"),

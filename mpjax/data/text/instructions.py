@@ -11,7 +11,7 @@ import numpy as np
 from mpjax.config.schema import Data
 from mpjax.data.examples import Example, Examples, MappedExamples, Source, renamed
 from mpjax.data.fields import Numbers, Tokens
-from mpjax.data.table import Table
+from mpjax.data.table import Table, require_columns
 from mpjax.data.text.blocks import chunks
 from mpjax.data.text.chat_template import ASSISTANT, ChatTemplate, Message, template_beside
 from mpjax.data.text.tokenizers import PLAIN, HuggingFaceTokenizer, find_tokenizer, load_tokenizer
@@ -196,8 +196,7 @@ def _columns(table: Table, config: Data, forms: Sequence[Sequence[str]]) -> dict
     known = [*dict.fromkeys(itertools.chain(*forms)), *(["input"] if ("instruction", "output") in forms else [])]
     if unknown := sorted(set(config.columns) - set(known)):
         raise UsageError(f"--data.columns {unknown[0]}: conversations have the fields {', '.join(known)}")
-    if missing := [name for name in config.columns.values() if name not in table.columns]:
-        raise UsageError(f"--data.columns: '{table.name}' has no {missing[0]}; it has {', '.join(table.columns)}")
+    require_columns(table, config.columns)
     if config.preprocess:
         return dict(config.columns) or {name: name for name in table.columns}
     named = {name: name for name in known if name in table.columns} | dict(config.columns)

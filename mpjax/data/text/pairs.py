@@ -10,7 +10,7 @@ import numpy as np
 from mpjax.config.schema import Data
 from mpjax.data.examples import Example, Examples, MappedExamples, Source, renamed
 from mpjax.data.fields import Field, Length, Tokens
-from mpjax.data.table import Table
+from mpjax.data.table import Table, require_columns
 from mpjax.data.text.blocks import chunks, framed
 from mpjax.data.text.plain_tokenizers import Ragged, Tokenizer
 from mpjax.data.text.tokenizers import load_tokenizer
@@ -103,8 +103,7 @@ def _columns(table: Table, config: Data) -> dict[str, str]:
     known = (*FIELDS, ANCHOR)
     if unknown := sorted(set(config.columns) - set(known)):
         raise UsageError(f"--data.columns {unknown[0]}: pairs of texts have the fields {', '.join(known)}")
-    if missing := [name for name in config.columns.values() if name not in table.columns]:
-        raise UsageError(f"--data.columns: '{table.name}' has no {missing[0]}; it has {', '.join(table.columns)}")
+    require_columns(table, config.columns)
     if config.preprocess:
         return dict(config.columns) or {name: name for name in table.columns}
     named = {name: name for name in known if name in table.columns} | dict(config.columns)
