@@ -261,17 +261,27 @@ def cable_for_5_seconds(folder: pathlib.Path, expected: dict[int, float]) -> lis
         return [finished(run, "the cable of a host pulled for 5 s", expected, seconds=time.monotonic() - back)]
 
 
-def cable_for_60_seconds(folder: pathlib.Path, expected: dict[int, float]) -> list[Row]:
+def ended(
+    folder: pathlib.Path, expected: dict[int, float], fault: str, do: Callable[[Network, int], None]
+) -> list[Row]:
+    """Runs that end by what `do` does to the host of a process, each in turn; `fault` has a place for its number."""
     rows = []
     for number in range(2):
         with network(2) as joined:
-            run = Run(joined.hosts, folder / f"cable60{number}")
+            run = Run(joined.hosts, folder / f"{do.__name__}{number}")
             run.start()
             run.reach(STEPS // 3)
-            joined.hosts[number].pull()
             since = time.monotonic()
-            rows.append(after_an_end(run, f"the cable of process {number} pulled for 60 s", expected, since))
+            do(joined, number)
+            rows.append(after_an_end(run, fault.format(number), expected, since))
     return rows
+
+
+def cable_for_60_seconds(folder: pathlib.Path, expected: dict[int, float]) -> list[Row]:
+    def pull(joined: Network, number: int) -> None:
+        joined.hosts[number].pull()
+
+    return ended(folder, expected, "the cable of process {} pulled for 60 s", pull)
 
 
 def cable_before_the_start(folder: pathlib.Path, expected: dict[int, float]) -> list[Row]:
@@ -285,16 +295,7 @@ def cable_before_the_start(folder: pathlib.Path, expected: dict[int, float]) -> 
 
 
 def reboot(folder: pathlib.Path, expected: dict[int, float]) -> list[Row]:
-    rows = []
-    for number in range(2):
-        with network(2) as joined:
-            run = Run(joined.hosts, folder / f"reboot{number}")
-            run.start()
-            run.reach(STEPS // 3)
-            since = time.monotonic()
-            joined.reboot(number)
-            rows.append(after_an_end(run, f"the host of process {number} reboots", expected, since))
-    return rows
+    return ended(folder, expected, "the host of process {} reboots", Network.reboot)
 
 
 def two_runs(folder: pathlib.Path, expected: dict[int, float]) -> list[Row]:

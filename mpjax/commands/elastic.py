@@ -24,10 +24,11 @@ from mpjax.ctrl_c import answered
 from mpjax.errors import Diverged, Interrupted, UsageError, printable
 from mpjax.loop.cluster import Seat, seat_of
 from mpjax.loop.gate import open_gate, reach
-from mpjax.loop.join import code_of_process, listen
+from mpjax.loop.join import code_of_process
 from mpjax.loop.links import Events, Link
+from mpjax.loop.port import listen
 from mpjax.loop.secret import shared_key
-from mpjax.loop.signals import as_usual
+from mpjax.loop.signals import as_usual, handled
 from mpjax.loop.terms import ElasticTerms
 
 
@@ -118,7 +119,7 @@ def _become_first(config: Config, seat: Seat, about: Mapping[str, str], key: byt
     here, there = socket.socketpair()
     decisions: Events = queue.SimpleQueue()
     links = {0: Link(there, decisions, 0)}
-    open_gate(listen(seat.coordinator), seat, about, key, decisions, links)
+    open_gate(listen(seat), seat, about, key, decisions, links)
     decisions.put(("door", {"process": 0, "host": socket.gethostname()}))
     terms = ElasticTerms(config, seat.coordinator.rpartition(":")[0], seat.processes, decisions, links, _say)
 
@@ -222,12 +223,8 @@ def _signals_put_into(events: Events) -> Iterator[None]:
             os._exit(128 + number)
         events.put(("signal", {"kind": "signal", "signal": int(number)}))
 
-    before = {number: signal.signal(number, record) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), record)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _say(line: str) -> None:

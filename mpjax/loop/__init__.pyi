@@ -20,10 +20,10 @@ from mpjax.loop.gate import open_gate as open_gate
 from mpjax.loop.gate import reach as reach
 from mpjax.loop.join import enter as enter
 from mpjax.loop.join import joined as joined
-from mpjax.loop.join import notice_a_dead_machine as notice_a_dead_machine
 from mpjax.loop.join import numbers as numbers
-from mpjax.loop.join import own_address as own_address
 from mpjax.loop.links import GONE as GONE
+from mpjax.loop.port import notice_a_dead_machine as notice_a_dead_machine
+from mpjax.loop.port import own_address as own_address
 from mpjax.loop.resume import MASTERS as MASTERS
 from mpjax.loop.resume import adopt as adopt
 from mpjax.loop.resume import places_in as places_in

@@ -7,16 +7,12 @@ import threading
 import time
 from collections.abc import Mapping
 
-from mpjax.errors import UsageError
 from mpjax.loop.cluster import Seat
-from mpjax.loop.door import knock
-from mpjax.loop.join import allow_connections, difference, notice_a_dead_machine
+from mpjax.loop.join import difference
 from mpjax.loop.links import Events, Link
+from mpjax.loop.port import connect
 from mpjax.loop.secret import opened, sealed
 
-
-AGAIN = 0.5
-"""Seconds between two attempts to reach process 0."""
 
 STRANGERS = 200
 """Connections that may be open before they have shown the secret. Of more, the oldest ends: a process comes again."""
@@ -83,8 +79,6 @@ def open_gate(
                         oldest.shutdown(socket.SHUT_RDWR)  # its thread then closes it
             threading.Thread(target=meet, args=(connection,), daemon=True).start()
 
-    allow_connections(seat.processes)
-    notice_a_dead_machine(listener)  # which connections inherit
     threading.Thread(target=accept, daemon=True).start()
 
 
@@ -107,31 +101,10 @@ def reach(seat: Seat, about: Mapping[str, str], key: bytes, timeout: float) -> s
     Raises:
       UsageError: process 0 cannot be reached, or refuses this process.
     """
-    host, _, port = seat.coordinator.rpartition(":")
-    ends, reason = time.monotonic() + timeout, "nobody listens there"
-    while (left := ends - time.monotonic()) > 0:
-        try:
-            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=min(10.0, left))
-        except OSError as error:
-            reason = error.strerror or str(error)
-        else:
-            fault = ""
-            try:
-                notice_a_dead_machine(connection)
-                fault, _ = knock(connection, seat, {**about, "host": socket.gethostname()}, key)
-                if not fault:
-                    connection.settimeout(None)
-                    return connection
-            except (OSError, ValueError):
-                reason = (
-                    "what listens there is not process 0 of this run, has another secret, has ended, or has a process "
-                    f"{seat.process} already"
-                )
-            connection.close()
-            if fault:
-                raise UsageError(fault)
-        time.sleep(max(0.0, min(AGAIN, ends - time.monotonic())))
-    raise UsageError(
-        f"process {seat.process} did not reach process 0 at {seat.coordinator} within {timeout:g} seconds: {reason}; "
-        "write the address at which process 0 can be reached from here, and let its port through the firewall"
+    stranger = (
+        "what listens there is not process 0 of this run, has another secret, has ended, or has a process "
+        f"{seat.process} already"
     )
+    about = {**about, "host": socket.gethostname()}
+    connection, _ = connect(seat, about, key, timeout=timeout, answer=10.0, stranger=stranger)
+    return connection

@@ -2,13 +2,10 @@
 
 import atexit
 import contextlib
-import errno
 import hashlib
 import importlib.metadata
-import os
 import pathlib
 import shutil
-import socket
 import tempfile
 import time
 import warnings
@@ -116,14 +113,13 @@ def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, pa
       UsageError: processes are missing or differ (in all that have entered), or process 0 cannot be reached, cannot
         listen, or refuses this process (in this one).
     """
-    from mpjax.loop.door import Door, knock, open_at  # only runs of several processes need it
+    from mpjax.loop.door import Door, open_at  # only runs of several processes need these
+    from mpjax.loop.port import connect, listen
 
     ends = time.monotonic() + timeout
     if seat.process == 0:
-        allow_connections(seat.processes)
-        listener = listen(seat.coordinator)
+        listener = listen(seat)
         here = str(listener.getsockname()[0])
-        notice_a_dead_machine(listener)  # which connections inherit
         door = Door(listener, seat, about, key, company.lost)
         company.inside = door.inside
         while len(door.abouts) < seat.processes and time.monotonic() < ends:
@@ -137,90 +133,16 @@ def enter(company: Company, seat: Seat, about: Mapping[str, str], key: bytes, pa
         if fault:
             raise UsageError(fault)
         return door.address
-    host, _, port = seat.coordinator.rpartition(":")
-    reason, fault, stranger = "nobody listens there", "", ""
-    while (left := ends - time.monotonic()) > 0:
-        try:
-            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=min(10.0, left))
-        except OSError as error:  # not started yet, or its name is not known yet
-            reason = error.strerror or str(error)
-        else:
-            try:
-                notice_a_dead_machine(connection)
-                connection.settimeout(timeout + 5)  # process 0 may have started later, and waits as long for the others
-                fault, address = knock(connection, seat, about, key)
-                if not fault:
-                    open_at(path, connection, company.lost)
-                    return address
-            except (OSError, ValueError):
-                stranger = reason = "what listens there is not process 0 of this run, has another secret, or has ended"
-            connection.close()
-            if fault:
-                raise UsageError(fault)
-        time.sleep(max(0.0, min(0.2, ends - time.monotonic())))
-    reason = stranger + f", and then: {reason}" * (reason != stranger) if stranger else reason
-    raise UsageError(
-        f"process {seat.process} did not reach process 0 at {seat.coordinator} within {timeout:g} seconds: {reason}; "
-        "write the address at which process 0 can be reached from here, and let its port through the firewall"
+    connection, address = connect(
+        seat,
+        about,
+        key,
+        timeout=timeout,
+        answer=timeout + 5,  # process 0 may have started later, and waits as long for the others
+        stranger="what listens there is not process 0 of this run, has another secret, or has ended",
     )
-
-
-def listen(coordinator: str) -> socket.socket:
-    """Opens the socket of process 0; UsageError if the port is in use or not allowed."""
-    host, _, port = coordinator.rpartition(":")
-    address = own_address(host.strip("[]"))
-    try:
-        if address is None and socket.has_dualstack_ipv6():
-            return socket.create_server(("", int(port)), family=socket.AF_INET6, dualstack_ipv6=True)
-        family = socket.AF_INET6 if ":" in (address or "") else socket.AF_INET
-        return socket.create_server((address or "", int(port)), family=family)
-    except OSError as error:
-        used = error.errno == errno.EADDRINUSE
-        reason = "another program uses it" if used else error.strerror
-        raise UsageError(
-            f"process 0 cannot listen at port {port}: {reason}; write another free port in --distributed.coordinator "
-            "of all processes"
-        ) from error
-
-
-def allow_connections(processes: int) -> None:
-    """Raises this process's limit of open files, as far as it may, to what the connections of a run need."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource  # which Windows lacks
-
-        files, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # Linux allows 1,024, and each process takes three
-        wanted = 500 + 4 * processes
-        if files != resource.RLIM_INFINITY and files < wanted:
-            resource.setrlimit(
-                resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(most, wanted), most)
-            )
-
-
-def notice_a_dead_machine(connection: socket.socket) -> None:
-    """Makes the system end a connection after 30 s without an answer, by the options for that which the system has."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 30_000)):
-        if hasattr(socket, option):  # Linux has all of them
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def own_address(host: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The address of this machine that `host` names; None if it is not certain, and process 0 listens at all of them.
-
-    It is not certain if the others may reach this machine under the name in another way: if the name has several
-    addresses, or one that is not of this machine (a service of Kubernetes, a port that is passed on), or only here that
-    of the loopback (Debian gives 127.0.1.1 to a machine's own name), unless SLURM says that there is one machine.
-    """
-    with contextlib.suppress(OSError):
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-        loopback = all(address.startswith("127.") or address == "::1" for address in found)
-        alone = host in found or host == "localhost" or environment.get("SLURM_STEP_NUM_NODES") == "1"
-        if alone if loopback else len(found) == 1:
-            address = min(found, key=lambda address: ":" in address)
-            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
-                trial.bind((address, 0))
-            return address
-    return None
+    open_at(path, connection, company.lost)
+    return address
 
 
 def _absence(missing: list[int], seat: Seat, timeout: float, here: str) -> str:

@@ -3,8 +3,8 @@
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 from mpjax.ctrl_c import answered, interrupt
 
@@ -49,6 +49,17 @@ class StopRequest:
 
 
 @contextlib.contextmanager
+def handled(handlers: Mapping[int, Any]) -> Iterator[None]:
+    """Context with a handler for each of some signals, which restores the earlier ones. In the main thread alone."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def stop_on_signals(stop: Stop) -> Iterator[None]:
     """Context in which the first SIGINT or SIGTERM calls `stop.ask`, and the process continues.
 
@@ -65,12 +76,8 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # Python allows signal handlers only in the main thread; elsewhere the caller handles signals
         return
-    before = {number: signal.signal(number, record) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), record)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -82,10 +89,5 @@ def as_usual() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    usual = {signal.SIGINT: interrupt, signal.SIGTERM: signal.SIG_DFL}
-    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
-    try:
+    with handled({signal.SIGINT: interrupt, signal.SIGTERM: signal.SIG_DFL}):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -112,7 +112,7 @@ def test_each_learns_the_address_at_which_the_others_reach_it(tmp_path, monkeypa
     """Process 2 reaches process 0 at `reached`, of which 127.0.0.2 stands for an address of a network."""
     monkeypatch.setattr("mpjax.loop.door.is_loopback", lambda address: address in ("127.0.0.1", "::1"))
     port, found = free_port(), {}
-    monkeypatch.setattr("mpjax.loop.join.own_address", lambda _: None)
+    monkeypatch.setattr("mpjax.loop.port.own_address", lambda _: None)
     written = f"[{reached}]" if ":" in reached else reached
     hosts = {0: written, 1: written if ":" in reached else "127.0.0.1", 2: written}
 
