@@ -2,14 +2,14 @@
 
 A host is a process in namespaces of its own (network, name, mounts, processes), joined to the others by a veth pair and
 a bridge. The kernel removes all of it when that process ends, and it ends with the program that made it, however that
-ends. It needs root and the programs `ip` (iproute2), `unshare`, `nsenter` and `mount`; `lacking` says what is missing.
+ends. It needs root and the programs `ip` (iproute2), `setpriv`, `unshare`, `nsenter` and `mount`; `lacking` says what
+is missing.
 
 The bridge may be a program instead, which delays frames and loses some: it needs no traffic control of the kernel.
 """
 
 import argparse
 import contextlib
-import ctypes
 import heapq
 import os
 import pathlib
@@ -26,6 +26,8 @@ from collections.abc import Iterator
 
 
 ROOT = pathlib.Path(__file__).parent.parent
+ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+"""Has the kernel kill a program when its parent ends, however that ends."""
 NEW = ("unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
@@ -33,17 +35,12 @@ def lacking() -> str:
     """Why this machine cannot have such hosts; "" if it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "namespaces need Linux and root"
-    for program in ("ip", "unshare", "nsenter", "mount"):
+    for program in ("ip", "unshare", "nsenter", "mount", "setpriv"):
         if shutil.which(program) is None:
             return f"the program {program} is missing"
     trial = "ip link add v0 type veth peer name v1 && ip link add v2 type bridge && ip link set lo up"
     tried = subprocess.run([*NEW, "sh", "-c", trial], check=False, capture_output=True, text=True)
     return f"no namespaces here: {tried.stderr.strip()[-200:]}" if tried.returncode else ""
-
-
-def _end_with_the_program() -> None:
-    """Asks the kernel to kill this process when its parent ends, however that ends (prctl(2), PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 class Namespace:
@@ -52,10 +49,7 @@ class Namespace:
     def __init__(self, name: str):
         self.name = name
         self._holder = subprocess.Popen(
-            [*NEW, "sleep", "infinity"],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=_end_with_the_program,  # noqa: PLW1509 (no other thread runs yet)
+            [*ENDS_WITH_US, *NEW, "sleep", "infinity"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         self.first = 0
         while not self.first:

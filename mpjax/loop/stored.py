@@ -24,13 +24,13 @@ def _is_news(record: logging.LogRecord) -> bool:
     """Filters log records: False, which drops a record, for what Orbax reports of a damaged checkpoint.
 
     mpjax verifies checksums, and reports damage in one line. Threads of Orbax log each error that passes through them,
-    and asyncio logs the errors of all arrays after the first.
+    and asyncio logs the errors of all arrays after the first: also those of TensorStore that have not reached Orbax.
     """
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     by_orbax = "orbax" in pathlib.PurePath(record.pathname).parts
     if error is None:
         return not (by_orbax and "Metadata file" in record.getMessage())
-    return not (by_orbax or _is_of_orbax(error))
+    return not (by_orbax or _is_of_orbax(error) or str(error).startswith("DATA_LOSS"))
 
 
 def _is_of_orbax(error: BaseException) -> bool:
