@@ -101,10 +101,11 @@ def test_all_reach_what_listens_at_process_0_whoever_comes_first(tmp_path, late)
         assert [back == content for back, _ in lines] == [True, True]
         assert found[0].inside == {1, 2}
         lines[1][1].close()
-        while not found[0]:
-            time.sleep(0.01)
-        assert found == {0: [2], 1: [], 2: [0]}  # each end sees that the other is gone
-        lines[0][1].close()
+        with lines[0][1]:
+            until = time.monotonic() + 10
+            while not (found[0] and found[2]) and time.monotonic() < until:
+                time.sleep(0.01)
+            assert found == {0: [2], 1: [], 2: [0]}  # each end sees that the other is gone
 
 
 @pytest.mark.parametrize("reached", ["127.0.0.1", "::1", "127.0.0.2"])
