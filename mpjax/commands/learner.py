@@ -37,7 +37,7 @@ from mpjax.training import freezing
 from mpjax.training.kernels import Kernels, kernels_of
 from mpjax.training.layout import Layout, divide
 from mpjax.training.optimizer import treats_numbers_one_by_one, update_rule, with_precision
-from mpjax.training.packing import UNPACKED, Packed, Packing
+from mpjax.training.packing import UNPACKED, PackedElementwise, Packing
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.rates import factors_of
 from mpjax.training.schedule import capped_warmup, learning_rate_schedule
@@ -173,7 +173,7 @@ class Learner:
         layout = _layout(self.config, self.plan, self.task, self.fields, mesh)
         packing = _packing(self.config, self.task, self.kernels, layout)
         train_step = make_train_step(
-            Packed(self.task.structure, packing),
+            PackedElementwise(self.task.structure, packing),
             self.tx,
             self.task.objective.loss_of,
             prepare=self.task.objective.prepare,

@@ -79,6 +79,7 @@ from mpjax.training.optimizer import update_rule as update_rule
 from mpjax.training.optimizer import with_precision as with_precision
 from mpjax.training.packing import UNPACKED as UNPACKED
 from mpjax.training.packing import Packed as Packed
+from mpjax.training.packing import PackedElementwise as PackedElementwise
 from mpjax.training.packing import Packing as Packing
 from mpjax.training.precision_plan import advice as advice
 from mpjax.training.precision_plan import floor_of as floor_of

@@ -73,6 +73,10 @@ class Structure:
         arrays = named(nnx.state(model))
         return {name: arrays[name] for name in self.stats.names}
 
+    def optimizer(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
+        """Returns `tx` itself, which updates arrays by path."""
+        return tx
+
 
 class Assembly(Protocol):
     """Builds a model from the arrays of a training state: a `Structure`, or a wrapper of one."""
@@ -83,6 +87,10 @@ class Assembly(Protocol):
 
     def stats_of(self, model: nnx.Module) -> Arrays:
         """Reads the current statistics of `model`, in the form that `assemble` takes."""
+        ...
+
+    def optimizer(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
+        """Makes of an optimizer of arrays by path one of arrays in the form that `assemble` takes."""
         ...
 
 

@@ -127,7 +127,7 @@ def make_train_step(
     gradients = gradients_of(
         structure, loss_fn, shards, cast=cast, prepare=prepare, accumulate=accumulate, frozen=frozen
     )
-    update = optax.with_extra_args_support(tx).update  # some optimizers take the loss, as `value`
+    update = optax.with_extra_args_support(structure.optimizer(tx)).update  # some optimizers take the loss, as `value`
 
     def train_step(state: TrainState, batch):
         _require_average(state, ema)

@@ -10,7 +10,16 @@ import pytest
 
 from mpjax.config import Optimizer
 from mpjax.precision import dynamic_loss_scaling, half_moments, master_weights, optax_promotion
-from mpjax.training import UNPACKED, Kernels, Packed, Packing, create_state, make_train_step, update_rule
+from mpjax.training import (
+    UNPACKED,
+    Kernels,
+    Packed,
+    PackedElementwise,
+    Packing,
+    create_state,
+    make_train_step,
+    update_rule,
+)
 
 
 PARAMS = {
@@ -149,13 +158,47 @@ def test_matrices_are_not_copied():
     assert packed["a/kernel"] is packing.unpack(packed)["a/kernel"] is PARAMS["a/kernel"]
 
 
-def test_a_packed_step_is_the_step_by_path(trainer, batch):
+def rates(params):
+    """Labels by path, as of an optimizer that treats arrays by their names."""
+    return {path: "slow" if path.startswith("key/") else "fast" for path in params}
+
+
+WHOLE_ARRAYS = {
+    "lamb": optax.lamb(0.1, weight_decay=0.1),
+    "factors of moments": optax.adafactor(0.1, min_dim_size_to_factor=2),
+    "rates by path": optax.partition({"slow": optax.sgd(0.01), "fast": optax.adam(0.1)}, rates),
+    "muon": optax.contrib.muon(0.1),
+    "window": optax.MultiSteps(optax.lamb(0.1), 2),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE_ARRAYS)
+def test_an_optimizer_of_whole_arrays_updates_packed_ones_as_by_path_bit_for_bit(name):
+    tx, packing = dynamic_loss_scaling(WHOLE_ARRAYS[name]), Packing.of(PARAMS, {})
+    structure: Any = None  # the optimizer needs none
+    packed_tx: Any = Packed(structure, packing).optimizer(tx)
+    params: Any = PARAMS
+    packed: Any = packing.pack(PARAMS)
+    state, packed_state = tx.init(params), packed_tx.init(packed)
+    for step in range(3):
+        grads = {path: jnp.sin(step + 3 * value) for path, value in params.items()}
+        with jax.disable_jit(), optax_promotion():
+            updates, state = tx.update(grads, state, params)
+            packed_updates, packed_state = packed_tx.update(packing.pack(grads), packed_state, packed)
+            params, packed = optax.apply_updates(params, updates), optax.apply_updates(packed, packed_updates)
+        assert sorted(packed) == [MATRICES, VECTORS, "a/kernel"]
+    same(packing.unpack(packed), params)
+    same(packing.unpack(packed_state), state)
+
+
+@pytest.mark.parametrize("packed_structure", [Packed, PackedElementwise])
+def test_a_packed_step_is_the_step_by_path(trainer, batch, packed_structure):
     """Four steps, the second with gradients that are not finite."""
     decay = optax.add_decayed_weights(0.1, mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params))
     made = trainer(optax.chain(decay, optax.sgd(0.1, momentum=0.9)))
     packing = Packing.of(made.state.params, made.state.stats)
     packed = packing.pack(jax.tree.map(jnp.copy, made.state))
-    step = make_train_step(Packed(made.structure, packing), made.tx, made.loss)
+    step = make_train_step(packed_structure(made.structure, packing), made.tx, made.loss)
     assert len(packed.params) == 3  # two kernels; two biases, a scale and the norm's bias
     for seed in range(4):
         given = batch(seed, poisoned=(5,) if seed == 1 else ())
