@@ -151,13 +151,21 @@ def attend(
         window = None
     lengths = None if lengths is None else jnp.maximum(lengths, 1)
     if _chosen(implementation, query, window=window, cap=cap) == "cudnn":
+        # cuDNN trains with even numbers of positions. To the one that is added, no other attends: it is behind all
+        # lengths, or later than the causal ones.
+        if (length := query.shape[1]) % 2:
+            query, key, value = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (query, key, value))
+            segments = None if segments is None else jnp.pad(segments, ((0, 0), (0, 1)), mode="edge")
+            if lengths is None and (segments is not None or not is_causal):
+                lengths = jnp.full(query.shape[0], length, jnp.int32)
         fused = functools.partial(
             jax.nn.dot_product_attention, is_causal=is_causal, scale=scale, implementation="cudnn"
         )
         if segments is not None:  # cuDNN has no window beside a mask, so the mask has the window and the lengths too
-            return _on_own_heads(fused)(query, key, value, None, _mask(key.shape[1], lengths, window, segments))
+            mask = _mask(key.shape[1], lengths, window, segments)
+            return _on_own_heads(fused)(query, key, value, None, mask)[:, :length]
         options = {} if window is None else {"local_window_size": (window - 1, 0)}
-        return _on_own_heads(functools.partial(fused, **options))(query, key, value, lengths, None)
+        return _on_own_heads(functools.partial(fused, **options))(query, key, value, lengths, None)[:, :length]
     mask = _mask(key.shape[1], lengths, window, segments)
     return plain.dot_product_attention(query, key, value, mask=mask, is_causal=is_causal, scale=scale, cap=cap)
 
@@ -205,8 +213,8 @@ def _is_divided(axis: str) -> bool:
 def implementation_for(query: jax.Array, device=None) -> Literal["xla", "cudnn"]:
     """Chooses "cudnn" if cuDNN can train with queries [B, T, N, H] on `device` (None: JAX's default), else "xla".
 
-    Reads only the shape and the dtype of `query`. cuDNN needs half precision, an even T, and an H of at most 128 that 8
-    divides, on an NVIDIA GPU of compute capability 8.0 or more.
+    Reads only the shape and the dtype of `query`. cuDNN needs half precision and an H of at most 128 that 8 divides, on
+    an NVIDIA GPU of compute capability 8.0 or more.
     """
     return "xla" if _why_not_cudnn(query, default_device() if device is None else device) else "cudnn"
 
@@ -236,13 +244,11 @@ def _why_no_kernel(window: Any, cap: float | None) -> str | None:
 
 def _why_not_cudnn(query: jax.Array, device) -> str | None:
     """The reason why cuDNN's fused attention cannot train with these queries on `device`; None if it can."""
-    *_, length, _, features = query.shape
+    features = query.shape[-1]
     if reason := why_not_on(device):
         return reason
     if query.dtype not in HALF:
         return f"computes in float16 or bfloat16, not in {query.dtype}"
     if features % 8 or features > 128:
         return f"needs heads of 8, 16, ... or 128 features, got {features}"
-    if length % 2:
-        return f"needs an even number of positions to train, got {length}"
     return None

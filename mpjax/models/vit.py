@@ -2,7 +2,7 @@
 
 Dosovitskiy et al., "An Image is Worth 16x16 Words", 2020 (arXiv:2010.11929); sizes Ti and S are from Touvron et al.,
 2020 (arXiv:2012.12877). By default the head reads the mean over patches instead of a class token, as in Beyer et al.,
-2022 (arXiv:2205.01580); this also keeps the number of positions even, which fused attention needs for training.
+2022 (arXiv:2205.01580).
 
 Shapes: B batch, H height, W width, C channels, T patches, D width of the network, K classes; images are B H W C.
 """

@@ -397,6 +397,11 @@ def test_the_step_of_a_users_own_loop_moves_what_the_step_of_a_run_moves(plugin,
     assert by_path.kernels <= run.kernels + 1
 
 
+def test_a_vit_with_a_class_token_has_the_attention_of_cudnn(plugin):
+    """65 positions of 64 patches, padded to 66."""
+    assert moved(compiled(f"{OWN_LOOP['vit']} --model.pool cls")).calls["__cudnn$fmhaSoftmaxBackward"] == 2
+
+
 def test_casts_that_xla_takes_out_cost_bytes_in_a_users_own_loop_too(plugin):
     """The derivative of GELU writes float32 gradients to memory."""
     assert of_own_loop(OWN_LOOP["vit"], as_written=False).bytes > 1.02 * of_own_loop(OWN_LOOP["vit"]).bytes
