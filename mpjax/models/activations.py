@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mpjax.precision.calls import scope_of
-from mpjax.precision.dtypes import FLOAT32, widest
+from mpjax.precision.dtypes import FLOAT32, HALF, widest
 from mpjax.precision.layers import only_sums, without_bias
 
 
@@ -39,14 +39,24 @@ def _relu_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
 def gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
     """Computes x * Phi(x), where Phi is the normal CDF (Hendrycks & Gimpel, 2016, arXiv:1606.08415).
 
-    It computes in float32 or wider, and the result has the dtype of x.
+    It computes in float32 or wider, and the result has the dtype of x. Results in half precision are rounded, and off by
+    at most 5e-7 besides.
     """
-    return _in_float32(lambda x: nnx.gelu(x, approximate=False), _gelu_slope, x)
+    return _in_float32(_half_gelu if x.dtype in HALF else _exact_gelu, _gelu_slope, x)
 
 
 def tanh_gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
     """Computes the tanh approximation of `gelu` in float32 or wider; the result has the dtype of x."""
     return _in_float32(lambda x: nnx.gelu(x, approximate=True), _tanh_gelu_slope, x)
+
+
+_exact_gelu = functools.partial(nnx.gelu, approximate=False)
+
+
+def _half_gelu(x: jax.Array) -> jax.Array:
+    # As PyTorch does. Flax's erfc is exact far below zero too, by 60 operations in place of 20: with them, the kernel of
+    # a GELU of ViT-B took 0.50 ms on an H200 that writes its memory in 0.15.
+    return 0.5 * x * jnp.maximum(1 + jax.lax.erf(x * math.sqrt(0.5)), 0)
 
 
 def _gelu_slope(x: jax.Array) -> jax.Array:

@@ -1,5 +1,7 @@
 """GELU, exact and by a hyperbolic tangent, and gates of SiLU and GELU."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,16 @@ from mpjax.precision.casting import equations
 def test_gelu_is_as_published_and_the_tanh_is_near(x, expected):
     assert float(gelu(jnp.float32(x))) == pytest.approx(expected, abs=1e-6)
     assert float(tanh_gelu(jnp.float32(x))) == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_gelu_of_every_half_number_is_the_exact_one_rounded_to_a_half_millionth(dtype):
+    numbers = np.arange(2**16, dtype=np.uint16).view(dtype)
+    numbers = numbers[np.isfinite(numbers.astype(np.float32))]
+    exact = np.array([0.5 * float(x) * math.erfc(-float(x) / math.sqrt(2)) for x in numbers])
+    error = np.abs(np.asarray(gelu(jnp.asarray(numbers))).astype(np.float64) - exact)
+    assert np.all(error <= 5e-7 + np.abs(exact) * float(jnp.finfo(dtype).eps) / 2)
+    assert np.all(np.asarray(gelu(jnp.asarray(numbers)))[numbers < 0] <= 0)
 
 
 @pytest.mark.parametrize("function", [gelu, tanh_gelu])
