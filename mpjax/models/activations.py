@@ -39,8 +39,8 @@ def _relu_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
 def gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
     """Computes x * Phi(x), where Phi is the normal CDF (Hendrycks & Gimpel, 2016, arXiv:1606.08415).
 
-    It computes in float32 or wider, and the result has the dtype of x. Results in half precision are rounded, and off by
-    at most 5e-7 besides.
+    It computes in float32 or wider, and the result has the dtype of x. Results in half precision are rounded, and off
+    by at most 5e-7 besides.
     """
     return _in_float32(_half_gelu if x.dtype in HALF else _exact_gelu, _gelu_slope, x)
 
@@ -54,8 +54,8 @@ _exact_gelu = functools.partial(nnx.gelu, approximate=False)
 
 
 def _half_gelu(x: jax.Array) -> jax.Array:
-    # As PyTorch does. Flax's erfc is exact far below zero too, by 60 operations in place of 20: with them, the kernel of
-    # a GELU of ViT-B took 0.50 ms on an H200 that writes its memory in 0.15.
+    # As PyTorch does. Flax's erfc is exact far below zero too, by 60 operations in place of 20: with them, the kernel
+    # of a GELU of ViT-B took 0.50 ms on an H200 that moves its memory in 0.15.
     return 0.5 * x * jnp.maximum(1 + jax.lax.erf(x * math.sqrt(0.5)), 0)
 
 
