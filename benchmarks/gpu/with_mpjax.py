@@ -14,7 +14,7 @@ from mpjax.models import GPT2, BasicBlock, Bottleneck, ImageNetStem, ResNet, Sma
 from mpjax.precision import Policy, name_scopes
 from mpjax.training import (
     Layout,
-    Packed,
+    PackedElementwise,
     Packing,
     RunObjective,
     classification,
@@ -47,7 +47,7 @@ def written(case: Case, row: Row, *, pieces: int = 1) -> Written:
 
     return Written(
         step=mpjax.make_train_step(
-            Packed(structure, packing), tx, loss_of(case, policy), accumulate=pieces, layout=layout
+            PackedElementwise(structure, packing), tx, loss_of(case, policy), accumulate=pieces, layout=layout
         ),
         make_state=make_state,
         make_batch=lambda key: batch(case, key),
