@@ -19,6 +19,7 @@ from mpjax.models import (
     Bottleneck,
     ConvNeXt,
     ImageNetStem,
+    LayerKind,
     ResNet,
     ResNeXtBottleneck,
     SmallXceptionStem,
@@ -27,7 +28,7 @@ from mpjax.models import (
     Xception,
     unet64,
 )
-from mpjax.models.decoder import Decoder, DecoderSettings, LayerKind
+from mpjax.models.decoder import Decoder, DecoderSettings
 from mpjax.precision import HALF, PRESETS, apply_policy, audit, storage_policy
 from mpjax.precision.casting import autocast
 

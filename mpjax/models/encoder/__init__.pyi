@@ -4,6 +4,10 @@ from mpjax.models.encoder.config_json import read_settings as read_settings
 from mpjax.models.encoder.config_json import settings_of as settings_of
 from mpjax.models.encoder.folder import export_encoder as export_encoder
 from mpjax.models.encoder.folder import load_encoder as load_encoder
+from mpjax.models.encoder.kinds import make_classifier as make_classifier
+from mpjax.models.encoder.kinds import make_encoder as make_encoder
+from mpjax.models.encoder.modernbert import ModernBERT as ModernBERT
+from mpjax.models.encoder.modernbert import ModernBERTClassifier as ModernBERTClassifier
 from mpjax.models.encoder.network import Encoder as Encoder
 from mpjax.models.encoder.network import EncoderClassifier as EncoderClassifier
 from mpjax.models.encoder.sentence import normalized as normalized
