@@ -13,7 +13,13 @@ from mpjax.models.rope_keys import kinds_of_layers, rope_of
 from mpjax.models.rotary import Rope
 
 
-_GATES = {**{name: kind for name, kind in ACTIVATIONS.items() if kind != "relu"}, "silu": "silu", "swish": "silu"}
+_GATES: Mapping[str, Literal["gelu", "tanh_gelu", "silu"]] = {
+    "gelu": "gelu",
+    "gelu_new": "tanh_gelu",
+    "gelu_pytorch_tanh": "tanh_gelu",
+    "silu": "silu",
+    "swish": "silu",
+}
 
 _POOLINGS: Mapping[str, Literal["cls", "mean"]] = {"cls": "cls", "mean": "mean"}
 
