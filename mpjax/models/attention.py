@@ -133,8 +133,8 @@ def attend(
         float16 -32768, which has to be below the scores.
       is_causal: whether a position attends only to itself and earlier positions.
       window: a position attends to itself and those less than this many away, of which a causal one sees those before
-        it; an int, or an int32 scalar, with which "auto" is "xla". None: all. cuDNN gets a window on both sides as a
-        mask, as for `segments`.
+        it; an int, or an int32 scalar, with which "auto" is "xla" for causal attention. None: all. cuDNN gets a window
+        on both sides as a mask, as for `segments`.
       scale: the factor of the scores; None: 1 / sqrt(H).
       cap: the limit of the scores (`mpjax.precision.attention.soft_cap`), with which "auto" is "xla"; None: no limit.
       implementation: "xla", "cudnn", or "auto" for "cudnn" where it can train with these arguments, else "xla".
@@ -149,7 +149,7 @@ def attend(
         window = None
     lengths = None if lengths is None else jnp.maximum(lengths, 1)
     mask = functools.partial(_mask, key.shape[1], lengths, window, segments, is_causal=is_causal)
-    if _chosen(implementation, query, window=window, cap=cap) == "cudnn":
+    if _chosen(implementation, query, is_causal=is_causal, window=window, cap=cap) == "cudnn":
         fused = functools.partial(
             jax.nn.dot_product_attention, is_causal=is_causal, scale=scale, implementation="cudnn"
         )
@@ -222,21 +222,24 @@ def implementation_for(query: jax.Array, device=None) -> Literal["xla", "cudnn"]
 
 
 def _chosen(
-    implementation: Implementation, query: jax.Array, *, window: Any, cap: float | None
+    implementation: Implementation, query: jax.Array, *, is_causal: bool, window: Any, cap: float | None
 ) -> Literal["xla", "cudnn"]:
     """Resolves "auto"; raises UsageError for an unknown name, or for "cudnn" where cuDNN cannot run."""
     if implementation not in ("auto", "xla", "cudnn"):
         raise UsageError(f"unknown attention implementation '{implementation}': wanted 'auto', 'xla' or 'cudnn'")
     if implementation == "xla":
         return "xla"
-    reason = _why_no_kernel(window, cap) or _why_not_cudnn(query, default_device())
+    reason = _why_no_kernel(window if is_causal else None, cap) or _why_not_cudnn(query, default_device())
     if implementation == "cudnn" and reason:
         raise UsageError(f"attention with 'cudnn' {reason}; write implementation='auto', which uses 'xla' here")
     return "xla" if reason else "cudnn"
 
 
 def _why_no_kernel(window: Any, cap: float | None) -> str | None:
-    """The reason why cuDNN has no kernel for attention of this kind, on any device; None if it has one."""
+    """The reason why cuDNN has no kernel for attention of this kind, on any device; None if it has one.
+
+    `window` is that of causal attention; a mask has any other.
+    """
     if cap is not None:
         return "does not cap scores"
     if not isinstance(window, int | None):

@@ -228,6 +228,8 @@ def test_cudnn_gets_a_window_on_both_sides_as_a_mask(monkeypatch):
     cut = [[*row[:2], 0, 0] for row in near]
     assert [options["mask"].astype(int).tolist() for options in calls] == [[[near]] * 2, [[near], [cut]]]
     assert [options["is_causal"] or options["key_value_seq_lengths"] is not None for options in calls] == [False] * 2
+    attention.attend(query, query, query, window=jnp.int32(2))  # of a loop over layers of several kinds
+    assert np.array_equal(calls[-1]["mask"], calls[0]["mask"])
     attention.attend(query, query, query, window=4)
     assert calls[-1]["mask"] is None
 
