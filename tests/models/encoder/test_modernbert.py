@@ -25,7 +25,15 @@ from mpjax.models import (
     merge_lora,
     stacks_of,
 )
-from mpjax.models.encoder import ModernBERT, load_encoder, make_classifier, read_settings, settings_of
+from mpjax.models.encoder import (
+    ModernBERT,
+    Sentence,
+    export_encoder,
+    load_encoder,
+    make_classifier,
+    read_settings,
+    settings_of,
+)
 from mpjax.models.pretrained import export_safetensors
 from mpjax.precision import name_scopes
 from mpjax.training import take_apart
@@ -81,7 +89,9 @@ LARGE = BASE | {"hidden_size": 1024, "intermediate_size": 2624, "num_hidden_laye
 
 
 @pytest.mark.parametrize(
-    ("config", "whole", "with_two_classes"), [(BASE, 149_014_272, 149_606_402), (LARGE, 394_781_696, 395_833_346)]
+    ("config", "whole", "with_two_classes"),
+    [(BASE, 149_014_272, 149_606_402), (LARGE, 394_781_696, 395_833_346)],
+    ids=["base", "large"],
 )
 def test_published_files_are_models_of_their_published_size(config, whole, with_two_classes):
     settings = settings_of(config)
@@ -308,6 +318,25 @@ def test_the_norm_that_the_first_layer_does_not_have_is_refused(folder):
     save_file(rows | {"layers.0.attn_norm.weight": np.ones(64, np.float32)}, folder / "model.safetensors")
     with pytest.raises(UsageError, match="unexpected: layers.0.attn_norm.weight"):
         load_encoder(folder)
+
+
+def test_files_of_sentence_transformers_say_how_a_text_becomes_a_vector(folder, tmp_path):
+    kinds = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for kind, path in kinds]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 12, "do_lower_case": False}))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 64, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    model = load_encoder(folder)
+    model.eval()
+    assert (model.settings.sentence, model.settings.length) == (Sentence(pooling="cls", normalized=False), 12)
+    np.testing.assert_allclose(nnx.jit(lambda model: model(TOKENS))(model), features(model, TOKENS)[:, 0], atol=1e-6)
+    export_encoder(model, tmp_path / "out", source=folder)
+    assert read_settings(tmp_path / "out") == model.settings
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "out"))
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize(("rate", "told"), [(0.1, True), (0.0, False)])
