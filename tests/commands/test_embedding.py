@@ -117,6 +117,7 @@ def test_modernbert_classifies_and_its_export_names_the_classes(flags, folder, t
     (tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
     summary = train(load_config([*flags, *["--steps", "4", "--model.pretrained_skip", "head/*", "pooler/*"]]))
     assert np.isfinite(summary["test/loss"])
+    export_run(Export(run=str(tmp_path / "run"), output=str(tmp_path / "program"), what="program"))  # compares logits
     export_run(Export(run=str(tmp_path / "run"), output=str(tmp_path / "out"), layout="huggingface"))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["architectures"], len(config["id2label"])) == (["ModernBertForSequenceClassification"], 2)
