@@ -83,9 +83,9 @@ def export_run(settings: Export) -> PretrainedReport | None:
 
 def _export_folder(model: Any, output: str, *, source: str, dtype: Any) -> PretrainedReport:
     """Writes a folder that transformers loads, of a model that was built from such a folder, `source`."""
-    from mpjax.models.encoder.network import Encoder  # local, like all imports that few runs need
+    from mpjax.models.encoder.kinds import AnyEncoder  # local, like all imports that few runs need
 
-    if isinstance(model, Encoder):
+    if isinstance(model, AnyEncoder):
         from mpjax.models.encoder.folder import export_encoder
 
         return export_encoder(model, output, source=source, dtype=dtype)

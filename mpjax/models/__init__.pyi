@@ -2,6 +2,7 @@
 
 from mpjax.models.activations import activated as activated
 from mpjax.models.activations import gelu as gelu
+from mpjax.models.activations import gelu_gate as gelu_gate
 from mpjax.models.activations import relu as relu
 from mpjax.models.activations import silu_gate as silu_gate
 from mpjax.models.activations import tanh_gelu as tanh_gelu
@@ -28,6 +29,7 @@ from mpjax.models.documents import keep_apart as keep_apart
 from mpjax.models.documents import require_apart as require_apart
 from mpjax.models.gpt2 import GPT2 as GPT2
 from mpjax.models.gpt2 import gpt2_small as gpt2_small
+from mpjax.models.layer_kinds import LayerKind as LayerKind
 from mpjax.models.layer_norm import backward as backward
 from mpjax.models.lora import add_lora as add_lora
 from mpjax.models.lora import merge_lora as merge_lora
@@ -52,6 +54,13 @@ from mpjax.models.resnet import identity as identity
 from mpjax.models.resnet import resnet18 as resnet18
 from mpjax.models.resnet import resnet50 as resnet50
 from mpjax.models.resnet import resnext50 as resnext50
+from mpjax.models.rotary import LinearScaling as LinearScaling
+from mpjax.models.rotary import Llama3Scaling as Llama3Scaling
+from mpjax.models.rotary import Rope as Rope
+from mpjax.models.rotary import Rotation as Rotation
+from mpjax.models.rotary import YarnScaling as YarnScaling
+from mpjax.models.rotary import rotate as rotate
+from mpjax.models.rotary import rotation as rotation
 from mpjax.models.scan import Stack as Stack
 from mpjax.models.scan import apart as apart
 from mpjax.models.scan import apart_in as apart_in

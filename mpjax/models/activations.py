@@ -113,6 +113,11 @@ def tanh_gelu_gate(gate: Float[Array, "*S"], x: Float[Array, "*S"]) -> Float[Arr
     return _gate_in_float32(functools.partial(nnx.gelu, approximate=True), _tanh_gelu_slope, gate, x)
 
 
+def gelu_gate(gate: Float[Array, "*S"], x: Float[Array, "*S"]) -> Float[Array, "*S"]:
+    """Computes gelu(gate) * x, with the exact `gelu`, in the dtypes of `silu_gate`."""
+    return _gate_in_float32(functools.partial(nnx.gelu, approximate=False), _gelu_slope, gate, x)
+
+
 def _silu(x: jax.Array) -> jax.Array:
     return x * jax.nn.sigmoid(x)
 

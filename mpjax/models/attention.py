@@ -132,8 +132,9 @@ def attend(
         to all. cuDNN gets the mask as numbers that it adds to the scores, [B, 1, T, T] in the dtype of the inputs: in
         float16 -32768, which has to be below the scores.
       is_causal: whether a position attends only to itself and earlier positions.
-      window: the number of positions that a causal position attends to, itself and those right before it; an int, or
-        an int32 scalar, with which "auto" is "xla". None: all positions before it.
+      window: a position attends to itself and those less than this many away, of which a causal one sees those before
+        it; an int, or an int32 scalar, with which "auto" is "xla" for causal attention. None: all. cuDNN gets a window
+        on both sides as a mask, as for `segments`.
       scale: the factor of the scores; None: 1 / sqrt(H).
       cap: the limit of the scores (`mpjax.precision.attention.soft_cap`), with which "auto" is "xla"; None: no limit.
       implementation: "xla", "cudnn", or "auto" for "cudnn" where it can train with these arguments, else "xla".
@@ -143,14 +144,11 @@ def attend(
 
     Raises:
       UsageError: the implementation is unknown, or it is "cudnn" and cuDNN cannot run here.
-      ValueError: a window without `is_causal`.
     """
-    if window is not None and not is_causal:
-        raise ValueError("a window is of the positions before one: write is_causal=True")
     if isinstance(window, int) and window >= query.shape[1]:
         window = None
     lengths = None if lengths is None else jnp.maximum(lengths, 1)
-    if _chosen(implementation, query, window=window, cap=cap) == "cudnn":
+    if _chosen(implementation, query, is_causal=is_causal, window=window, cap=cap) == "cudnn":
         # cuDNN trains with even numbers of positions. To the one that is added, no other attends: it is behind all
         # lengths, or later than the causal ones.
         if (length := query.shape[1]) % 2:
@@ -161,25 +159,37 @@ def attend(
         fused = functools.partial(
             jax.nn.dot_product_attention, is_causal=is_causal, scale=scale, implementation="cudnn"
         )
-        if segments is not None:  # cuDNN has no window beside a mask, so the mask has the window and the lengths too
-            mask = _mask(key.shape[1], lengths, window, segments)
+        if segments is not None or (window is not None and not is_causal):
+            # cuDNN has no window beside a mask, and none to the right: the mask has the window and the lengths too.
+            mask = _mask(key.shape[1], lengths, window, segments, is_causal=is_causal)
+            mask = jnp.broadcast_to(mask, (len(query), 1, query.shape[1], key.shape[1]))
             return _on_own_heads(fused)(query, key, value, None, mask)[:, :length]
         options = {} if window is None else {"local_window_size": (window - 1, 0)}
         return _on_own_heads(functools.partial(fused, **options))(query, key, value, lengths, None)[:, :length]
-    mask = _mask(key.shape[1], lengths, window, segments)
+    mask = _mask(key.shape[1], lengths, window, segments, is_causal=is_causal)
     return plain.dot_product_attention(query, key, value, mask=mask, is_causal=is_causal, scale=scale, cap=cap)
 
 
 def _mask(
-    length: int, lengths: jax.Array | None, window: int | jax.Array | None, segments: jax.Array | None
-) -> jax.Array | None:
-    """True where a position may attend to another, broadcastable to [B, N, T, T]; None where all may to all."""
+    length: int,
+    lengths: jax.Array | None,
+    window: int | jax.Array | None,
+    segments: jax.Array | None,
+    *,
+    is_causal: bool,
+) -> Any:
+    """True where a position may attend to another, broadcastable to [B, N, T, T]; None where all may to all.
+
+    Without the causal mask itself: a causal window only hides what is too far before a position.
+    """
     masks = []
     positions = jnp.arange(length, dtype=jnp.int32)
     if lengths is not None:
         masks.append(positions[None, None, None, :] < lengths[:, None, None, None])
     if window is not None:
         masks.append((positions[None, :] > positions[:, None] - window)[None, None])
+        if not is_causal:
+            masks.append((positions[None, :] < positions[:, None] + window)[None, None])
     if segments is not None:
         masks.append(segments[:, None, :, None] == segments[:, None, None, :])
     return functools.reduce(jnp.logical_and, masks) if masks else None
@@ -220,21 +230,24 @@ def implementation_for(query: jax.Array, device=None) -> Literal["xla", "cudnn"]
 
 
 def _chosen(
-    implementation: Implementation, query: jax.Array, *, window: Any, cap: float | None
+    implementation: Implementation, query: jax.Array, *, is_causal: bool, window: Any, cap: float | None
 ) -> Literal["xla", "cudnn"]:
     """Resolves "auto"; raises UsageError for an unknown name, or for "cudnn" where cuDNN cannot run."""
     if implementation not in ("auto", "xla", "cudnn"):
         raise UsageError(f"unknown attention implementation '{implementation}': wanted 'auto', 'xla' or 'cudnn'")
     if implementation == "xla":
         return "xla"
-    reason = _why_no_kernel(window, cap) or _why_not_cudnn(query, default_device())
+    reason = _why_no_kernel(window if is_causal else None, cap) or _why_not_cudnn(query, default_device())
     if implementation == "cudnn" and reason:
         raise UsageError(f"attention with 'cudnn' {reason}; write implementation='auto', which uses 'xla' here")
     return "xla" if reason else "cudnn"
 
 
 def _why_no_kernel(window: Any, cap: float | None) -> str | None:
-    """The reason why cuDNN has no kernel for attention of this kind, on any device; None if it has one."""
+    """The reason why cuDNN has no kernel for attention of this kind, on any device; None if it has one.
+
+    `window` is that of causal attention; a mask has any other.
+    """
     if cap is not None:
         return "does not cap scores"
     if not isinstance(window, int | None):

@@ -97,7 +97,7 @@ def _from_folder(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Mo
 def _encoder(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     """Builds the encoder of a folder: a classifier for data with labels, else one that makes a vector of a text."""
     from mpjax.models.encoder.config_json import read_settings
-    from mpjax.models.encoder.network import Encoder, EncoderClassifier
+    from mpjax.models.encoder.kinds import make_classifier, make_encoder
 
     classifies = "positive" not in fields
     _require_fields(config, fields, "text_classification" if classifies else "embedding")
@@ -105,8 +105,8 @@ def _encoder(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: n
     tokens: Any = fields["tokens"]
     _require_tokens(config, settings, tokens.vocabulary, tokens.length)
     if classifies:
-        return EncoderClassifier(settings, num_classes=_outputs(fields), scan_blocks=config.scan_blocks, rngs=rngs)
-    return Encoder(settings, scan_blocks=config.scan_blocks, rngs=rngs)
+        return make_classifier(settings, num_classes=_outputs(fields), scan_blocks=config.scan_blocks, rngs=rngs)
+    return make_encoder(settings, scan_blocks=config.scan_blocks, rngs=rngs)
 
 
 def _require_tokens(config: schema.Model, settings: Any, vocabulary: int, length: int) -> None:

@@ -88,6 +88,13 @@ class ConfigKeys:
             raise self.refusal(key, value, "wanted at least 1")
         return value
 
+    def rate(self, key: str, default: Any = _NONE) -> Any:
+        """Removes a key and returns its value, a number from 0 to below 1, as of dropout; otherwise like `take`."""
+        value = self.take(key, float, default)
+        if value is not None and not 0 <= value < 1:
+            raise self.refusal(key, value, "wanted a number from 0 to below 1")
+        return value
+
     def one_of(self, key: str, names: Mapping[str, Any], default: Any = _NONE) -> Any:
         """Removes a key and returns its value, one of `names`; a missing key returns the default.
 

@@ -83,9 +83,7 @@ class Stack(nnx.Module):
         self.keep = costly
         self.all = nnx.merge(graph, jax.tree.map(lambda *rows: jnp.stack(rows), *(arrays for _, arrays in splits)))
 
-    def __call__(
-        self, x: jax.Array, *args: Any, options: Sequence[tuple] = ((),), chosen: Sequence[int] = ()
-    ) -> jax.Array:
+    def __call__(self, x: Any, *args: Any, options: Sequence[tuple] = ((),), chosen: Sequence[int] = ()) -> Any:
         """Applies the blocks in turn, as `through` does, and updates their statistics and random streams in place.
 
         Raises:
@@ -97,15 +95,15 @@ class Stack(nnx.Module):
         table = jax.tree.map(lambda *rows: jnp.stack([jnp.asarray(row) for row in rows]), *options) if several else ()
         numbers = jnp.asarray(chosen, jnp.int32) if several else None
 
-        def body(x: jax.Array, row: Any) -> tuple[jax.Array, Any]:
+        def body(x: Any, row: Any) -> tuple[Any, Any]:
             arrays, number = row
             block = nnx.merge(graph, *arrays, copy=True)
             option = options[0] if number is None else jax.tree.map(lambda values: values[number], table)
             y = block(x, *args, *option)
-            if (y.shape, y.dtype) != (x.shape, x.dtype):
+            if (after := _described(y)) != (before := _described(x)):
                 raise UsageError(
-                    f"scan_blocks: a block makes {y.dtype}{list(y.shape)} of {x.dtype}{list(x.shape)}, and a loop "
-                    "needs the same before and after: write --model.no_scan_blocks"
+                    f"scan_blocks: a block makes {after} of {before}, and a loop needs the same before and after: "
+                    "write --model.no_scan_blocks"
                 )
             return y, nnx.split(block, nnx.Param, ...)[2]
 
@@ -123,6 +121,11 @@ class Stack(nnx.Module):
         graph, arrays = nnx.split(self.all)
         for number in range(self.depth):
             yield nnx.merge(graph, jax.tree.map(functools.partial(_row, number), arrays))
+
+
+def _described(arrays: Any) -> str:
+    """The dtypes and shapes of one array or of several in a tuple, as in `float32[2, 3]`."""
+    return ", ".join(f"{array.dtype}{list(array.shape)}" for array in jax.tree.leaves(arrays))
 
 
 def _row(number: int, array: Any) -> Any:
@@ -143,14 +146,12 @@ def in_series(make: Callable[..., nnx.Module], depth: int, *, rngs: nnx.Rngs, sc
     return Stack(blocks) if scan and depth else nnx.List(blocks)
 
 
-def through(
-    blocks: Blocks, x: jax.Array, *args: Any, options: Sequence[tuple] = ((),), chosen: Sequence[int] = ()
-) -> jax.Array:
+def through(blocks: Blocks, x: Any, *args: Any, options: Sequence[tuple] = ((),), chosen: Sequence[int] = ()) -> Any:
     """Computes `x = block(x, *args, *option)` for each block in turn; returns the last x (without blocks, x itself).
 
     Args:
       blocks: the blocks.
-      x: the input of the first block.
+      x: the input of the first block, an array or a tuple of arrays.
       *args: arguments that all blocks get.
       options: alternative tuples of further arguments, of equal structure and shapes. With several of them, a `Stack`
         passes their numbers as traced arrays; otherwise they are passed as they are.

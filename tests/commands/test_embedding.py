@@ -11,7 +11,7 @@ from mpjax.commands import evaluate_run, export_run, predict_run
 from mpjax.commands import run as train
 from mpjax.config import Evaluation, Export, Prediction, check, load_config
 from mpjax.errors import UsageError
-from mpjax.models.encoder import Encoder, load_encoder, settings_of
+from mpjax.models.encoder import load_encoder, make_encoder, settings_of
 from mpjax.models.pretrained import export_safetensors
 
 
@@ -28,13 +28,23 @@ CONFIG = {
 }
 
 
+MODERNBERT = {
+    **{key: CONFIG[key] for key in ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size")},
+    "model_type": "modernbert",
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 8,
+    "local_attention": 4,
+    "mlp_dropout": 0.1,
+}
+
+
 @pytest.fixture
-def folder(tmp_path):
-    """A folder of a small encoder with random weights."""
-    folder = tmp_path / "encoder"
+def folder(tmp_path, request):
+    """A folder of a small encoder with random weights, by default of `CONFIG`."""
+    folder, config = tmp_path / "encoder", getattr(request, "param", CONFIG)
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    model = Encoder(settings_of(CONFIG), rngs=nnx.Rngs(0))
+    (folder / "config.json").write_text(json.dumps(config))
+    model = make_encoder(settings_of(config), rngs=nnx.Rngs(0))
     export_safetensors(model, folder / "model.safetensors", layout="huggingface")
     return folder
 
@@ -72,6 +82,52 @@ def test_every_command_reads_a_run_of_embeddings(flags, folder, tmp_path, capsys
     before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "out"))
     assert before.keys() == after.keys()
     load_encoder(tmp_path / "out")
+
+
+@pytest.mark.parametrize("folder", [MODERNBERT], indirect=True, ids=["modernbert"])
+def test_modernbert_trains_adapters_in_a_loop_with_recomputed_activations(flags, folder, tmp_path, capsys):
+    more = "--steps 30 --model.scan_blocks --training.remat full --training.lora blocks/*/attention blocks/*/mlp"
+    train(load_config([*flags, *f"{more} --precision.policy mixed_bfloat16 --precision.strict".split()]))
+    run = str(tmp_path / "run")
+    assert evaluate_run(Evaluation(run=run))["test/accuracy"] > 0.5  # at random 0.125
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a\nAAA\n")
+    capsys.readouterr()
+    predict_run(Prediction(run=run, inputs=(str(texts),)))
+    vectors = [np.array(json.loads(line)["embedding"]) for line in capsys.readouterr().out.splitlines()]
+    with pytest.raises(UsageError, match="is a part of layers.0.attn.Wqkv.weight in the files of transformers"):
+        export_run(Export(run=run, output=str(tmp_path / "adapter"), what="adapter"))
+    export_run(Export(run=run, output=str(tmp_path / "out"), layout="huggingface"))
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "out"))
+    assert before.keys() == after.keys()
+    same = {name for name in before if np.array_equal(before[name], after[name])}
+    assert same == {name for name in before if "norm" in name or "embeddings" in name}
+    trained = load_encoder(tmp_path / "out", policy="mixed_bfloat16")
+    trained.eval()
+    tokens = np.array([[2, 100, 1, 0, 0, 0, 0, 0], [2, 68, 68, 68, 1, 0, 0, 0]], np.int32)  # of bytes, framed
+    np.testing.assert_allclose(vectors, trained(tokens, np.array([3, 5], np.int32)), atol=2e-2)
+
+
+@pytest.mark.parametrize("folder", [MODERNBERT], indirect=True, ids=["modernbert"])
+def test_modernbert_classifies_and_its_export_names_the_classes(flags, folder, tmp_path):
+    flags = [*flags[2:], "--task", "text_classification", "--data.name", f"hf:{tmp_path / 'labels.jsonl'}"]
+    rows = [
+        {"text": letter * number, "label": ["even", "odd"][number % 2]} for letter in "ab" for number in range(1, 9)
+    ]
+    (tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    summary = train(load_config([*flags, *["--steps", "4", "--model.pretrained_skip", "head/*", "pooler/*"]]))
+    assert np.isfinite(summary["test/loss"])
+    export_run(Export(run=str(tmp_path / "run"), output=str(tmp_path / "program"), what="program"))  # compares logits
+    export_run(Export(run=str(tmp_path / "run"), output=str(tmp_path / "out"), layout="huggingface"))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["architectures"], len(config["id2label"])) == (["ModernBertForSequenceClassification"], 2)
+    keys = load_file(tmp_path / "out" / "model.safetensors").keys()
+    assert {name for name in keys if not name.startswith("model.")} == {
+        "head.dense.weight",
+        "head.norm.weight",
+        "classifier.weight",
+        "classifier.bias",
+    }
 
 
 @pytest.mark.parametrize(

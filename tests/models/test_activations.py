@@ -1,5 +1,6 @@
 """GELU, exact and by a hyperbolic tangent, and gates of SiLU and GELU."""
 
+import functools
 import math
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models import activated, gelu, silu_gate, tanh_gelu, tanh_gelu_gate
+from mpjax.models import activated, gelu, gelu_gate, silu_gate, tanh_gelu, tanh_gelu_gate
 from mpjax.precision import apply_policy, name_scopes
 from mpjax.precision.casting import equations
 
@@ -66,7 +67,13 @@ def test_the_backward_pass_may_recompute_its_input():
 
 
 GATES = pytest.mark.parametrize(
-    ("gate", "function"), [(silu_gate, jax.nn.silu), (tanh_gelu_gate, jax.nn.gelu)], ids=["silu", "tanh_gelu"]
+    ("gate", "function"),
+    [
+        (silu_gate, jax.nn.silu),
+        (tanh_gelu_gate, jax.nn.gelu),
+        (gelu_gate, functools.partial(jax.nn.gelu, approximate=False)),
+    ],
+    ids=["silu", "tanh_gelu", "gelu"],
 )
 
 

@@ -189,11 +189,11 @@ def test_an_unknown_implementation_is_an_error():
 # Windows
 
 
-def attended(**options):
+def attended(*, is_causal=True, **options):
     """Which positions change with position 2 of 6, as 1 for a change."""
     query = jax.random.normal(jax.random.key(1), (1, 6, 2, 8))
     value = jnp.zeros((1, 6, 2, 8)).at[:, 2].set(1.0)
-    out = attention.attend(query, query, value, is_causal=True, **options)
+    out = attention.attend(query, query, value, is_causal=is_causal, **options)
     return (jnp.abs(out[0, :, 0, 0]) > 0).astype(int).tolist()
 
 
@@ -207,10 +207,31 @@ def test_a_window_counts_the_position_itself(window, seen):
     assert attended(window=window, lengths=jnp.array([2], jnp.int32))[:2] == [0, 0]
 
 
-def test_a_window_of_positions_on_both_sides_is_an_error():
-    query = jnp.zeros((1, 6, 2, 8))
-    with pytest.raises(ValueError, match="write is_causal=True"):
-        attention.attend(query, query, query, window=2)
+@pytest.mark.parametrize(
+    ("window", "seen"),
+    [(None, [1, 1, 1, 1, 1, 1]), (1, [0, 0, 1, 0, 0, 0]), (2, [0, 1, 1, 1, 0, 0]), (6, [1, 1, 1, 1, 1, 1])],
+)
+def test_a_window_of_attention_that_is_not_causal_is_on_both_sides(window, seen):
+    assert attended(is_causal=False, window=window) == seen
+    assert attended(is_causal=False, window=None if window is None else jnp.int32(window)) == seen
+    assert attended(is_causal=False, window=window, lengths=jnp.array([2], jnp.int32))[:2] == [0, 0]
+
+
+def test_cudnn_gets_a_window_on_both_sides_as_a_mask(monkeypatch):
+    calls = []
+    monkeypatch.setattr(attention, "default_device", lambda: H100)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda query, *_, **options: calls.append(options) or query)
+    query = jnp.zeros((2, 4, 2, 8), jnp.float16)
+    attention.attend(query, query, query, window=2)
+    attention.attend(query, query, query, window=2, lengths=jnp.array([4, 2], jnp.int32))
+    near = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
+    cut = [[*row[:2], 0, 0] for row in near]
+    assert [options["mask"].astype(int).tolist() for options in calls] == [[[near]] * 2, [[near], [cut]]]
+    assert [options["is_causal"] or options["key_value_seq_lengths"] is not None for options in calls] == [False] * 2
+    attention.attend(query, query, query, window=jnp.int32(2))  # of a loop over layers of several kinds
+    assert np.array_equal(calls[-1]["mask"], calls[0]["mask"])
+    attention.attend(query, query, query, window=4)
+    assert calls[-1]["mask"] is None
 
 
 def test_cudnn_gets_the_window_without_the_position_itself(monkeypatch):
@@ -230,6 +251,7 @@ def test_cudnn_gets_the_window_without_the_position_itself(monkeypatch):
         {},
         {"is_causal": True},
         {"is_causal": True, "window": 2},
+        {"window": 2},
         {"lengths": jnp.array([5, 2], jnp.int32)},
         {"segments": jnp.array([[0, 0, 1, 1, 1], [7, 7, 7, 2, 2]], jnp.int32)},
         {"segments": jnp.array([[0, 0, 1, 1, 1], [7, 7, 7, 2, 2]], jnp.int32), "is_causal": True, "window": 2},

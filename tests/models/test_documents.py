@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models import GPT2, Apart, apply_remat, keep_apart, require_apart
-from mpjax.models.decoder import Decoder, DecoderSettings, LayerKind, Rope
+from mpjax.models import GPT2, Apart, LayerKind, Rope, apply_remat, keep_apart, require_apart
+from mpjax.models.decoder import Decoder, DecoderSettings
 from mpjax.models.generation import generate, through_cache
 from mpjax.precision import apply_policy
 from mpjax.precision.casting import autocast

@@ -19,15 +19,18 @@ from mpjax.models import (
     Bottleneck,
     ConvNeXt,
     ImageNetStem,
+    LayerKind,
     ResNet,
     ResNeXtBottleneck,
+    Rope,
     SmallXceptionStem,
     ViT,
     WideResNet,
     Xception,
     unet64,
 )
-from mpjax.models.decoder import Decoder, DecoderSettings, LayerKind
+from mpjax.models.decoder import Decoder, DecoderSettings
+from mpjax.models.encoder import ModernBERTSettings, make_classifier
 from mpjax.precision import HALF, PRESETS, apply_policy, audit, storage_policy
 from mpjax.precision.casting import autocast
 
@@ -69,6 +72,14 @@ GEMMA = {
     "tied": True,
 }
 
+
+def modernbert(width):
+    local, whole = LayerKind(window=3), LayerKind(rope=Rope(theta=100.0))
+    sizes = {"vocabulary": 20, "length": 8, "width": width, "heads": 4, "hidden": 2 * width, "layers": (whole, local)}
+    settings = ModernBERTSettings(**sizes, mlp_dropout=0.1, attention_dropout=0.1, classifier_pooling="mean")
+    return functools.partial(make_classifier, settings, num_classes=3)
+
+
 MODELS = {
     "mlp": Case(functools.partial(MLP, 64, width=8, depth=2, num_classes=3), IMAGES),
     "resnet": Case(functools.partial(ResNet, (1, 1), BasicBlock, ImageNetStem, width=8, **SETTINGS), (4, 16, 16, 1)),
@@ -84,6 +95,7 @@ MODELS = {
     "gpt2": Case(functools.partial(GPT2, vocabulary=20, length=8, **TRANSFORMER), TEXTS, "int32"),
     "llama": Case(functools.partial(Decoder, decoder(16, **LLAMA)), TEXTS, "int32"),
     "gemma": Case(functools.partial(Decoder, decoder(16, **GEMMA)), TEXTS, "int32"),
+    "modernbert": Case(modernbert(16), TEXTS, "int32"),
 }
 
 
@@ -109,7 +121,7 @@ FLOAT8_PRESETS = [preset for preset in PRESETS if preset.policy.products is not 
 OTHER_PRESETS = [preset for preset in PRESETS if preset not in FLOAT8_PRESETS]
 
 
-QUICK = {(name, "mixed_float16") for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma")}
+QUICK = {(name, "mixed_float16") for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma", "modernbert")}
 QUICK |= {("vit", "mixed_bfloat16"), ("vit", "O1"), ("vit", "O3"), ("resnet", "O1"), ("gemma", "O1")}
 
 
@@ -157,6 +169,7 @@ LARGE_ENOUGH = {
     "gpt2": Case(functools.partial(GPT2, vocabulary=20, length=8, **WIDE), (4, 8), "int32"),
     "llama": Case(functools.partial(Decoder, decoder(128, **LLAMA)), (4, 8), "int32"),
     "gemma": Case(functools.partial(Decoder, decoder(128, **GEMMA)), (4, 8), "int32"),
+    "modernbert": Case(modernbert(128), (4, 8), "int32"),
 }
 """Models with linear layers of a size that stays in float8."""
 

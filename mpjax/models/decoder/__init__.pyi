@@ -6,13 +6,5 @@ from mpjax.models.decoder.folder import export_decoder as export_decoder
 from mpjax.models.decoder.folder import load_decoder as load_decoder
 from mpjax.models.decoder.network import Decoder as Decoder
 from mpjax.models.decoder.network import RMSNorm as RMSNorm
-from mpjax.models.decoder.rotary import LinearScaling as LinearScaling
-from mpjax.models.decoder.rotary import Llama3Scaling as Llama3Scaling
-from mpjax.models.decoder.rotary import Rope as Rope
-from mpjax.models.decoder.rotary import Rotation as Rotation
-from mpjax.models.decoder.rotary import YarnScaling as YarnScaling
-from mpjax.models.decoder.rotary import rotate as rotate
-from mpjax.models.decoder.rotary import rotation as rotation
 from mpjax.models.decoder.settings import DecoderSettings as DecoderSettings
-from mpjax.models.decoder.settings import LayerKind as LayerKind
 from mpjax.models.decoder.weights import huggingface as huggingface

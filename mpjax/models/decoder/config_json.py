@@ -7,13 +7,15 @@ compute something else without a word. Defaults of missing keys are those of tra
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mpjax.errors import UsageError
 from mpjax.models.config_keys import CONFIG, ConfigKeys, read_object
-from mpjax.models.decoder.rotary import LinearScaling, Llama3Scaling, Rope, Scaling, YarnScaling
-from mpjax.models.decoder.settings import DecoderSettings, LayerKind
+from mpjax.models.decoder.settings import DecoderSettings
+from mpjax.models.layer_kinds import LayerKind
+from mpjax.models.rope_keys import kinds_of_layers, rope_of
+from mpjax.models.rotary import Rope
 from mpjax.strict_json import encode
 
 
@@ -150,7 +152,9 @@ def _behind(keys: ConfigKeys, rope: Rope) -> tuple[LayerKind, ...]:
     window = keys.size("sliding_window", 4096, null=True)
     window = window if keys.take("use_sliding_window", bool, False) else None
     first = keys.take("max_window_layers", int, 28)
-    return _windows(keys, [window is not None and number >= first for number in range(count)], window, rope, rope)
+    return kinds_of_layers(
+        keys, [window is not None and number >= first for number in range(count)], window, rope, rope
+    )
 
 
 def _smollm3(keys: ConfigKeys) -> DecoderSettings:
@@ -164,7 +168,7 @@ def _smollm3(keys: ConfigKeys) -> DecoderSettings:
     window = keys.size("sliding_window", None, null=True)
     window = window if keys.take("use_sliding_window", bool, False) else None
     keys.only("pretraining_tp", 1, 2)  # how the weights were divided when they were trained
-    windows = _windows(keys, [window is not None and not on for on in has_rope], window, rope, rope)
+    windows = kinds_of_layers(keys, [window is not None and not on for on in has_rope], window, rope, rope)
     bias = keys.take("attention_bias", bool, False)
     return DecoderSettings(
         **sizes,
@@ -186,7 +190,7 @@ def _gemma2(keys: ConfigKeys) -> DecoderSettings:
     keys.only("sliding_window_size", window)
     return DecoderSettings(
         **sizes,
-        layers=_windows(keys, [number % 2 == 0 for number in range(count)], window, rope, rope),
+        layers=kinds_of_layers(keys, [number % 2 == 0 for number in range(count)], window, rope, rope),
         score_cap=keys.take("attn_logit_softcapping", float, 50.0, null=True),
         logit_cap=keys.take("final_logit_softcapping", float, 30.0, null=True),
     )
@@ -200,7 +204,7 @@ def _gemma3(keys: ConfigKeys) -> DecoderSettings:
     keys.unused("_sliding_window_pattern")
     return DecoderSettings(
         **sizes,
-        layers=_windows(keys, [(number + 1) % pattern != 0 for number in range(count)], window, rope, local),
+        layers=kinds_of_layers(keys, [(number + 1) % pattern != 0 for number in range(count)], window, rope, local),
         norms_of_heads=True,
         score_cap=keys.take("attn_logit_softcapping", float, None, null=True),
         logit_cap=keys.take("final_logit_softcapping", float, None, null=True),
@@ -236,29 +240,6 @@ _FAMILIES: Mapping[str, tuple[str, Callable[[ConfigKeys], DecoderSettings]]] = {
 """For each `model_type`: the class of transformers, and the function that reads its keys."""
 
 
-def _windows(
-    keys: ConfigKeys, slides: Sequence[bool], window: int | None, rope: Rope, local: Rope
-) -> tuple[LayerKind, ...]:
-    """Builds the kind of each layer, first to last; `layer_types`, if it is there, decides which have a window.
-
-    Args:
-      keys: the keys.
-      slides: for each layer, whether it has a window; read if there are no `layer_types`.
-      window: the size of the window; with None, a layer with a window raises UsageError.
-      rope: the position embeddings of layers without a window.
-      local: the position embeddings of layers with a window.
-    """
-    kinds = {"full_attention": False, "sliding_attention": True}
-    named = keys.take("layer_types", list, None)
-    if named is not None:
-        if len(named) != len(slides) or not all(name in kinds for name in named):
-            raise keys.refusal("layer_types", named, f"wanted {' or '.join(kinds)} for each of {len(slides)} layers")
-        slides = [kinds[name] for name in named]
-    if any(slides) and window is None:
-        raise UsageError("sliding_window is null or switched off, and some layers are to have a window")
-    return tuple(LayerKind(rope=local, window=window) if slide else LayerKind(rope=rope) for slide in slides)
-
-
 def _rope(keys: ConfigKeys, length: int, *, theta: float = 10_000.0) -> Rope:
     """Reads the position embeddings from `rope_parameters`, or from `rope_theta` and `rope_scaling` of older files.
 
@@ -273,7 +254,7 @@ def _rope(keys: ConfigKeys, length: int, *, theta: float = 10_000.0) -> Rope:
         raise keys.refusal("rope_scaling", old, "wanted it or rope_parameters, not both")
     keys.only("partial_rotary_factor", 1.0, 1, None)
     name = "rope_scaling" if old else "rope_parameters"
-    return _rope_of(ConfigKeys(new or old or {}, f"{name}."), length, outer=outer, usual=theta)
+    return rope_of(ConfigKeys(new or old or {}, f"{name}."), length, outer=outer, usual=theta)
 
 
 def _gemma3_ropes(keys: ConfigKeys, length: int) -> tuple[Rope, Rope]:
@@ -290,62 +271,6 @@ def _gemma3_ropes(keys: ConfigKeys, length: int) -> tuple[Rope, Rope]:
     nested.refuse_rest()
     names = "rope_scaling." if old else "rope_parameters.full_attention.", "rope_parameters.sliding_attention."
     return (
-        _rope_of(ConfigKeys(full or old or {}, names[0]), length, outer=outer[0], usual=1_000_000.0),
-        _rope_of(ConfigKeys(local or {}, names[1]), length, outer=outer[1], usual=10_000.0),
+        rope_of(ConfigKeys(full or old or {}, names[0]), length, outer=outer[0], usual=1_000_000.0),
+        rope_of(ConfigKeys(local or {}, names[1]), length, outer=outer[1], usual=10_000.0),
     )
-
-
-def _rope_of(keys: ConfigKeys, length: int, *, outer: float | None, usual: float) -> Rope:
-    """Reads position embeddings from one object of the file, and refuses keys of it that are not known.
-
-    Args:
-      keys: the keys of `rope_parameters` or `rope_scaling`.
-      length: the number of positions that the model was trained on, if the keys do not say it.
-      outer: the `rope_theta` of the file outside of this object, None if there is none; a different one inside raises
-        UsageError.
-      usual: the base of the frequencies if there is no `rope_theta` at all.
-    """
-    theta = keys.take("rope_theta", float, outer)
-    if outer is not None and theta != outer:
-        raise keys.refusal("rope_theta", theta, f"and beside it rope_theta is {outer}")
-    keys.only("partial_rotary_factor", 1.0, 1, None)
-    kind = keys.one_of("rope_type", _SCALINGS, keys.one_of("type", _SCALINGS, "default"))
-    scaling = _SCALINGS[kind](keys, length)
-    keys.refuse_rest()
-    return Rope(theta=float(usual if theta is None else theta), scaling=scaling)
-
-
-def _linear(keys: ConfigKeys, length: int) -> Scaling:
-    del length
-    return LinearScaling(factor=keys.take("factor", float))
-
-
-def _llama3(keys: ConfigKeys, length: int) -> Scaling:
-    return Llama3Scaling(
-        factor=keys.take("factor", float),
-        low=keys.take("low_freq_factor", float),
-        high=keys.take("high_freq_factor", float),
-        length=keys.size("original_max_position_embeddings", length),
-    )
-
-
-def _yarn(keys: ConfigKeys, length: int) -> Scaling:
-    keys.only("mscale", None, 0)
-    keys.only("mscale_all_dim", None, 0)
-    return YarnScaling(
-        factor=keys.take("factor", float),
-        low=keys.take("beta_slow", float, None) or 1.0,
-        high=keys.take("beta_fast", float, None) or 32.0,
-        length=keys.size("original_max_position_embeddings", length),
-        attention_factor=keys.take("attention_factor", float, None),
-        truncate=keys.take("truncate", bool, True),
-    )
-
-
-_SCALINGS: Mapping[str, Callable[[ConfigKeys, int], Scaling | None]] = {
-    "default": lambda keys, length: None,
-    "linear": _linear,
-    "llama3": _llama3,
-    "yarn": _yarn,
-}
-"""For each `rope_type`, the function that reads its keys, given the length of texts."""

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mpjax.models.activations import silu_gate, tanh_gelu_gate
 from mpjax.models.attention import Attend, Implementation, attend
-from mpjax.models.decoder.rotary import Rotation, rotate, rotation
-from mpjax.models.decoder.settings import DecoderSettings, LayerKind
+from mpjax.models.decoder.settings import DecoderSettings
+from mpjax.models.gated_mlp import GatedMLP, same
+from mpjax.models.layer_kinds import LayerKind, attention_options
+from mpjax.models.rotary import Rotation, rotate
 from mpjax.models.scan import in_series, through
 from mpjax.models.transformer import check_length
 from mpjax.precision.attention import soft_cap
@@ -31,9 +32,6 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Array, Float, Int
 
     from mpjax.models.documents import Apart
-
-
-GATES = {"silu": silu_gate, "tanh_gelu": tanh_gelu_gate}
 
 
 class Decoder(nnx.Module):
@@ -119,12 +117,8 @@ class Decoder(nnx.Module):
     def _attention_options(
         self, kinds: Sequence[LayerKind], positions: Int[Array, "B T"], dtype: np.dtype
     ) -> list[tuple[Rotation, int]]:
-        """The rotation and the window of each kind of layer."""
-        rotations = {
-            rope: rotation(rope, positions, self.settings.head_features, dtype)
-            for rope in dict.fromkeys(kind.rope for kind in kinds)
-        }
-        return [(rotations[kind.rope], kind.window or self.length) for kind in kinds]
+        settings = self.settings
+        return attention_options(kinds, positions, features=settings.head_features, length=self.length, dtype=dtype)
 
     def logits(self, features: Float[Array, "*S D"]) -> Float[Array, "*S V"]:
         """Computes the logits of each next token from features, limited by `settings.logit_cap` if that is set."""
@@ -143,9 +137,17 @@ class DecoderBlock(nnx.Module):
         self.norm1 = norm()
         self.attention = GroupedAttention(settings, implementation=implementation, rngs=rngs)
         self.norm2 = norm()
-        self.mlp = GatedMLP(settings, rngs=rngs)
-        self.norm_after_attention = norm() if settings.norms_after else _same
-        self.norm_after_mlp = norm() if settings.norms_after else _same
+        self.mlp = GatedMLP(
+            settings.width,
+            settings.hidden,
+            activation=settings.activation,
+            use_bias=settings.mlp_bias,
+            kernel_init=nnx.initializers.normal(0.02),
+            out_init=nnx.initializers.normal(_of_branch(settings)),
+            rngs=rngs,
+        )
+        self.norm_after_attention = norm() if settings.norms_after else same
+        self.norm_after_mlp = norm() if settings.norms_after else same
 
     def __call__(
         self,
@@ -188,8 +190,8 @@ class GroupedAttention(nnx.Module):
             use_bias=settings.out_bias,
             rngs=rngs,
         )
-        self.query_norm = _norm(settings, features, rngs) if settings.norms_of_heads else _same
-        self.key_norm = _norm(settings, features, rngs) if settings.norms_of_heads else _same
+        self.query_norm = _norm(settings, features, rngs) if settings.norms_of_heads else same
+        self.key_norm = _norm(settings, features, rngs) if settings.norms_of_heads else same
         self.scale = settings.score_scale
         self.cap = settings.score_cap
         self.implementation: Implementation = implementation
@@ -216,21 +218,6 @@ class GroupedAttention(nnx.Module):
             implementation=self.implementation,
         )
         return self.out(mixed)
-
-
-class GatedMLP(nnx.Module):
-    """Computes down(activation(gate(x)) * up(x)), the gated MLP of Shazeer, 2020 (arXiv:2002.05202)."""
-
-    def __init__(self, settings: DecoderSettings, *, rngs: nnx.Rngs):
-        linear = functools.partial(nnx.Linear, use_bias=settings.mlp_bias, rngs=rngs)
-        normal = nnx.initializers.normal
-        self.gate = linear(settings.width, settings.hidden, kernel_init=normal(0.02))
-        self.up = linear(settings.width, settings.hidden, kernel_init=normal(0.02))
-        self.down = linear(settings.hidden, settings.width, kernel_init=normal(_of_branch(settings)))
-        self.gated = GATES[settings.activation]
-
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return self.down(self.gated(self.gate(x), self.up(x)))
 
 
 class RMSNorm(nnx.Module):
@@ -262,10 +249,6 @@ class RMSNorm(nnx.Module):
 
 def _norm(settings: DecoderSettings, features: int, rngs: nnx.Rngs) -> RMSNorm:
     return RMSNorm(features, epsilon=settings.epsilon, offset=settings.norm_offset, rngs=rngs)
-
-
-def _same(x: jax.Array) -> jax.Array:
-    return x
 
 
 def _of_branch(settings: DecoderSettings) -> float:

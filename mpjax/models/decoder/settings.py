@@ -6,21 +6,7 @@ import dataclasses
 from typing import Literal
 
 from mpjax.errors import UsageError
-from mpjax.models.decoder.rotary import Rope
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerKind:
-    """The position embeddings and the attention window of one layer.
-
-    Attributes:
-      rope: the rotary position embeddings of queries and keys; None for none.
-      window: the number of positions that a position attends to, itself and those right before it; None for itself and
-        all before it.
-    """
-
-    rope: Rope | None = Rope()
-    window: int | None = None
+from mpjax.models.layer_kinds import LayerKind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

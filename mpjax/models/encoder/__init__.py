@@ -1,4 +1,4 @@
-"""Encoders of texts: BERT, RoBERTa and sentence encoders of their shape, with settings and weights from a folder."""
+"""Encoders of texts: BERT, RoBERTa, ModernBERT and sentence encoders, with settings and weights from a folder."""
 
 from mpjax.offers import offer
 

@@ -13,8 +13,11 @@ from typing import Any
 
 from mpjax.errors import UsageError
 from mpjax.models.config_keys import CONFIG, ConfigKeys, read_object
+from mpjax.models.encoder.activation_names import ACTIVATIONS
+from mpjax.models.encoder.modernbert_json import modernbert_settings
+from mpjax.models.encoder.modernbert_settings import ModernBERTSettings
 from mpjax.models.encoder.sentence_files import MODULES, read_sentence
-from mpjax.models.encoder.settings import Activation, EncoderSettings, Sentence
+from mpjax.models.encoder.settings import EncoderSettings, Sentence
 from mpjax.strict_json import encode
 
 
@@ -23,15 +26,14 @@ FAMILIES: Mapping[str, str] = {
     "roberta": "Roberta",
     "xlm-roberta": "XLMRoberta",
     "camembert": "Camembert",
+    "modernbert": "ModernBert",
 }
-"""For each `model_type`: what the names of its classes in transformers begin with. All but BERT are RoBERTa's shape."""
+"""For each `model_type`: what the names of its classes in transformers begin with.
 
-_ACTIVATIONS: Mapping[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_new": "tanh_gelu",
-    "gelu_pytorch_tanh": "tanh_gelu",
-    "relu": "relu",
-}
+All but BERT and ModernBERT are RoBERTa's shape.
+"""
+
+Settings = EncoderSettings | ModernBERTSettings
 
 _UNUSED = (
     "attention_probs_dropout_prob",  # see `advice_on_dropout`
@@ -63,12 +65,16 @@ def is_encoder(folder: pathlib.Path) -> bool:
 
 
 def advice_on_dropout(folder: pathlib.Path) -> list[str]:
-    """Advises, in a list of at most one sentence, that attention weights have no dropout; its default is 0.1."""
-    rate = read_object(folder / CONFIG).get("attention_probs_dropout_prob", 0.1)
+    """Advises, in a list of at most one sentence, that attention weights have no dropout."""
+    config = read_object(folder / CONFIG)
+    if config["model_type"] == "modernbert":
+        rate = config.get("attention_dropout", 0.0)
+        return [f"attention_dropout {rate} is of the outputs of attention; its weights have no dropout"] if rate else []
+    rate = config.get("attention_probs_dropout_prob", 0.1)
     return [f"attention_probs_dropout_prob {rate} without effect: attention weights have no dropout"] if rate else []
 
 
-def read_settings(folder: pathlib.Path) -> EncoderSettings:
+def read_settings(folder: pathlib.Path) -> Settings:
     """Reads the settings of the encoder in a folder of Hugging Face files.
 
     Without a modules.json, a text is the mean of its tokens, and its vector is normalized.
@@ -88,7 +94,7 @@ def read_settings(folder: pathlib.Path) -> EncoderSettings:
     return dataclasses.replace(settings, sentence=sentence, length=length or settings.length)
 
 
-def settings_of(config: Any) -> EncoderSettings:
+def settings_of(config: Any) -> Settings:
     """Converts the content of a `config.json` to the settings of an encoder.
 
     Raises:
@@ -104,17 +110,24 @@ def settings_of(config: Any) -> EncoderSettings:
         isinstance(named, list) and len(named) == 1 and str(named[0]).startswith(FAMILIES[kind])
     ):
         raise UsageError(f"architectures is {encode(named)}: wanted one class of {FAMILIES[kind]}")
+    settings = modernbert_settings(keys) if kind == "modernbert" else _bert(keys, kind)
+    keys.refuse_rest()
+    return settings
+
+
+def _bert(keys: ConfigKeys, kind: str) -> EncoderSettings:
+    """Takes the keys of BERT and RoBERTa; `kind` is the `model_type`."""
     width, heads = keys.size("hidden_size", 768), keys.size("num_attention_heads", 12)
     positions = keys.size("max_position_embeddings", 512)
-    dropout = keys.take("hidden_dropout_prob", float, 0.1)
-    head_dropout = keys.take("classifier_dropout", float, None)
+    dropout = keys.rate("hidden_dropout_prob", 0.1)
+    head_dropout = keys.rate("classifier_dropout", None)
     padding = None if kind == "bert" else keys.take("pad_token_id", int, 1)
     keys.only("position_embedding_type", "absolute")
     keys.only("is_decoder", False)
     keys.only("add_cross_attention", False)
     keys.only("chunk_size_feed_forward", 0)
     keys.unused(*_UNUSED)
-    settings = EncoderSettings(
+    return EncoderSettings(
         family="bert" if kind == "bert" else "roberta",
         vocabulary=keys.size("vocab_size", 30522 if kind == "bert" else 50265),
         length=positions if padding is None else positions - padding - 1,
@@ -125,11 +138,9 @@ def settings_of(config: Any) -> EncoderSettings:
         hidden=keys.size("intermediate_size", 3072),
         segments=keys.size("type_vocab_size", 2),
         padding=padding,
-        activation=_ACTIVATIONS[keys.one_of("hidden_act", _ACTIVATIONS, "gelu")],
+        activation=ACTIVATIONS[keys.one_of("hidden_act", ACTIVATIONS, "gelu")],
         epsilon=keys.take("layer_norm_eps", float, 1e-12),
         dropout=dropout,
         head_dropout=dropout if head_dropout is None else head_dropout,
         sentence=Sentence(),
     )
-    keys.refuse_rest()
-    return settings

@@ -15,7 +15,7 @@ from mpjax.errors import UsageError
 from mpjax.models.attention import Implementation
 from mpjax.models.config_keys import CONFIG, read_object
 from mpjax.models.encoder.config_json import FAMILIES, read_settings
-from mpjax.models.encoder.network import Encoder, EncoderClassifier
+from mpjax.models.encoder.kinds import AnyClassifier, AnyEncoder, make_encoder
 from mpjax.models.encoder.sentence_files import LENGTH, MODULES, WHOLE, folders_of_modules
 from mpjax.models.pretrained.export import write_tensors
 from mpjax.models.pretrained.files import SINGLE, find_files, find_folder, open_tensors
@@ -42,7 +42,7 @@ def load_encoder(
     policy: str | Policy = "float32",
     implementation: Implementation = "auto",
     scan_blocks: bool = False,
-) -> Encoder:
+) -> AnyEncoder:
     """Builds the encoder of a folder of Hugging Face files, with its weights, under a policy.
 
     Args:
@@ -57,14 +57,14 @@ def load_encoder(
     folder = find_folder(path)
     settings = read_settings(folder)
     return load_folder(
-        lambda: Encoder(settings, implementation=implementation, scan_blocks=scan_blocks, rngs=nnx.Rngs(0)),
+        lambda: make_encoder(settings, implementation=implementation, scan_blocks=scan_blocks, rngs=nnx.Rngs(0)),
         folder,
         policy,
     )
 
 
 def export_encoder(
-    model: Encoder,
+    model: AnyEncoder,
     path: str | os.PathLike,
     *,
     source: str | os.PathLike,
@@ -95,7 +95,7 @@ def export_encoder(
     origin, folder = find_folder(source), expanded(path)
     if read_settings(origin) != model.settings:
         raise UsageError(f"{origin} has other settings than the model: name the folder that it was loaded from")
-    is_sentences = not isinstance(model, EncoderClassifier)
+    is_sentences = not isinstance(model, AnyClassifier)
     modules = folders_of_modules(origin) if is_sentences else []
     of_sentences = [*_OF_SENTENCES, *(f"{name}/{CONFIG}" for name in modules)] if is_sentences else []
     report = export_folder(
@@ -114,10 +114,10 @@ def export_encoder(
     return report
 
 
-def _changes(model: Encoder, config: Mapping[str, Any]) -> dict[str, Any]:
+def _changes(model: AnyEncoder, config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of config.json that say which class the weights are for, and its classes."""
     name = FAMILIES[config["model_type"]]
-    if not isinstance(model, EncoderClassifier):
+    if not isinstance(model, AnyClassifier):
         return {"architectures": [f"{name}Model"]}
     changes: dict[str, Any] = {"architectures": [f"{name}ForSequenceClassification"]}
     classes = model.head.kernel[...].shape[1]

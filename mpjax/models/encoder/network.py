@@ -17,7 +17,7 @@ from flax import nnx
 
 from mpjax.models.activations import gelu, relu, tanh_gelu
 from mpjax.models.attention import Implementation
-from mpjax.models.encoder.sentence import normalized, pooled
+from mpjax.models.encoder.sentence import vectors_of
 from mpjax.models.encoder.settings import EncoderSettings
 from mpjax.models.scan import in_series, through
 from mpjax.models.transformer import (
@@ -77,9 +77,7 @@ class Encoder(nnx.Module):
 
     def __call__(self, tokens: Int[Array, "B T"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B D"]:
         """Computes the vectors of texts, float32 or wider; arguments and errors are those of `features`."""
-        sentence = self.settings.sentence
-        vectors = pooled(self.features(tokens, lengths), lengths, sentence.pooling)
-        return normalized(vectors) if sentence.normalized else vectors
+        return vectors_of(self.features(tokens, lengths), lengths, self.settings.sentence)
 
     def features(self, tokens: Int[Array, "B T"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
         """Computes the features of each token after the last block.

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.models.encoder.settings import Pooling
+from mpjax.models.encoder.settings import Pooling, Sentence
 from mpjax.precision.dtypes import FLOAT32, widest
 
 
@@ -21,6 +21,14 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 SHORTEST = 1e-12
 """The smallest length that a vector is divided by, as in PyTorch's `normalize`."""
+
+
+def vectors_of(
+    features: Float[Array, "B T D"], lengths: Int[Array, " B"] | None, sentence: Sentence
+) -> Float[Array, "B D"]:
+    """Makes the vector of each text that `sentence` describes, in float32 or wider; see `pooled` and `normalized`."""
+    vectors = pooled(features, lengths, sentence.pooling)
+    return normalized(vectors) if sentence.normalized else vectors
 
 
 def pooled(features: Float[Array, "B T D"], lengths: Int[Array, " B"] | None, pooling: Pooling) -> Float[Array, "B D"]:

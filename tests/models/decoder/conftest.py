@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from mpjax.models.decoder import DecoderSettings, LayerKind, Rope
+from mpjax.models import LayerKind, Rope
+from mpjax.models.decoder import DecoderSettings
 
 
 @pytest.fixture(scope="session")

@@ -8,16 +8,8 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.decoder import (
-    Decoder,
-    LayerKind,
-    LinearScaling,
-    Llama3Scaling,
-    Rope,
-    YarnScaling,
-    read_settings,
-    settings_of,
-)
+from mpjax.models import LayerKind, LinearScaling, Llama3Scaling, Rope, YarnScaling
+from mpjax.models.decoder import Decoder, read_settings, settings_of
 
 
 TINY = pathlib.Path(__file__).with_name("tiny")

@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.decoder import Decoder, DecoderSettings, LayerKind, RMSNorm, Rope
+from mpjax.models import LayerKind, Rope
+from mpjax.models.decoder import Decoder, DecoderSettings, RMSNorm
 
 
 TOKENS = jax.random.randint(jax.random.key(0), (2, 8), 0, 20)

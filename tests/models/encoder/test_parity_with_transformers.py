@@ -12,7 +12,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 import mpjax
-from mpjax.models.encoder import Encoder, EncoderClassifier, export_encoder, load_encoder, read_settings
+from mpjax.models.encoder import export_encoder, load_encoder, make_classifier, make_encoder, read_settings
 
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[parity]'")
@@ -33,12 +33,39 @@ SIZES = {
     "num_attention_heads": 4,
     "max_position_embeddings": 32,
 }
+MODERN = {"num_hidden_layers": 5, "local_attention": 4, "pad_token_id": 0}
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
+BIASES = ("norm_bias", "attention_bias", "mlp_bias")
 CASES = {
     "bert": ("BertConfig", {}),
     "bert with tanh": ("BertConfig", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5}),
     "roberta": ("RobertaConfig", {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}),
     "xlm-roberta": ("XLMRobertaConfig", {"pad_token_id": 1, "type_vocab_size": 1, "hidden_act": "relu"}),
     "camembert": ("CamembertConfig", {"pad_token_id": 1, "type_vocab_size": 1}),
+    "modernbert": ("ModernBertConfig", {**MODERN, "global_attn_every_n_layers": 3}),
+    "modernbert with biases": (
+        "ModernBertConfig",
+        {
+            **MODERN,
+            **dict.fromkeys(BIASES, True),
+            "hidden_activation": "gelu_pytorch_tanh",
+            "norm_eps": 1e-3,
+            "layer_types": [f"{name}_attention" for name in ("sliding", "sliding", "full", "sliding", "full")],
+            "rope_parameters": {"full_attention": LINEAR, "sliding_attention": {"rope_theta": 20.0}},
+        },
+    ),
+}
+CLASSIFIERS = {
+    "Bert": {"pad_token_id": 1},
+    "Roberta": {"pad_token_id": 1},
+    "ModernBert": MODERN,
+    "ModernBert of means": {
+        **MODERN,
+        "classifier_pooling": "mean",
+        "classifier_bias": True,
+        "classifier_activation": "relu",
+        "norm_bias": True,
+    },
 }
 
 
@@ -97,7 +124,7 @@ def means(features: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.normalize((features * there).sum(1) / there.sum(1))
 
 
-def loaded(saved: Saved, **options) -> Encoder:
+def loaded(saved: Saved, **options) -> nnx.Module:
     model = load_encoder(saved.folder, **options)
     model.eval()
     return model
@@ -138,7 +165,7 @@ def test_gradients_are_theirs(saved, tmp_path):
     (means(features_there(saved)) * aim).sum().backward()
     gradients = {name: value.grad.numpy() for name, value in saved.theirs.named_parameters() if value.grad is not None}
     save_file(gradients, tmp_path / "gradients.safetensors")
-    expected = Encoder(read_settings(pathlib.Path(saved.folder)), rngs=nnx.Rngs(0))
+    expected = make_encoder(read_settings(pathlib.Path(saved.folder)), rngs=nnx.Rngs(0))
     mpjax.load_pretrained(expected, tmp_path / "gradients.safetensors")
 
     def loss(model, *inputs):
@@ -164,14 +191,15 @@ def test_an_export_is_their_file_and_they_load_it(saved, tmp_path):
         assert torch.equal(features_there(saved._replace(theirs=again)), features_there(saved))
 
 
-@pytest.mark.parametrize("kind", ["Bert", "Roberta"])
-def test_logits_of_a_classifier_are_theirs_and_it_goes_back(kind, tmp_path):
-    config = getattr(transformers, f"{kind}Config")(**SIZES, num_labels=3, pad_token_id=1)
+@pytest.mark.parametrize("case", CLASSIFIERS)
+def test_logits_of_a_classifier_are_theirs_and_it_goes_back(case, tmp_path):
+    kind = case.split()[0]
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **CLASSIFIERS[case]}, num_labels=3)
     torch.manual_seed(0)
     theirs = randomised(transformers.AutoModelForSequenceClassification.from_config(config))
     theirs.save_pretrained(tmp_path / "in")
     saved = Saved(theirs, str(tmp_path / "in"))
-    model = EncoderClassifier(read_settings(tmp_path / "in"), num_classes=3, rngs=nnx.Rngs(0))
+    model = make_classifier(read_settings(tmp_path / "in"), num_classes=3, rngs=nnx.Rngs(0))
     mpjax.load_pretrained(model, tmp_path / "in")
     model.eval()
     inputs = torch.tensor(saved.tokens), torch.tensor(THERE).long()

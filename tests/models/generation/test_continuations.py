@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models import GPT2, MLP, apply_remat
-from mpjax.models.decoder import Decoder, DecoderSettings, LayerKind, Rope
+from mpjax.models import GPT2, MLP, LayerKind, Rope, apply_remat
+from mpjax.models.decoder import Decoder, DecoderSettings
 from mpjax.models.generation import Sampling, generate, padded_length, programs_of, split, through_cache
 from mpjax.precision import apply_policy
 

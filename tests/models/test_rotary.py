@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.models.decoder import LinearScaling, Llama3Scaling, Rope, Rotation, YarnScaling, rotate, rotation
+from mpjax.models import LinearScaling, Llama3Scaling, Rope, Rotation, YarnScaling, rotate, rotation
 
 
 F32 = np.dtype("float32")
