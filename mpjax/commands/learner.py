@@ -270,7 +270,13 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mes
     over_tensor = tensor_axes(task.abstract, shards, config.mesh.rules) if shards > 1 else {}
     stacks = stacks_of(task.abstract)
     divided = divide(params, mesh, over_tensor, [name for name in params if stack_of(name, stacks)])
-    layout = Layout(mesh, divided=divided, reduce_dtype=plan.policy.reduce_dtype, batch_norm=config.training.batch_norm)
+    layout = Layout(
+        mesh,
+        divided=divided,
+        reduce_dtype=plan.policy.reduce_dtype,
+        batch_norm=config.training.batch_norm,
+        sequence=config.mesh.sequence and shards > 1,
+    )
     if mesh.shape[FSDP] == 1:
         if config.mesh.float8_gather:
             raise UsageError("--mesh.float8_gather gathers over fsdp, and --mesh.fsdp is 1: leave it out")
