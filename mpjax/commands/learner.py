@@ -275,8 +275,14 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mes
         divided=divided,
         reduce_dtype=plan.policy.reduce_dtype,
         batch_norm=config.training.batch_norm,
-        sequence=config.mesh.sequence and shards > 1,
+        sequence=config.mesh.sequence,
     )
+    if config.mesh.sequence:
+        if shards == 1:
+            raise UsageError("--mesh.sequence divides positions over tensor, and --mesh.tensor is 1: leave it out")
+        from mpjax.training.sequence import require_positions  # local, because few runs divide positions
+
+        require_positions(task, prepared_shapes(task, fields), over_tensor, shards)
     if mesh.shape[FSDP] == 1:
         if config.mesh.float8_gather:
             raise UsageError("--mesh.float8_gather gathers over fsdp, and --mesh.fsdp is 1: leave it out")

@@ -26,7 +26,6 @@ from mpjax.training.fsdp import gather_in_blocks, gathered, in_reduce_dtype
 from mpjax.training.layout import Layout, over
 from mpjax.training.memory_layout import row_major, row_major_before_casts
 from mpjax.training.objective import Mean, value_of
-from mpjax.training.sequence import divide_sequence
 from mpjax.training.state import Arrays
 
 
@@ -159,11 +158,14 @@ class ManyBatchShards(BatchShards):
     def adapt(self, model: nnx.Module) -> None:
         """Makes blocks gather their parameters when they are called, in place, as `gather_in_blocks` does.
 
-        Blocks also divide what is between them, as `divide_sequence` does. If the layout's `batch_norm` is "global",
-        batch norms also average mean and variance over all shards.
+        With the layout's `sequence`, they also divide their positions, as `divide_sequence` does. If its `batch_norm` is
+        "global", batch norms also average mean and variance over all shards.
         """
         gather_in_blocks(model, self.layout)
-        divide_sequence(model, self.layout)
+        if self.layout.sequence:
+            from mpjax.training.sequence import divide_sequence  # local, because few runs divide positions
+
+            divide_sequence(model, self.layout)
         if self.layout.batch_norm == "global":
             for _, module in nnx.iter_modules(model):
                 if isinstance(module, nnx.BatchNorm):
