@@ -25,6 +25,8 @@ from mpjax.mesh_axes import TENSOR
 from mpjax.models.remat import Rematerialised, blocks_of
 from mpjax.models.scan import stacks_by_block
 from mpjax.precision.calls import modules_of, wrap, wrapper_of
+from mpjax.precision.module_tree import class_names
+from mpjax.precision.rules import is_norm
 from mpjax.training.layout import Layout
 from mpjax.training.setup import Task
 from mpjax.training.state import take_apart
@@ -43,6 +45,8 @@ def divide_sequence(model: nnx.Module, layout: Layout) -> None:
         for inside, layer in modules_of(block).items():
             if isinstance(layer, LAYERS):
                 wrap(layer, _way(layer, layout.spec(f"{path}/{inside}/kernel" if inside else f"{path}/kernel")))
+            elif is_norm(class_names(layer)) and "/" not in inside:
+                wrap(layer, ReturnsShares())
         if path in stacks:
             wrap(block, PassesShares())
             wrap(stacks[path], PassesShares(first=True, last=True))
@@ -92,7 +96,19 @@ class PassesShares:
         """Calls the block."""
         args, kwargs = _first_changed(_shared if self.first else _share, args, kwargs)
         y = call(block, *args, **kwargs)
-        return _whole(y) if self.last else _share(y)
+        return _left(y) if self.last else _share(y)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReturnsShares:
+    """A wrapper of a block's norm: the layers that take its result gather the same value, once, from shares."""
+
+    depth: ClassVar[int] = 0
+
+    def __call__(self, call, norm, *args, **kwargs):
+        """Calls the norm."""
+        y = call(norm, *args, **kwargs)
+        return _share(y) if y.ndim == 3 else y
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +146,8 @@ class TakesAll:
     def __call__(self, call, layer, *args, **kwargs):
         """Calls the layer; a value without positions is passed as it is."""
         args, kwargs = _first_changed(lambda x: _gathered(x) if x.ndim >= 3 else x, args, kwargs)
-        return _whole(call(layer, *args, **kwargs))
+        y = call(layer, *args, **kwargs)
+        return _shared(y) if y.ndim >= 3 else y
 
 
 def _first_changed(change: Callable, args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, Mapping[str, Any]]:
@@ -153,6 +170,11 @@ def _share(x: jax.Array) -> jax.Array:
     return _constrained(x, None, TENSOR)
 
 
+def _gather(x: jax.Array) -> jax.Array:
+    # Without the first constraint, the compiler would gather x where it is computed, and keep it whole.
+    return _whole(_share(x))
+
+
 def _with_gradient(value: Callable, gradient: Callable) -> Callable:
     """A function that divides a value by `value`, and its gradient by `gradient`.
 
@@ -166,8 +188,11 @@ def _with_gradient(value: Callable, gradient: Callable) -> Callable:
 _gathered = _with_gradient(_whole, _share)
 """All positions of shares; the gradient is a sum over `tensor`, of which each device gets its share."""
 
-_shared = _with_gradient(_share, _whole)
+_shared = _with_gradient(_share, _gather)
 """Shares of a sum over `tensor`, or of a value that all devices have; the gradient of all positions is gathered."""
+
+_left = _with_gradient(_gather, _whole)
+"""All positions of shares; all devices have the gradient of all positions."""
 
 
 def require_positions(task: Task, batch: Mapping[str, Any], divided: Collection[str], parts: int) -> None:
