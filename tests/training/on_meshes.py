@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.commands import fields_of, make_learner
-from mpjax.config import load_config
+from mpjax.config import load_config, with_settings
 from mpjax.loop import Checkpoints, adopt, places_in, read_checkpoint
 from mpjax.plan import random_batch
 from mpjax.training import Mean, initial_state, make_mesh, make_train_step, plan_precision, state_shapes
