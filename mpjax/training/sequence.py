@@ -205,15 +205,22 @@ def require_positions(task: Task, batch: Mapping[str, Any], divided: Collection[
       parts: the size of the mesh's axis `tensor`.
 
     Raises:
-      UsageError: no layer of a block is divided; or a block or a divided layer has another argument or result than
-        [B, T, ...], or a T that `parts` does not divide.
+      UsageError: no layer of a block is divided, or one that is divided is a convolution; or a block has another argument
+        or result than [B, T, D], or a T that `parts` does not divide.
     """
-    name = type(task.abstract).__name__
-    if not divided_blocks(task.abstract, divided):
+    name, blocks = type(task.abstract).__name__, divided_blocks(task.abstract, divided)
+    if not blocks:
         raise UsageError(
             f"--mesh.sequence divides the values between layers of blocks, and no block of {name} (a module in a list) "
             "has a layer that is divided over tensor: leave it out"
         )
+    for path, block in blocks.items():
+        for inside, layer in modules_of(block).items():
+            if isinstance(layer, nnx.Conv) and f"{path}/{inside}/kernel" in divided:
+                raise UsageError(
+                    f"--mesh.sequence divides positions, and {path}/{inside} of {name} is a convolution, which reads "
+                    "those beside each: leave it out"
+                )
     structure, params, stats = take_apart(task.abstract)
     values: list[tuple[str, Any]] = []
 
@@ -222,15 +229,13 @@ def require_positions(task: Task, batch: Mapping[str, Any], divided: Collection[
         model.train()
         for path, block in divided_blocks(model, divided).items():
             wrap(block, _Measures(path, values))
-            for inside, layer in modules_of(block).items():
-                if inside and isinstance(layer, LAYERS) and f"{path}/{inside}/kernel" in divided:
-                    wrap(layer, _Measures(f"{path}/{inside}", values))
         return task.objective.loss_of(model, batch, key)[0]
 
     jax.eval_shape(loss_of, params, stats, jax.eval_shape(jax.random.key, 0), batch)
+    length = f"take a multiple of {parts} as --data.length, " if "tokens" in batch else ""
     for path, value in values:
         shape = getattr(value, "shape", None)
-        if shape is None or len(shape) < 3:
+        if shape is None or len(shape) != 3:
             what = f"a {type(value).__name__}" if shape is None else f"an array {list(shape)}"
             raise UsageError(
                 f"--mesh.sequence divides positions, the second axis of [examples, positions, features], and {path} of "
@@ -239,8 +244,7 @@ def require_positions(task: Task, batch: Mapping[str, Any], divided: Collection[
         if shape[1] % parts:
             raise UsageError(
                 f"--mesh.sequence: the {shape[1]} positions in {path} of {name} do not divide among --mesh.tensor "
-                f"{parts}: take a multiple of {parts} positions, as --data.length sets those of texts, another "
-                "--mesh.tensor, or leave it out"
+                f"{parts}: {length}write another --mesh.tensor, or leave it out"
             )
 
 
@@ -251,7 +255,6 @@ class _Measures:
     path: str
     values: list[tuple[str, Any]]
     depth: ClassVar[int] = -1
-    of_product: ClassVar[bool] = True
 
     def __call__(self, call, module, *args, **kwargs):
         y = call(module, *args, **kwargs)
