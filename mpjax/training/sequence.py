@@ -94,7 +94,7 @@ class PassesShares:
 
     def __call__(self, call, block, *args, **kwargs):
         """Calls the block."""
-        args, kwargs = _first_changed(_shared if self.first else _share, args, kwargs)
+        args, kwargs = _first_changed(_entered if self.first else _share, args, kwargs)
         y = call(block, *args, **kwargs)
         return _left(y) if self.last else _share(y)
 
@@ -189,7 +189,11 @@ _gathered = _with_gradient(_whole, _share)
 """All positions of shares; the gradient is a sum over `tensor`, of which each device gets its share."""
 
 _shared = _with_gradient(_share, _gather)
-"""Shares of a sum over `tensor`, or of a value that all devices have; the gradient of all positions is gathered."""
+"""Shares of a sum over `tensor`; the gradient of all positions is gathered."""
+
+# The first constraint ends the division there: the compiler would divide embeddings, labels and logits too.
+_entered = _with_gradient(lambda x: _share(_whole(x)), _gather)
+"""Shares of a value that all devices have; the gradient of all positions is gathered."""
 
 _left = _with_gradient(_gather, _whole)
 """All positions of shares; all devices have the gradient of all positions."""
