@@ -280,7 +280,7 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mes
     if config.mesh.sequence:
         if shards == 1:
             raise UsageError("--mesh.sequence divides positions over tensor, and --mesh.tensor is 1: leave it out")
-        from mpjax.training.sequence import require_positions  # local, because few runs divide positions
+        from mpjax.commands.sequence import require_positions  # local, because few runs divide positions
 
         require_positions(task, prepared_shapes(task, fields), over_tensor, shards)
     if mesh.shape[FSDP] == 1:

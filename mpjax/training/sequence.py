@@ -20,7 +20,6 @@ import jax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpjax.errors import UsageError
 from mpjax.mesh_axes import TENSOR
 from mpjax.models.remat import Rematerialised, blocks_of
 from mpjax.models.scan import stacks_by_block
@@ -28,8 +27,6 @@ from mpjax.precision.calls import modules_of, wrap, wrapper_of
 from mpjax.precision.module_tree import class_names
 from mpjax.precision.rules import is_norm
 from mpjax.training.layout import Layout
-from mpjax.training.setup import Task
-from mpjax.training.state import take_apart
 from mpjax.training.tensor import LAYERS
 
 
@@ -40,7 +37,7 @@ def divide_sequence(model: nnx.Module, layout: Layout) -> None:
     positions. The model has to be called inside `jax.shard_map`, with `tensor` left to the compiler.
     """
     stacks = stacks_by_block(model)
-    blocks = divided_blocks(model, layout.divided)
+    blocks = divided_blocks(model, [name for name, spec in layout.divided.items() if TENSOR in spec])
     for path, block in blocks.items():
         for inside, layer in modules_of(block).items():
             if isinstance(layer, LAYERS):
@@ -113,7 +110,7 @@ class ReturnsShares:
 
 @dataclasses.dataclass(frozen=True)
 class GathersPositions:
-    """A wrapper of a layer that is divided by columns: it takes all positions, and returns its share of the features."""
+    """A wrapper of a layer that is divided by columns: it takes all positions, and returns a share of the features."""
 
     depth: ClassVar[int] = 0
     of_product: ClassVar[bool] = True
@@ -138,7 +135,7 @@ class SharesSum:
 
 @dataclasses.dataclass(frozen=True)
 class TakesAll:
-    """A wrapper of a layer that is not divided: each device computes all positions, and all of the weight's gradient."""
+    """A wrapper of a layer that is not divided: each device computes all positions, and the weight's whole gradient."""
 
     depth: ClassVar[int] = 0
     of_product: ClassVar[bool] = True
@@ -197,72 +194,3 @@ _entered = _with_gradient(lambda x: _share(_whole(x)), _gather)
 
 _left = _with_gradient(_gather, _whole)
 """All positions of shares; all devices have the gradient of all positions."""
-
-
-def require_positions(task: Task, batch: Mapping[str, Any], divided: Collection[str], parts: int) -> None:
-    """Checks that the blocks of a model and their divided layers take and return positions that divide.
-
-    Args:
-      task: the task.
-      batch: the shapes of a prepared batch, to trace the model.
-      divided: the paths of the parameters that are divided over `tensor`.
-      parts: the size of the mesh's axis `tensor`.
-
-    Raises:
-      UsageError: no layer of a block is divided, or one that is divided is a convolution; or a block has another argument
-        or result than [B, T, D], or a T that `parts` does not divide.
-    """
-    name, blocks = type(task.abstract).__name__, divided_blocks(task.abstract, divided)
-    if not blocks:
-        raise UsageError(
-            f"--mesh.sequence divides the values between layers of blocks, and no block of {name} (a module in a list) "
-            "has a layer that is divided over tensor: leave it out"
-        )
-    for path, block in blocks.items():
-        for inside, layer in modules_of(block).items():
-            if isinstance(layer, nnx.Conv) and f"{path}/{inside}/kernel" in divided:
-                raise UsageError(
-                    f"--mesh.sequence divides positions, and {path}/{inside} of {name} is a convolution, which reads "
-                    "those beside each: leave it out"
-                )
-    structure, params, stats = take_apart(task.abstract)
-    values: list[tuple[str, Any]] = []
-
-    def loss_of(params, stats, key, batch):
-        model = structure.assemble(params, stats, key)
-        model.train()
-        for path, block in divided_blocks(model, divided).items():
-            wrap(block, _Measures(path, values))
-        return task.objective.loss_of(model, batch, key)[0]
-
-    jax.eval_shape(loss_of, params, stats, jax.eval_shape(jax.random.key, 0), batch)
-    length = f"take a multiple of {parts} as --data.length, " if "tokens" in batch else ""
-    for path, value in values:
-        shape = getattr(value, "shape", None)
-        if shape is None or len(shape) != 3:
-            what = f"a {type(value).__name__}" if shape is None else f"an array {list(shape)}"
-            raise UsageError(
-                f"--mesh.sequence divides positions, the second axis of [examples, positions, features], and {path} of "
-                f"{name} takes or returns {what}: leave it out"
-            )
-        if shape[1] % parts:
-            raise UsageError(
-                f"--mesh.sequence: the {shape[1]} positions in {path} of {name} do not divide among --mesh.tensor "
-                f"{parts}: {length}write another --mesh.tensor, or leave it out"
-            )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Measures:
-    """A wrapper that writes down the shapes of a module's first argument and result, or a result that is no array."""
-
-    path: str
-    values: list[tuple[str, Any]]
-    depth: ClassVar[int] = -1
-
-    def __call__(self, call, module, *args, **kwargs):
-        y = call(module, *args, **kwargs)
-        for value in (*args, *kwargs.values())[:1] + (y,):
-            seen = jax.ShapeDtypeStruct(value.shape, value.dtype) if isinstance(value, jax.Array) else value
-            self.values.append((self.path, seen))
-        return y

@@ -20,7 +20,8 @@ from mpjax.training import initial_state, make_mesh, plan_precision
 
 
 STEPS, BATCH = 5, 4
-GPT2 = "--task language_modeling --data.name docstrings --data.length 8 --model.name gpt2 --model.width 32 --model.heads 4"
+TEXT = "--data.name docstrings --data.length 8 --model.width 32 --model.heads 4"
+GPT2 = f"--task language_modeling {TEXT} --model.name gpt2"
 ADAMW = f"--optimizer.name adamw --optimizer.learning_rate 1e-3 --data.batch_size {BATCH} --steps {STEPS}"
 MODELS = {
     "gpt2": f"{GPT2} --model.depth 2 --model.dropout 0.1 --precision.policy float32 --mesh.data 1 --mesh.tensor 4",
@@ -28,10 +29,10 @@ MODELS = {
     "--training.accumulate 2 --precision.policy float32 --mesh.data 1 --mesh.fsdp 2 --mesh.tensor 2",
     "gpt2 in float16": f"{GPT2} --model.depth 1 --model.dropout 0.1 --precision.policy mixed_float16 --mesh.data 2 "
     "--mesh.tensor 2",
-    "vit": "--data.name digits --data.image_size 8 --model.name vit_ti16 --model.patch 2 --model.width 32 --model.heads 4 "
-    "--model.depth 2 --training.remat dots --precision.policy float32 --mesh.data 1 --mesh.tensor 4",
-    "bert": "--task text_classification --data.name docstrings --data.length 8 --model.name bert --model.width 32 "
-    "--model.heads 4 --model.depth 2 --model.dropout 0.1 --precision.policy float32 --mesh.data 1 --mesh.tensor 4",
+    "vit": "--data.name digits --data.image_size 8 --model.name vit_ti16 --model.patch 2 --model.width 32 "
+    "--model.heads 4 --model.depth 2 --training.remat dots --precision.policy float32 --mesh.data 1 --mesh.tensor 4",
+    "bert": f"--task text_classification {TEXT} --model.name bert --model.depth 2 --model.dropout 0.1 "
+    "--precision.policy float32 --mesh.data 1 --mesh.tensor 4",
     "decoder": f"--task language_modeling --data.name docstrings --data.length 8 --model.name hf:{TINY} "
     "--data.tokenizer bytes --data.documents apart --precision.policy float32 --mesh.data 2 --mesh.tensor 2",
 }
