@@ -6,9 +6,10 @@ import re
 import jax
 import pytest
 
-from mpjax.commands import fields_of, planned_step
-from mpjax.config import load_config
+from mpjax.commands import fields_of, plan, plan_run, planned_step
+from mpjax.config import Plan, load_config
 from mpjax.errors import UsageError
+from mpjax.plan import Search
 from mpjax.training import make_mesh
 
 
@@ -82,3 +83,18 @@ def test_what_cannot_be_divided_is_refused(flags, tensor, message):
     with jax.numpy_dtype_promotion("standard"), pytest.raises(UsageError) as raised:
         step.build_on(make_mesh(data=2 // tensor, tensor=tensor))
     assert message in str(raised.value)
+
+
+def test_a_search_divides_positions_on_the_meshes_with_tensor_alone(monkeypatch):
+    steps = []
+
+    def search_mesh(gpu, step, devices, **settings):
+        steps.append(step)
+        return Search(gpu, devices, (), {}, 0, {"no reason": 7})
+
+    monkeypatch.setattr(plan, "search_mesh", search_mesh)
+    monkeypatch.setattr(plan, "_print_searches", lambda searches: None)
+    plan_run(Plan(gpu=("h100",), devices=2, search="mesh"), load_config(f"{GPT2} --mesh.sequence".split()))
+    meshes = make_mesh(data=2), make_mesh(data=1, tensor=2)
+    assert [steps[0].build_on(mesh).layout.sequence for mesh in meshes] == [False, True]
+    assert steps[0].sequence

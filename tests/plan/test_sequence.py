@@ -24,7 +24,7 @@ def step_of(flags: str):
 def plans(plugin):
     """GPT-2 with three blocks on two groups of four H200, each with all positions, and with a quarter."""
     steps = [step_of(GPT2), step_of(f"{GPT2} --mesh.sequence")]
-    return estimates(["h200"], steps, devices=8, fit=False, most=0)
+    return estimates(["h200"], steps, devices=8, fit=False, most=20)
 
 
 def test_sums_of_activations_become_sums_of_shares_and_gathers(plans):
@@ -53,3 +53,9 @@ def test_shares_take_less_memory(plans):
 
 def test_a_plan_says_whether_positions_are_divided(plans):
     assert [plan.sequence for plan in plans] == [False, True]
+
+
+def test_kernels_of_layers_are_told_by_the_lines_of_the_model(plans):
+    lines = [cost.line for cost in plans[1].costliest if cost.module.startswith("blocks/")]
+    assert lines
+    assert not [line for line in lines if "/training/sequence.py" in line]
