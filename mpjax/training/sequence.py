@@ -89,10 +89,10 @@ class PassesShares:
     last: bool = False
     depth: ClassVar[int] = -2  # outside of rematerialisation, which keeps the share
 
-    def __call__(self, call, block, *args, **kwargs):
+    def __call__(self, call, module, *args, **kwargs):
         """Calls the block."""
         args, kwargs = _first_changed(_entered if self.first else _share, args, kwargs)
-        y = call(block, *args, **kwargs)
+        y = call(module, *args, **kwargs)
         return _left(y) if self.last else _share(y)
 
 
@@ -102,9 +102,9 @@ class ReturnsShares:
 
     depth: ClassVar[int] = 0
 
-    def __call__(self, call, norm, *args, **kwargs):
+    def __call__(self, call, module, *args, **kwargs):
         """Calls the norm."""
-        y = call(norm, *args, **kwargs)
+        y = call(module, *args, **kwargs)
         return _share(y) if y.ndim == 3 else y
 
 
@@ -115,10 +115,10 @@ class GathersPositions:
     depth: ClassVar[int] = 0
     of_product: ClassVar[bool] = True
 
-    def __call__(self, call, layer, *args, **kwargs):
+    def __call__(self, call, module, *args, **kwargs):
         """Calls the layer."""
         args, kwargs = _first_changed(_gathered, args, kwargs)
-        return _constrained(call(layer, *args, **kwargs), None, None, TENSOR)
+        return _constrained(call(module, *args, **kwargs), None, None, TENSOR)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +128,9 @@ class SharesSum:
     depth: ClassVar[int] = 0
     of_product: ClassVar[bool] = True
 
-    def __call__(self, call, layer, *args, **kwargs):
+    def __call__(self, call, module, *args, **kwargs):
         """Calls the layer."""
-        return _shared(call(layer, *args, **kwargs))
+        return _shared(call(module, *args, **kwargs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,10 +140,10 @@ class TakesAll:
     depth: ClassVar[int] = 0
     of_product: ClassVar[bool] = True
 
-    def __call__(self, call, layer, *args, **kwargs):
+    def __call__(self, call, module, *args, **kwargs):
         """Calls the layer; a value without positions is passed as it is."""
         args, kwargs = _first_changed(lambda x: _gathered(x) if x.ndim >= 3 else x, args, kwargs)
-        y = call(layer, *args, **kwargs)
+        y = call(module, *args, **kwargs)
         return _shared(y) if y.ndim >= 3 else y
 
 

@@ -34,8 +34,8 @@ def divisions(flags: str) -> collections.Counter:
         train_step, arguments = step.on(make_mesh(data=1, tensor=2))
         text = str(jax.make_jaxpr(train_step)(*arguments))
     found = re.findall(r"sharding_constraint\[.*?\n\s*\]", text, re.DOTALL)
-    specs = [re.search(r"spec=P(?:artitionSpec)?\((.*?)\)", each)[1] for each in found if "Manual" in each]
-    return collections.Counter(specs)
+    specs = [re.findall(r"spec=P(?:artitionSpec)?\((.*?)\)", each) for each in found if "Manual" in each]
+    return collections.Counter(spec for (spec,) in specs)
 
 
 def test_without_the_flag_no_value_is_divided_by_name():
