@@ -261,7 +261,7 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mes
     """Builds the layout of a run: the sharding of its arrays over a mesh, and the dtypes in which `fsdp` gathers them.
 
     Raises:
-      UsageError: as `tensor_axes` and `require_alike`; or `mesh.float8_gather` is set and no parameter can be gathered
+      UsageError: as `tensor_axes`, `require_alike` and, with `mesh.sequence`, `require_positions`; or `mesh.float8_gather` is set and no parameter can be gathered
         in float8.
     """
     _, params, stats = take_apart(task.abstract)
@@ -280,6 +280,11 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mes
     if config.mesh.sequence:
         if shards == 1:
             raise UsageError("--mesh.sequence divides positions over tensor, and --mesh.tensor is 1: leave it out")
+        if config.training.lora:
+            raise UsageError(
+                "--mesh.sequence with --training.lora: the compiler would add the gradients of adapters over tensor in the "
+                "dtype of their products: leave out --mesh.sequence"
+            )
         from mpjax.commands.sequence import require_positions  # local, because few runs divide positions
 
         require_positions(task, prepared_shapes(task, fields), over_tensor, shards)

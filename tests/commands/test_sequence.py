@@ -63,6 +63,11 @@ def test_values_between_layers_are_shares_and_layers_take_all_positions():
             "--mesh.sequence does not divide the 5 positions in blocks/0 of ViT among --mesh.tensor 2: write another "
             "--mesh.tensor, or leave it out",
         ),
+        (
+            f"{GPT2} --training.lora blocks/*",
+            2,
+            "--mesh.sequence with --training.lora: the compiler would add the gradients",
+        ),
         (RESNET, 2, "--mesh.tensor 2 divides no layer of ResNet"),
         (
             f"{RESNET} --mesh.rules blocks/*/conv1 columns",
