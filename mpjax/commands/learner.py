@@ -261,8 +261,8 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mes
     """Builds the layout of a run: the sharding of its arrays over a mesh, and the dtypes in which `fsdp` gathers them.
 
     Raises:
-      UsageError: as `tensor_axes`, `require_alike` and, with `mesh.sequence`, `require_positions`; or `mesh.float8_gather` is set and no parameter can be gathered
-        in float8.
+      UsageError: as `tensor_axes`, `require_alike` and, with `mesh.sequence`, `require_positions`; this is set without
+        `tensor`, or for adapters; or `mesh.float8_gather` is set and no parameter can be gathered in float8.
     """
     _, params, stats = take_apart(task.abstract)
     require_alike(task.abstract, config.mesh.rules, "--mesh.rules")
@@ -282,8 +282,8 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mes
             raise UsageError("--mesh.sequence divides positions over tensor, and --mesh.tensor is 1: leave it out")
         if config.training.lora:
             raise UsageError(
-                "--mesh.sequence with --training.lora: the compiler would add the gradients of adapters over tensor in the "
-                "dtype of their products: leave out --mesh.sequence"
+                "--mesh.sequence with --training.lora: the compiler would add the gradients of adapters over tensor in "
+                "the dtype of their products: leave out --mesh.sequence"
             )
         from mpjax.commands.sequence import require_positions  # local, because few runs divide positions
 
