@@ -261,8 +261,8 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mes
     """Builds the layout of a run: the sharding of its arrays over a mesh, and the dtypes in which `fsdp` gathers them.
 
     Raises:
-      UsageError: as `tensor_axes`, `require_alike` and, with `mesh.sequence`, `require_positions`; this is set without
-        `tensor`, or for adapters; or `mesh.float8_gather` is set and no parameter can be gathered in float8.
+      UsageError: as `tensor_axes`, `require_alike` and, with `mesh.sequence`, `require_positions`; or
+        `mesh.float8_gather` is set and no parameter can be gathered in float8.
     """
     _, params, stats = take_apart(task.abstract)
     require_alike(task.abstract, config.mesh.rules, "--mesh.rules")
@@ -278,16 +278,9 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mes
         sequence=config.mesh.sequence,
     )
     if config.mesh.sequence:
-        if shards == 1:
-            raise UsageError("--mesh.sequence divides positions over tensor, and --mesh.tensor is 1: leave it out")
-        if config.training.lora:
-            raise UsageError(
-                "--mesh.sequence with --training.lora: the compiler would add the gradients of adapters over tensor in "
-                "the dtype of their products: leave out --mesh.sequence"
-            )
         from mpjax.commands.sequence import require_positions  # local, because few runs divide positions
 
-        require_positions(task, prepared_shapes(task, fields), over_tensor, shards)
+        require_positions(config, task, prepared_shapes(task, fields), over_tensor, shards)
     if mesh.shape[FSDP] == 1:
         if config.mesh.float8_gather:
             raise UsageError("--mesh.float8_gather gathers over fsdp, and --mesh.fsdp is 1: leave it out")

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
+from mpjax.config.schema import Config
 from mpjax.errors import UsageError
 from mpjax.precision.calls import modules_of, wrap
 from mpjax.training.sequence import divided_blocks
@@ -14,19 +15,29 @@ from mpjax.training.setup import Task
 from mpjax.training.state import take_apart
 
 
-def require_positions(task: Task, batch: Mapping[str, Any], divided: Collection[str], parts: int) -> None:
+def require_positions(
+    config: Config, task: Task, batch: Mapping[str, Any], divided: Collection[str], parts: int
+) -> None:
     """Checks that the blocks of a model and their divided layers take and return positions that divide.
 
     Args:
+      config: the settings of the run.
       task: the task.
       batch: the shapes of a prepared batch, to trace the model.
       divided: the paths of the parameters that are divided over `tensor`.
       parts: the size of the mesh's axis `tensor`.
 
     Raises:
-      UsageError: no layer of a block is divided, or one that is divided is a convolution; or a block has another
+      UsageError: `parts` is 1; the run trains adapters; no layer of a block is divided, or one that is divided is a convolution; or a block has another
         argument or result than [B, T, D], or a T that `parts` does not divide.
     """
+    if parts == 1:
+        raise UsageError("--mesh.sequence divides positions over tensor, and --mesh.tensor is 1: leave it out")
+    if config.training.lora:
+        raise UsageError(
+            "--mesh.sequence with --training.lora: the compiler would add the gradients of adapters over tensor in the "
+            "dtype of their products: leave out --mesh.sequence"
+        )
     name, blocks = type(task.abstract).__name__, divided_blocks(task.abstract, divided)
     if not blocks:
         raise UsageError(
