@@ -28,8 +28,8 @@ def require_positions(
       parts: the size of the mesh's axis `tensor`.
 
     Raises:
-      UsageError: `parts` is 1; the run trains adapters; no layer of a block is divided, or one that is divided is a convolution; or a block has another
-        argument or result than [B, T, D], or a T that `parts` does not divide.
+      UsageError: `parts` is 1; the run trains adapters; no layer of a block is divided, or one that is divided is a
+        convolution; or a block has another argument or result than [B, T, D], or a T that `parts` does not divide.
     """
     if parts == 1:
         raise UsageError("--mesh.sequence divides positions over tensor, and --mesh.tensor is 1: leave it out")
