@@ -261,8 +261,8 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mes
     """Builds the layout of a run: the sharding of its arrays over a mesh, and the dtypes in which `fsdp` gathers them.
 
     Raises:
-      UsageError: as `tensor_axes` and `require_alike`; or `mesh.float8_gather` is set and no parameter can be gathered
-        in float8.
+      UsageError: as `tensor_axes`, `require_alike` and, with `mesh.sequence`, `require_positions`; or
+        `mesh.float8_gather` is set and no parameter can be gathered in float8.
     """
     _, params, stats = take_apart(task.abstract)
     require_alike(task.abstract, config.mesh.rules, "--mesh.rules")
@@ -270,7 +270,17 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mes
     over_tensor = tensor_axes(task.abstract, shards, config.mesh.rules) if shards > 1 else {}
     stacks = stacks_of(task.abstract)
     divided = divide(params, mesh, over_tensor, [name for name in params if stack_of(name, stacks)])
-    layout = Layout(mesh, divided=divided, reduce_dtype=plan.policy.reduce_dtype, batch_norm=config.training.batch_norm)
+    layout = Layout(
+        mesh,
+        divided=divided,
+        reduce_dtype=plan.policy.reduce_dtype,
+        batch_norm=config.training.batch_norm,
+        sequence=config.mesh.sequence,
+    )
+    if config.mesh.sequence:
+        from mpjax.commands.sequence import require_positions  # local, because few runs divide positions
+
+        require_positions(config, task, prepared_shapes(task, fields), over_tensor, shards)
     if mesh.shape[FSDP] == 1:
         if config.mesh.float8_gather:
             raise UsageError("--mesh.float8_gather gathers over fsdp, and --mesh.fsdp is 1: leave it out")

@@ -19,6 +19,7 @@ from mpjax.config.plan import GpuName, Plan
 from mpjax.config.schema import Config, with_settings
 from mpjax.data.fields import Fields, batch_shapes
 from mpjax.data.orientation import orientation_of
+from mpjax.mesh_axes import TENSOR
 from mpjax.plan.compiled import PlannedStep, x64_if_float64
 from mpjax.plan.compiler import install_compiler
 from mpjax.plan.devices import GPUS, HOST
@@ -141,7 +142,7 @@ def plan_run(
     fields = fields_of(config, vocabulary=settings.vocabulary)
     runs = [with_settings(config, {"precision.policy": policy}) for policy in policies]
     if settings.search == "mesh":
-        return _searched(settings, config, planned_step(runs[0], fields))
+        return _searched(settings, config, _step_of_meshes(runs[0], fields))
     steps = [
         dataclasses.replace(planned_step(run, fields), xla=options) for run in runs for options in ("", *settings.xla)
     ]
@@ -199,6 +200,15 @@ def _searched(settings: Plan, config: Config, step: PlannedStep) -> Plans:
     return result
 
 
+def _step_of_meshes(config: Config, fields: Fields) -> PlannedStep:
+    """Builds the step of a search, which on meshes that do not divide `tensor` leaves `--mesh.sequence` out."""
+    step = planned_step(config, fields)
+    if not config.mesh.sequence:
+        return step
+    whole = planned_step(with_settings(config, {"mesh.sequence": False}), fields)
+    return dataclasses.replace(step, build_on=lambda mesh: (step if mesh.shape[TENSOR] > 1 else whole).build_on(mesh))
+
+
 def _print_searches(searches: Sequence[Search]) -> None:
     from rich.console import Console
 
@@ -250,6 +260,7 @@ def planned_step(config: Config, fields: Fields) -> PlannedStep:
         sizes=config.mesh.sizes,
         overlap=config.mesh.overlap,
         recomputes=config.training.remat == "full",
+        sequence=config.mesh.sequence,
     )
 
 

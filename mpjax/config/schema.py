@@ -392,6 +392,9 @@ class Mesh:
     gathers a parameter when it is used."""
     tensor: int = 1
     """Parts that the attention heads and the MLPs of Transformers are divided into; all see the same examples."""
+    sequence: bool = False
+    """With tensor above 1, divide the values between blocks of a Transformer along the sequence: norms and sums take a
+    share of the positions, and the backward pass keeps shares. Values do not change."""
     overlap: bool = True
     """On several GPUs, compile with XLA's options that let them compute while they communicate."""
     float8_gather: bool = False

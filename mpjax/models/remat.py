@@ -37,7 +37,7 @@ def products(primitive, *_, **params) -> bool:
 
 def all_but_gathered(primitive, *_, **params) -> bool:
     """True if "none" keeps the result of a primitive: all but parameters gathered from several devices."""
-    return "all_gather" not in run_by(primitive, params)
+    return not run_by(primitive, params) & {"all_gather", "sharding_constraint"}
 
 
 _POLICIES = {"none": all_but_gathered, "dots": products, "full": None}

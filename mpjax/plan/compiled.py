@@ -44,6 +44,7 @@ class PlannedStep:
       overlap: True to compile with the options that let GPUs compute while they communicate.
       xla: further options of XLA, as the user wrote them.
       recomputes: True if the backward pass computes products again.
+      sequence: True if meshes with `tensor` above 1 divide positions between layers over it.
     """
 
     policy: str
@@ -58,6 +59,7 @@ class PlannedStep:
     overlap: bool = True
     xla: str = ""
     recomputes: bool = False
+    sequence: bool = False
 
     @property
     def batch_size(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from mpjax.config.plan import GpuName
 from mpjax.errors import UsageError
+from mpjax.mesh_axes import TENSOR
 from mpjax.plan.communication import Communication, communication_of
 from mpjax.plan.compiled import Compiled, PlannedStep, start, with_sources
 from mpjax.plan.devices import GPUS
@@ -58,6 +59,7 @@ class Estimate:
       tokens: tokens of an example that are predicted or classified; 0 for images.
       recomputes: True if the backward pass computes products again, which `flops` has too.
       mesh: the size of each axis of the mesh.
+      sequence: True if positions between layers are divided over `tensor`.
     """
 
     gpu: GpuName
@@ -81,6 +83,7 @@ class Estimate:
     tokens: int = 0
     recomputes: bool = False
     mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    sequence: bool = False
 
     @property
     def title(self) -> str:
@@ -199,7 +202,8 @@ def estimates(
                 receipt=_receipt(program, text, steps[number], gpu) if receipts else None,
                 tokens=steps[number].tokens,
                 recomputes=steps[number].recomputes,
-                mesh=resolve_sizes(steps[number].sizes, devices),
+                mesh=(sizes := resolve_sizes(steps[number].sizes, devices)),
+                sequence=steps[number].sequence and sizes[TENSOR] > 1,
             )
 
         plans: dict[tuple[GpuName, int], Estimate]

@@ -11,7 +11,7 @@ from mpjax.report.wording import rate
 
 UNPLANNED = (
     "Meshes have the axes that a run can have: data, fsdp and tensor. There are no stages of a pipeline, attention is "
-    "not divided along the sequence, and norms are not divided over tensor."
+    "not divided along the sequence, and norms are divided over tensor with --mesh.sequence alone."
 )
 
 
@@ -106,7 +106,8 @@ def conclusions(search: Search) -> list[str]:
 
 def flags(plan: Estimate) -> str:
     """Formats the mesh of a plan as flags of a run."""
-    return " ".join(f"--mesh.{axis} {count}" for axis, count in plan.mesh.items())
+    sizes = " ".join(f"--mesh.{axis} {count}" for axis, count in plan.mesh.items())
+    return f"{sizes} --mesh.sequence" if plan.sequence else sizes
 
 
 def as_json(search: Search) -> dict[str, Any]:
@@ -118,6 +119,7 @@ def as_json(search: Search) -> dict[str, Any]:
         "meshes": [
             {
                 "mesh": dict(plan.mesh),
+                "sequence": plan.sequence,
                 "fits": plan.fits,
                 "bytes": plan.memory.total,
                 "seconds": plan.expected_seconds,

@@ -158,9 +158,14 @@ class ManyBatchShards(BatchShards):
     def adapt(self, model: nnx.Module) -> None:
         """Makes blocks gather their parameters when they are called, in place, as `gather_in_blocks` does.
 
-        If the layout's `batch_norm` is "global", batch norms also average mean and variance over all shards.
+        With the layout's `sequence`, they also divide positions, as `divide_sequence` does. If its `batch_norm` is
+        "global", batch norms also average mean and variance over all shards.
         """
         gather_in_blocks(model, self.layout)
+        if self.layout.sequence:
+            from mpjax.training.sequence import divide_sequence  # local, because few runs divide positions
+
+            divide_sequence(model, self.layout)
         if self.layout.batch_norm == "global":
             for _, module in nnx.iter_modules(model):
                 if isinstance(module, nnx.BatchNorm):

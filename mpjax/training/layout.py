@@ -34,6 +34,7 @@ class Layout:
       reduce_dtype: the dtype in which gradients are added across devices.
       batch_norm: the examples over which batch norms compute mean and variance: "device" for each device's own,
         "global" for the examples of all devices.
+      sequence: whether the values between blocks are divided along the sequence over `tensor`.
     """
 
     mesh: Mesh
@@ -44,6 +45,7 @@ class Layout:
     blocks: tuple[str, ...] = ()
     reduce_dtype: np.dtype = FLOAT32
     batch_norm: BatchNorm = "device"
+    sequence: bool = False
 
     @property
     def shares(self) -> int:

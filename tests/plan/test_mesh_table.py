@@ -70,6 +70,12 @@ def test_the_best_is_told_as_flags_and_what_was_not_compiled_is_counted(search):
     ]
 
 
+def test_flags_and_json_say_whether_positions_are_divided(search):
+    shares = dataclasses.replace(search, plans=(dataclasses.replace(search.plans[0], sequence=True), search.plans[1]))
+    assert conclusions(shares)[0] == "best: --mesh.data 2 --mesh.fsdp 1 --mesh.tensor 2 --mesh.sequence"
+    assert [mesh["sequence"] for mesh in as_json(shares)["meshes"]] == [True, False]
+
+
 def test_where_no_mesh_fits_the_smallest_is_named(search):
     large = dataclasses.replace(search, plans=search.plans[1:])
     assert conclusions(large)[0].startswith(

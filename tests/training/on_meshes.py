@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.commands import fields_of, make_learner
-from mpjax.config import load_config
+from mpjax.config import load_config, with_settings
 from mpjax.loop import Checkpoints, adopt, places_in, read_checkpoint
 from mpjax.plan import random_batch
 from mpjax.training import Mean, initial_state, make_mesh, make_train_step, plan_precision, state_shapes
@@ -47,9 +47,10 @@ MESHES = {
     "fsdp": {"fsdp": 8, "data": 1},
     "tensor": {"tensor": 4, "data": 2},
     "all": {"fsdp": 2, "tensor": 2, "data": 2},
+    "sequence": {"fsdp": 2, "tensor": 2, "data": 2},
     "both": {"fsdp": 2, "data": 4},
 }
-ALONE = ("one", "fsdp", "tensor", "all")
+ALONE = ("one", "fsdp", "tensor", "all", "sequence")
 """Meshes of one process with eight devices."""
 
 IN_TWO = ("one", "both")
@@ -102,7 +103,11 @@ def main() -> None:
         jax.distributed.initialize(f"127.0.0.1:{sys.argv[3]}", 2, int(sys.argv[4]))
     first = jax.process_index() == 0
     which = IN_TWO if several else ALONE
-    runs = {mesh: Run(config, MESHES[mesh]) for mesh in which if first or mesh != "one"}
+    runs = {
+        mesh: Run(with_settings(config, {"mesh.sequence": mesh == "sequence"}), MESHES[mesh])
+        for mesh in which
+        if first or mesh != "one"
+    }
     result = {}
     for mesh, run in runs.items():
         state, metrics = run.train(run.fresh(), 0, SAVED)

@@ -35,7 +35,10 @@ def bind(primitive, arrays: Sequence, params: dict) -> Sequence[jax.Array]:
     return outputs if primitive.multiple_results else [outputs]
 
 
-LIBRARIES = ("/jax/", "/flax/", "/haiku/", "/equinox/", "/optax/", "/mpjax/precision/", "/mpjax/diagnosis/")
+LIBRARIES = (
+    *("/jax/", "/flax/", "/haiku/", "/equinox/", "/optax/"),
+    *("/mpjax/precision/", "/mpjax/diagnosis/", "/mpjax/training/sequence.py"),
+)
 
 
 NO_SOURCE = "(no source line)"
