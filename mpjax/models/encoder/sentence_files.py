@@ -60,7 +60,7 @@ def read_sentence(folder: pathlib.Path, width: int, longest: int) -> tuple[Sente
     if modules[0][1]:
         raise UsageError(
             f"{folder / MODULES}: the path of Transformer is {modules[0][1]!r}: wanted the folder itself; move the "
-            f"files of {modules[0][1]} to {folder}, and write \"path\": \"\" in {MODULES}"
+            f'files of {modules[0][1]} to {folder}, and write "path": "" in {MODULES}'
         )
     pooling = _pooling(folder / modules[1][1] / CONFIG, width)
     normalized = "Normalize" in kinds
