@@ -7,6 +7,7 @@ compute something else without a word.
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -58,10 +59,18 @@ def read_object(file: pathlib.Path) -> Any:
 class ConfigKeys:
     """The keys of a `config.json`, each of which is taken once; what nobody takes is refused."""
 
-    def __init__(self, values: Mapping[str, Any], prefix: str = "", *, network: str = "decoder"):
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        prefix: str = "",
+        *,
+        network: str = "decoder",
+        file: str | pathlib.Path = CONFIG,
+    ):
         self._rest = dict(values)
         self._prefix = prefix
         self._network = network
+        self._file = file
 
     def take(self, key: str, kind: type, default: Any = _NONE, *, null: bool = False) -> Any:
         """Removes a key and returns its value: `str`, `int`, `float` (also an integer), `bool`, `list` or `dict`.
@@ -88,11 +97,11 @@ class ConfigKeys:
             raise self.refusal(key, value, "wanted at least 1")
         return value
 
-    def rate(self, key: str, default: Any = _NONE) -> Any:
-        """Removes a key and returns its value, a number from 0 to below 1, as of dropout; otherwise like `take`."""
+    def number(self, key: str, default: float | None, *, below: float = math.inf) -> Any:
+        """Removes a key and returns its value, a number from 0 to `below`, which it is not; otherwise like `take`."""
         value = self.take(key, float, default)
-        if value is not None and not 0 <= value < 1:
-            raise self.refusal(key, value, "wanted a number from 0 to below 1")
+        if value is not None and not 0 <= value < below:
+            raise self.refusal(key, value, f"wanted a number of at least 0 and below {below:g}")
         return value
 
     def one_of(self, key: str, names: Mapping[str, Any], default: Any = _NONE) -> Any:
@@ -134,7 +143,7 @@ class ConfigKeys:
             listed = ", ".join(f"{self._prefix}{key} {encode(value)}" for key, value in rest.items())
             raise UsageError(
                 f"mpjax does not know {listed}: a model without it may compute something else; if it changes no logit, "
-                f"remove it from {CONFIG}"
+                f"remove it from {self._file}"
             )
 
 

@@ -72,7 +72,8 @@ def int8_moments(
       seed: the seed of the random numbers, which differ from moment to moment and from update to update.
 
     Raises:
-      UsageError: at `init`, the state of `inner` has no moments (`mu`, `nu`, `nu_max`, `trace`).
+      UsageError: at `init`, the state of `inner` has no moments (`mu`, `nu`, `nu_max`, `trace`), or is that of a
+        centered RMSProp.
     """
 
     def store(moment: jax.Array, seed: jax.Array, second: bool) -> Any:

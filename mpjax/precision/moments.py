@@ -83,7 +83,7 @@ def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax
       seed: the seed of the random numbers, which differ from moment to moment and from update to update.
 
     Raises:
-      UsageError: at `init`, the state of `inner` has no field of `MOMENTS`.
+      UsageError: at `init`, the state of `inner` has no field of `MOMENTS`, or is that of a centered RMSProp.
     """
     inner = optax.with_extra_args_support(inner)
 
@@ -148,9 +148,29 @@ def stored_in(
 
 
 def require_moments(state: Any, params: Any, wrapper: str) -> None:
-    """Raises UsageError if an optimizer's state for `params` has no moments; `wrapper` is the name in the message."""
+    """Raises UsageError if an optimizer's state for `params` has no moments, or none that can be rounded.
+
+    `wrapper` is the name in the message.
+    """
     if not has_moments(state, params):
         raise UsageError(f"{wrapper}: no moments ({', '.join(MOMENTS)}) in this optimizer's state; leave {wrapper} out")
+    if subtracts_moments(state):
+        raise UsageError(f"{wrapper}: {SUBTRACTED}; leave {wrapper} out")
+
+
+SUBTRACTED = (
+    "the centered RMSProp divides by the root of nu - mu^2, which is negative, and the root NaN, once the moments are "
+    "rounded apart"
+)
+
+
+def subtracts_moments(state: Any) -> bool:
+    """True if an optimizer divides by the root of a difference of its moments, which rounding makes negative."""
+    return any(map(_subtracts, jax.tree.leaves(state, is_leaf=_subtracts)))
+
+
+def _subtracts(node: Any) -> bool:
+    return isinstance(node, optax.ScaleByRStdDevState)
 
 
 def has_moments(state: Any, params: Any) -> bool:

@@ -23,7 +23,7 @@ from mpjax.config.user_calls import parameters_of, read_arguments
 from mpjax.config.user_code import load_function
 from mpjax.errors import UsageError, first_line
 from mpjax.precision.dtypes import FLOAT32, widest
-from mpjax.precision.moments import MOMENTS, has_moments
+from mpjax.precision.moments import MOMENTS, SUBTRACTED, has_moments, subtracts_moments
 from mpjax.precision.skip_step import optax_promotion
 from mpjax.training.kernels import Kernels
 
@@ -205,7 +205,7 @@ class NamedRule:
         """Traces one update; raises UsageError unless its updates fit the parameters and its state keeps its shapes.
 
         Also raises it for the optimizers of `_MOVED`, and if `config.moments` is not "float32" and the state has no
-        moments.
+        moments, or none that can be rounded.
         """
         if not isinstance(rule, optax.GradientTransformation):
             raise UsageError(
@@ -229,6 +229,11 @@ class NamedRule:
             raise UsageError(
                 f"--optimizer.moments {config.moments}: the state of {self.name} has no field {', '.join(MOMENTS)}, in "
                 "which optax keeps moments; write --optimizer.moments float32"
+            )
+        if config.moments != "float32" and subtracts_moments(state):
+            raise UsageError(
+                f"--optimizer.moments {config.moments}: {SUBTRACTED}; write --optimizer.moments float32, or leave "
+                "centered out"
             )
 
 

@@ -17,6 +17,7 @@ from mpjax.precision import (
     HalfMomentsState,
     dynamic_loss_scaling,
     half_moments,
+    int8_moments,
     master_weights,
     no_loss_scaling,
 )
@@ -278,6 +279,14 @@ def test_an_optimizer_without_moments_is_refused():
     for kind in (named_tuple, dataclass_of):
         with pytest.raises(UsageError, match=refusal):
             half_moments(master_weights(optax.sgd(0.1))).init(kind("mu")(*[jnp.ones(2, jnp.bfloat16)] * 3))
+
+
+@pytest.mark.parametrize("wrap", [half_moments, float8_moments, int8_moments])
+def test_a_root_of_a_difference_of_moments_is_refused(wrap):
+    """In bfloat16, it is of a negative number after 35 equal gradients, and every number after it is NaN."""
+    with pytest.raises(UsageError, match="moments: the centered RMSProp divides by the root of nu - mu\\^2"):
+        wrap(optax.masked(optax.rmsprop(0.1, centered=True), True)).init(PARAMS)
+    wrap(optax.rmsprop(0.1)).init(PARAMS)
 
 
 def test_members_of_an_ensemble_draw_alike_and_keep_moments_of_their_own():

@@ -301,6 +301,8 @@ def test_bfloat16_moments_are_an_error_where_there_are_none():
     built("lion", moments="bfloat16")
     with pytest.raises(UsageError, match=r"moments bfloat16: .*madgrad has no field mu, .*moments float32"):
         built("madgrad", moments="bfloat16")
+    with pytest.raises(UsageError, match="--optimizer.moments int8: the centered RMSProp .* leave centered out"):
+        built("rmsprop", moments="int8", arguments={"centered": "True"})
 
 
 OWN_FILE = """

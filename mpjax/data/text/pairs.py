@@ -81,7 +81,7 @@ def text_pairs(table: Table, config: Data) -> Source:
         function = load_preprocess(config.preprocess)
         kinds = {field: table.columns[column] for field, column in columns.items()}
         splits = [PreprocessedExamples(split, function, str(config.preprocess), kinds) for split in splits]
-    tokenizer, notes = load_tokenizer(config.tokenizer), []
+    tokenizer, notes = load_tokenizer(config.tokenizer), _unread(table, columns)
     first = next((split[0] for split in splits if len(split)), {})
     sides = [side for side in FIELDS if side in first]
     if sides[:2] != [QUERY, POSITIVE]:
@@ -120,6 +120,12 @@ def _columns(table: Table, config: Data) -> dict[str, str]:
     return chosen | ({NEGATIVE: named[NEGATIVE]} if NEGATIVE in named else {})
 
 
+def _unread(table: Table, columns: Mapping[str, str]) -> list[str]:
+    """Says, in a list of at most one note, which columns a run does not read, such as labels and more negatives."""
+    others = [name for name in table.columns if name not in columns.values()]
+    return [f"'{table.name}': pairs of texts do not read the columns {', '.join(others)}"] if others else []
+
+
 def _tokenized(
     examples: Examples, sides: Sequence[str], tokenizer: Tokenizer, length: int, split: str, notes: list[str]
 ) -> TextPairs:
@@ -128,6 +134,11 @@ def _tokenized(
     for chunk in chunks(examples):
         kept = []
         for example in chunk:
+            if others := [side for side in FIELDS if side in example and side not in sides]:
+                raise UsageError(
+                    f"{split}, example {number} has a {others[0]}, and the first example has none: wanted one in all "
+                    "examples, or in none"
+                )
             texts = [_text(example, side, f"{split}, example {number}") for side in sides]
             number += 1
             if all(text.strip() for text in texts):

@@ -12,12 +12,21 @@ import numpy as np
 from mpjax.config.paths import expanded
 from mpjax.data.text.plain_tokenizers import BytesTokenizer, Ragged, Tokenizer, WordsTokenizer
 from mpjax.errors import UsageError, reason_of
+from mpjax.strict_json import encode
 
 
 PLAIN = {"bytes": BytesTokenizer, "words": WordsTokenizer, "auto": BytesTokenizer}
 _USUAL_PADDING = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
 _USUAL_END = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "<sep>")
 _TOKENIZER_FILES = ("tokenizer*", "chat_template.jinja", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
+_CONFIG = "tokenizer_config.json"
+_OF_BERT = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+"""The settings of a tokenizer of BERT in transformers, and what its normalizer calls them."""
+
 _INSTALL = "write: pip install 'mpjax[hf]'; or --data.tokenizer bytes"
 
 
@@ -151,7 +160,10 @@ def _from_file(file: pathlib.Path, name: str) -> HuggingFaceTokenizer:
         tokenizer: Any = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises no narrower exception
         raise UsageError(f"--data.tokenizer {name}: {file} cannot be read: {error}; wanted a tokenizer.json") from error
-    tokens = _named_beside(file)
+    beside = _settings_beside(file)
+    if isinstance(tokenizer.normalizer, tokenizers.normalizers.BertNormalizer):
+        _check_normalizer(file, tokenizer.normalizer, beside[-1])
+    tokens = _named(beside)
     padding = (
         tokenizer.token_to_id(tokens["pad_token"]) if "pad_token" in tokens else (tokenizer.padding or {}).get("pad_id")
     )
@@ -163,26 +175,48 @@ def _from_file(file: pathlib.Path, name: str) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(name, tokenizer, special)
 
 
-def _named_beside(file: pathlib.Path) -> dict[str, str]:
-    """Reads the texts of `pad_token`, `eos_token` and `sep_token`, where set, from the files next to a tokenizer.json.
+def _settings_beside(file: pathlib.Path) -> list[dict[str, Any]]:
+    """Reads the files next to a tokenizer.json, the last of which overrides the first; a missing one is empty.
 
-    tokenizer_config.json overrides special_tokens_map.json; missing files are skipped. A damaged file is a UsageError.
+    A damaged file is a UsageError.
     """
-    tokens: dict[str, str] = {}
-    for beside in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (file.parent / beside).exists():
-            path = file.parent / beside
+    read = []
+    for path in (file.parent / "special_tokens_map.json", file.parent / _CONFIG):
+        settings: Any = {}
+        if path.exists():
             try:
                 settings = json.loads(path.read_text(encoding="utf-8"))
                 if not isinstance(settings, dict):
                     raise ValueError("not a JSON object")
             except (ValueError, RecursionError) as error:
                 raise UsageError(f"{path} is damaged ({error}); fetch it again, or remove it") from error
-            for key in ("pad_token", "eos_token", "sep_token"):
-                token = settings.get(key)
-                token = token.get("content") if isinstance(token, dict) else token
-                tokens |= {key: token} if token and isinstance(token, str) else {}
+        read.append(settings)
+    return read
+
+
+def _named(beside: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The texts of `pad_token`, `eos_token` and `sep_token`, where set."""
+    tokens: dict[str, str] = {}
+    for settings in beside:
+        for key in ("pad_token", "eos_token", "sep_token"):
+            token = settings.get(key)
+            token = token.get("content") if isinstance(token, dict) else token
+            tokens |= {key: token} if token and isinstance(token, str) else {}
     return tokens
+
+
+def _check_normalizer(file: pathlib.Path, normalizer: Any, settings: Mapping[str, Any]) -> None:
+    """Raises UsageError if transformers would change the normalizer of BERT by the settings next to its file."""
+    if str(settings.get("tokenizer_class", "")).startswith("PreTrainedTokenizer"):
+        return  # of a class without such settings
+    for key, name in _OF_BERT.items():
+        value = getattr(normalizer, name)
+        if key in settings and settings[key] != value:
+            raise UsageError(
+                f"{file.parent / _CONFIG} says {key} {encode(settings[key])}, and the normalizer of {file} has {name} "
+                f"{encode(value)}: transformers follows the first, so texts would have other tokens than there; write "
+                "the same in both"
+            )
 
 
 def _first(tokenizer: Any, names: Sequence[str]) -> int | None:

@@ -92,7 +92,7 @@ def _sizes(
         "head_features": features,
         "hidden": keys.size("intermediate_size"),
         "activation": _ACTIVATIONS[keys.one_of(activation[0], _ACTIVATIONS, activation[1])],
-        "epsilon": keys.take("rms_norm_eps", float, 1e-6),
+        "epsilon": keys.number("rms_norm_eps", 1e-6),
     }
 
 

@@ -88,10 +88,8 @@ def read_settings(folder: pathlib.Path) -> Settings:
         raise UsageError(f"{folder / CONFIG}: {error}") from error
     if not (folder / MODULES).is_file():
         return settings
-    sentence, length = read_sentence(folder, settings.width)
-    if length is not None and length > settings.length:
-        raise UsageError(f"{folder}: max_seq_length is {length}: the encoder takes at most {settings.length} tokens")
-    return dataclasses.replace(settings, sentence=sentence, length=length or settings.length)
+    sentence, length = read_sentence(folder, settings.width, settings.length)
+    return dataclasses.replace(settings, sentence=sentence, length=length)
 
 
 def settings_of(config: Any) -> Settings:
@@ -119,8 +117,8 @@ def _bert(keys: ConfigKeys, kind: str) -> EncoderSettings:
     """Takes the keys of BERT and RoBERTa; `kind` is the `model_type`."""
     width, heads = keys.size("hidden_size", 768), keys.size("num_attention_heads", 12)
     positions = keys.size("max_position_embeddings", 512)
-    dropout = keys.rate("hidden_dropout_prob", 0.1)
-    head_dropout = keys.rate("classifier_dropout", None)
+    dropout = keys.number("hidden_dropout_prob", 0.1, below=1)
+    head_dropout = keys.number("classifier_dropout", None, below=1)
     padding = None if kind == "bert" else keys.take("pad_token_id", int, 1)
     keys.only("position_embedding_type", "absolute")
     keys.only("is_decoder", False)
@@ -139,7 +137,7 @@ def _bert(keys: ConfigKeys, kind: str) -> EncoderSettings:
         segments=keys.size("type_vocab_size", 2),
         padding=padding,
         activation=ACTIVATIONS[keys.one_of("hidden_act", ACTIVATIONS, "gelu")],
-        epsilon=keys.take("layer_norm_eps", float, 1e-12),
+        epsilon=keys.number("layer_norm_eps", 1e-12),
         dropout=dropout,
         head_dropout=dropout if head_dropout is None else head_dropout,
         sentence=Sentence(),

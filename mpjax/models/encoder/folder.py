@@ -16,7 +16,7 @@ from mpjax.models.attention import Implementation
 from mpjax.models.config_keys import CONFIG, read_object
 from mpjax.models.encoder.config_json import FAMILIES, read_settings
 from mpjax.models.encoder.kinds import AnyClassifier, AnyEncoder, make_encoder
-from mpjax.models.encoder.sentence_files import LENGTH, MODULES, WHOLE, folders_of_modules
+from mpjax.models.encoder.sentence_files import MODULES, TRANSFORMER, WHOLE, folders_of_modules
 from mpjax.models.pretrained.export import write_tensors
 from mpjax.models.pretrained.files import SINGLE, find_files, find_folder, open_tensors
 from mpjax.models.pretrained.load import cast
@@ -29,7 +29,7 @@ from mpjax.precision.policy import Policy
 COPIED = (*TOKENIZER_FILES, "sentencepiece.bpe.model", "vocab.txt")
 """The files of a folder, besides the settings and the weights of the network, that an exported folder has too."""
 
-_OF_SENTENCES = (MODULES, LENGTH, WHOLE)
+_OF_SENTENCES = (MODULES, *TRANSFORMER, WHOLE)
 """Those of a folder of sentence-transformers, which a classifier is not."""
 
 _POOLER = "pooler.dense."

@@ -74,13 +74,13 @@ def modernbert_settings(keys: ConfigKeys) -> ModernBERTSettings:
         norm_bias=keys.take("norm_bias", bool, False),
         attention_bias=keys.take("attention_bias", bool, False),
         mlp_bias=keys.take("mlp_bias", bool, False),
-        embedding_dropout=keys.rate("embedding_dropout", 0.0),
-        attention_dropout=keys.rate("attention_dropout", 0.0),
-        mlp_dropout=keys.rate("mlp_dropout", 0.0),
+        embedding_dropout=keys.number("embedding_dropout", 0.0, below=1),
+        attention_dropout=keys.number("attention_dropout", 0.0, below=1),
+        mlp_dropout=keys.number("mlp_dropout", 0.0, below=1),
         classifier_pooling=_POOLINGS[keys.one_of("classifier_pooling", _POOLINGS, "cls")],
         classifier_activation=ACTIVATIONS[keys.one_of("classifier_activation", ACTIVATIONS, "gelu")],
         classifier_bias=keys.take("classifier_bias", bool, False),
-        classifier_dropout=keys.rate("classifier_dropout", 0.0),
+        classifier_dropout=keys.number("classifier_dropout", 0.0, below=1),
     )
 
 

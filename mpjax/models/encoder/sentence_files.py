@@ -16,8 +16,17 @@ from mpjax.strict_json import encode
 
 
 MODULES = "modules.json"
-LENGTH = "sentence_bert_config.json"
+TRANSFORMER = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""The names of the file of the module Transformer, whatever the network: the first one that is there is read."""
+
 WHOLE = "config_sentence_transformers.json"
+
+_TOKENIZER = "tokenizer_config.json"
+
+_TEXT = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 
 _POOLINGS: Mapping[str, Pooling | None] = {
     "cls_token": "cls",
@@ -30,12 +39,13 @@ _POOLINGS: Mapping[str, Pooling | None] = {
 """For each `pooling_mode_...` of a file, the pooling; None for those that mpjax does not have."""
 
 
-def read_sentence(folder: pathlib.Path, width: int) -> tuple[Sentence, int | None]:
-    """Reads how a text becomes one vector, and the largest number of its tokens, None if no file says it.
+def read_sentence(folder: pathlib.Path, width: int, longest: int) -> tuple[Sentence, int]:
+    """Reads how a text becomes one vector, and the largest number of its tokens.
 
     Args:
       folder: a folder with a modules.json.
       width: the number of features of the encoder.
+      longest: the largest number of tokens that the encoder takes.
 
     Raises:
       UsageError: a file is absent or damaged, or has a module, a pooling or a key that mpjax does not have.
@@ -49,13 +59,13 @@ def read_sentence(folder: pathlib.Path, width: int) -> tuple[Sentence, int | Non
         )
     if modules[0][1]:
         raise UsageError(
-            f"{folder / MODULES}: the path of Transformer is {modules[0][1]!r}: wanted the folder itself, ''; move the "
-            f"files of {modules[0][1]} there"
+            f"{folder / MODULES}: the path of Transformer is {modules[0][1]!r}: wanted the folder itself; move the "
+            f'files of {modules[0][1]} to {folder}, and write "path": "" in {MODULES}'
         )
     pooling = _pooling(folder / modules[1][1] / CONFIG, width)
     normalized = "Normalize" in kinds
     _check_whole(folder / WHOLE, normalized=normalized)
-    return Sentence(pooling=pooling, normalized=normalized), _length(folder / LENGTH)
+    return Sentence(pooling=pooling, normalized=normalized), _length(folder, longest)
 
 
 def folders_of_modules(folder: pathlib.Path) -> list[str]:
@@ -83,7 +93,7 @@ def _keys(file: pathlib.Path) -> ConfigKeys:
     values = read_object(file)
     if not isinstance(values, Mapping):
         raise UsageError(f"{file}: wanted a JSON object, got {type(values).__name__}")
-    return ConfigKeys(values, f"{file}: ", network="encoder")
+    return ConfigKeys(values, f"{file}: ", network="encoder", file=file)
 
 
 def _pooling(file: pathlib.Path, width: int) -> Pooling:
@@ -91,10 +101,12 @@ def _pooling(file: pathlib.Path, width: int) -> Pooling:
     names = {name.removesuffix("_tokens").removesuffix("_token"): name for name in _POOLINGS}
     new: str | None = keys.take("pooling_mode", str, None)
     features = [keys.take(name, int, width) for name in ("word_embedding_dimension", "embedding_dimension")]
-    keys.take("include_prompt", bool, True)  # mpjax adds no prompts
-    chosen = [name for name in _POOLINGS if keys.take(f"pooling_mode_{name}", bool, False)]
-    if new is not None:
-        chosen.append(names.get(new) or new)
+    if not keys.take("include_prompt", bool, True):
+        raise keys.refusal(
+            "include_prompt", False, "mpjax pools all tokens of a text, a prompt's too; if texts have none, write true"
+        )
+    flags = [name for name in _POOLINGS if keys.take(f"pooling_mode_{name}", bool, False)]
+    chosen = flags if new is None else [names.get(new) or new]
     if len(chosen) != 1 or _POOLINGS.get(chosen[0]) is None:
         known = ", ".join(name for name, pooling in _POOLINGS.items() if pooling)
         raise UsageError(f"{file}: the pooling is {' and '.join(chosen) or 'none'}: wanted one of {known}")
@@ -106,14 +118,27 @@ def _pooling(file: pathlib.Path, width: int) -> Pooling:
     return pooling
 
 
-def _length(file: pathlib.Path) -> int | None:
-    if not file.is_file():
-        return None
-    keys = _keys(file)
-    length = keys.size("max_seq_length", None)
-    keys.only("do_lower_case", False)  # of texts before the tokenizer, which does it itself
-    keys.refuse_rest()
-    return length
+def _length(folder: pathlib.Path, longest: int) -> int:
+    """The largest number of tokens that the file of Transformer says, or else that of the tokenizer, or `longest`."""
+    file = next((folder / name for name in TRANSFORMER if (folder / name).is_file()), None)
+    if file is not None:
+        keys = _keys(file)
+        if (length := keys.size("max_seq_length", None)) is not None and length > longest:
+            raise keys.refusal("max_seq_length", length, f"the encoder takes at most {longest} tokens")
+        keys.only("do_lower_case", False)  # of texts before the tokenizer, which does it itself
+        keys.only("transformer_task", "feature-extraction")
+        keys.only("modality_config", _TEXT)
+        keys.only("module_output_name", "token_embeddings")
+        keys.only("processing_kwargs", {}, None)
+        keys.refuse_rest()
+        if length is not None:
+            return length
+    if (folder / _TOKENIZER).is_file():
+        values = read_object(folder / _TOKENIZER)
+        most = values.get("model_max_length") if isinstance(values, Mapping) else None
+        if type(most) is int and most > 0:  # 10^30 in files without a limit
+            return min(most, longest)
+    return longest
 
 
 def _check_whole(file: pathlib.Path, *, normalized: bool) -> None:

@@ -46,6 +46,23 @@ def test_pairs_with_an_empty_text_are_left_out_and_told(table_of):
     assert source.notes == ("split 'train' of 'set': 2 of 3 examples have an empty text and are left out",)
 
 
+def test_columns_that_are_not_read_are_told(table_of):
+    row = {"query": "a", "positive": "b", "negative_1": "c", "label": "d"}
+    source = text_pairs(table_of(row), CONFIG)
+    assert source.notes == ("'set': pairs of texts do not read the columns negative_1, label",)
+
+
+@pytest.mark.parametrize(("first", "later"), [("a", "b"), ("b", "a")])
+def test_all_examples_have_a_negative_or_none(table_of, tmp_path, first, later):
+    (tmp_path / "prep.py").write_text(
+        "def prep(row):\n    return {name: row[name] for name in row if row['query'] == 'a' or name != 'negative'}\n"
+    )
+    table = table_of(*({"query": query, "positive": "c", "negative": "d"} for query in (first, later)))
+    config = Data(tokenizer="bytes", length=4, preprocess=f"{tmp_path}/prep.py:prep")
+    with pytest.raises(UsageError, match="example 1 has a negative, and the first|example 1: negative is None; wanted"):
+        text_pairs(table, config)
+
+
 @pytest.mark.parametrize(
     ("row", "columns", "says"),
     [

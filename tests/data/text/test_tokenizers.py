@@ -97,6 +97,31 @@ def test_the_files_beside_say_which_tokens_are_special(gpt2, token):
     assert (tokenizer.padding, tokenizer.end) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"do_lower_case": True, "strip_accents": None}, None),
+        ({"do_lower_case": False, "tokenizer_class": "PreTrainedTokenizerFast"}, None),
+        ({"do_lower_case": False}, "says do_lower_case false, and the normalizer of .* has lowercase true"),
+        ({"strip_accents": False}, "says strip_accents false, and the normalizer of .* has strip_accents null"),
+    ],
+)
+@pytest.mark.extra
+def test_files_that_say_two_things_of_a_normalizer_are_refused(bert, settings, says):
+    """transformers would follow the second file, and tokenize other texts."""
+    file = str(bert / "tokenizer.json")
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(file)
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    tokenizer.save(file)
+    (bert / "tokenizer_config.json").write_text(json.dumps(settings))
+    if says is None:
+        assert lists(load_tokenizer(file).framed(["HALF"], 3)) == [[2, 4, 3]]
+    else:
+        with pytest.raises(UsageError, match=says):
+            load_tokenizer(file)
+
+
 @pytest.mark.extra
 def test_a_tokenizer_without_an_end(gpt2):
     file = gpt2 / "tokenizer.json"

@@ -105,6 +105,37 @@ def test_newer_files_name_the_pooling(write):
     assert settings.sentence == Sentence(pooling="max")
 
 
+def test_a_name_of_the_pooling_decides_over_flags(write):
+    flags = POOLING | {"pooling_mode": "cls"}
+    assert read_settings(write(pooling=flags)).sentence == Sentence(pooling="cls")
+
+
+NEW = {
+    "transformer_task": "feature-extraction",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "limit", "length"),
+    [
+        ("bert", NEW, 9, 9),
+        ("bert", NEW, 10**30, 16),
+        ("bert", {"max_seq_length": None}, 512, 16),
+        ("bert", {"max_seq_length": 12}, 9, 12),
+        ("roberta", {"max_seq_length": 12}, 512, 12),
+        ("xlm-roberta", {"max_seq_length": 12}, 512, 12),
+    ],
+)
+def test_the_file_of_the_network_says_the_length_or_else_the_tokenizer(write, name, content, limit, length):
+    """Files have the name of the network that a folder was first for; the newest leave the length to the tokenizer."""
+    folder = write(length=None)
+    (folder / f"sentence_{name}_config.json").write_text(json.dumps(content))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": limit}))
+    assert read_settings(folder).length == length
+
+
 def test_without_modules_it_is_the_normalized_mean(write):
     settings = read_settings(write(modules=None))
     assert (settings.sentence, settings.length) == (Sentence(), 16)
@@ -119,6 +150,8 @@ def test_without_modules_it_is_the_normalized_mean(write):
         ({"config": BERT | {"hidden_act": "silu"}}, 'hidden_act is "silu": wanted gelu or'),
         ({"config": BERT | {"architectures": ["GPT2Model"]}}, "wanted one class of Bert"),
         ({"config": BERT | {"num_attention_heads": 3}}, "cannot have 3 heads"),
+        ({"config": BERT | {"layer_norm_eps": -1e-12}}, "layer_norm_eps is -1e-12: wanted a number of at least 0"),
+        ({"config": BERT | {"hidden_dropout_prob": 1.5}}, "is 1.5: wanted a number of at least 0 and below 1"),
         (
             {"modules": [*MODULES, {"path": "3_Dense", "type": "sentence_transformers.models.Dense"}]},
             "Normalize, Dense",
@@ -130,6 +163,9 @@ def test_without_modules_it_is_the_normalized_mean(write):
         ({"pooling": POOLING | {"word_embedding_dimension": 8}}, "is of 8 features, and the encoder has 16"),
         ({"length": {"max_seq_length": 12, "do_lower_case": True}}, "do_lower_case is true"),
         ({"length": {"max_seq_length": 99}}, "max_seq_length is 99: the encoder takes at most 16"),
+        ({"length": {"unpad_inputs": True}}, "remove it from .*sentence_bert_config.json"),
+        ({"length": {"module_output_name": "scores"}}, 'module_output_name is "scores"'),
+        ({"pooling": POOLING | {"include_prompt": False}}, "include_prompt is false: mpjax pools all tokens"),
         ({"whole": {"default_prompt_name": "query"}}, 'default_prompt_name is "query"'),
         ({"whole": {"similarity_fn_name": "euclidean"}}, "mpjax compares vectors by cosine"),
     ],
