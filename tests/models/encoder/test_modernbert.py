@@ -134,7 +134,7 @@ def test_files_of_newer_transformers_say_the_same():
         ({"norm_eps": 0.0}, "norm_eps is 0.0: wanted a positive number"),
         ({"layer_norm_eps": 1e-6}, "layer_norm_eps is 1e-06: and norm_eps, which transformers reads, is 1e-05"),
         ({"mlp_dropout": 1.0}, "mlp_dropout is 1.0: wanted a number of at least 0 and below 1"),
-        ({"embedding_dropout": -0.1}, "embedding_dropout is -0.1: wanted a number from 0"),
+        ({"embedding_dropout": -0.1}, "embedding_dropout is -0.1: wanted a number of at least 0"),
         ({"local_attention": 0}, "local_attention is 0: wanted at least 1"),
         ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers is 0: wanted at least 1"),
         ({"layer_types": ["full_attention"]}, "wanted full_attention or sliding_attention for each of 3 layers"),
