@@ -280,7 +280,7 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mes
     if config.mesh.sequence:
         from mpjax.commands.sequence import require_positions  # local, because few runs divide positions
 
-        require_positions(config, task, prepared_shapes(task, fields), over_tensor, shards)
+        require_positions(config, plan, task, prepared_shapes(task, fields), over_tensor, shards)
     if mesh.shape[FSDP] == 1:
         if config.mesh.float8_gather:
             raise UsageError("--mesh.float8_gather gathers over fsdp, and --mesh.fsdp is 1: leave it out")

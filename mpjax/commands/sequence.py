@@ -10,26 +10,29 @@ from flax import nnx
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError
 from mpjax.precision.calls import modules_of, wrap
+from mpjax.training.precision_plan import PrecisionPlan
 from mpjax.training.sequence import divided_blocks
 from mpjax.training.setup import Task
 from mpjax.training.state import take_apart
 
 
 def require_positions(
-    config: Config, task: Task, batch: Mapping[str, Any], divided: Collection[str], parts: int
+    config: Config, plan: PrecisionPlan, task: Task, batch: Mapping[str, Any], divided: Collection[str], parts: int
 ) -> None:
     """Checks that the blocks of a model and their divided layers take and return positions that divide.
 
     Args:
       config: the settings of the run.
+      plan: the precision of the run.
       task: the task.
       batch: the shapes of a prepared batch, to trace the model.
       divided: the paths of the parameters that are divided over `tensor`.
       parts: the size of the mesh's axis `tensor`.
 
     Raises:
-      UsageError: `parts` is 1; the run trains adapters; no layer of a block is divided, or one that is divided is a
-        convolution; or a block has another argument or result than [B, T, D], or a T that `parts` does not divide.
+      UsageError: `parts` is 1; the run trains adapters or multiplies in float8; no layer of a block is divided, or one
+        that is divided is a convolution; or a block has another argument or result than [B, T, D], or a T that `parts`
+        does not divide.
     """
     if parts == 1:
         raise UsageError("--mesh.sequence divides positions over tensor, and --mesh.tensor is 1: leave it out")
@@ -37,6 +40,11 @@ def require_positions(
         raise UsageError(
             "--mesh.sequence with --training.lora: the compiler would add the gradients of adapters over tensor in the "
             "dtype of their products: leave out --mesh.sequence"
+        )
+    if plan.policy.recipes:
+        raise UsageError(
+            "--mesh.sequence with products in float8, which XLA cannot divide over tensor: write --precision.policy "
+            "mixed_bfloat16"
         )
     name, blocks = type(task.abstract).__name__, divided_blocks(task.abstract, divided)
     if not blocks:

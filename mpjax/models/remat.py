@@ -36,7 +36,7 @@ def products(primitive, *_, **params) -> bool:
 
 
 def all_but_gathered(primitive, *_, **params) -> bool:
-    """True if "none" keeps the result of a primitive: all but parameters gathered from several devices."""
+    """True if "none" keeps the result of a primitive: all but what is gathered from several devices."""
     return not run_by(primitive, params) & {"all_gather", "sharding_constraint"}
 
 

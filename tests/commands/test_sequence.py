@@ -68,6 +68,11 @@ def test_values_between_layers_are_shares_and_layers_take_all_positions():
             2,
             "--mesh.sequence with --training.lora: the compiler would add the gradients",
         ),
+        (
+            f"{GPT2} --model.width 64 --precision.policy mixed_float8",
+            2,
+            "--mesh.sequence with products in float8, which XLA cannot divide over tensor: write",
+        ),
         (RESNET, 2, "--mesh.tensor 2 divides no layer of ResNet"),
         (
             f"{RESNET} --mesh.rules blocks/*/conv1 columns",
