@@ -165,7 +165,7 @@ class Learner:
             run a kernel that the settings ask for.
         """
         if self.plan.policy.recipes:
-            require_undivided(self.plan.policy.recipes, mesh.devices.flat[0].platform, mesh.shape[TENSOR])
+            require_undivided(self.plan.policy.recipes, mesh.shape[TENSOR])
         if self.config.model.norm_kernel == "pallas":
             from mpjax.commands.norm_kernel import require_norm_kernel  # local, because few runs have it
 

@@ -115,21 +115,21 @@ def require_units(recipes: Iterable[Recipe], capability: tuple[int, int] | None,
             )
 
 
-def require_undivided(recipes: Iterable[Recipe], platform: str, tensor: int) -> None:
-    """Raises UsageError if XLA would end the process when it compiles float8 products for GPUs of a `tensor` group.
+def require_undivided(recipes: Iterable[Recipe], tensor: int) -> None:
+    """Raises UsageError if XLA would end the process when it compiles float8 products for a `tensor` group of devices.
 
-    The largest number of an operand that is divided over `tensor` is a maximum over GPUs, which XLA does not compile:
-    "Check failed: reduction_kind.has_value()" (jaxlib 0.10.2 and 0.12.0.1, all recipes but mxfp8, which is an error).
+    The largest number of an operand that is divided over `tensor` is a maximum over devices, which XLA does not
+    compile: "Check failed: reduction_kind.has_value()" for GPUs, "Invalid binary instruction opcode copy" for CPUs
+    (jaxlib 0.10.2 and 0.12.0.1). Recipes with scales of blocks have none.
 
     Args:
       recipes: the recipes.
-      platform: JAX's name of the devices' platform. A CPU has no such fault.
       tensor: the number of devices in a `tensor` group.
     """
     aborting = sorted(str(recipe) for recipe in recipes if recipe.scaling != "block")
-    if aborting and tensor > 1 and platform in ("gpu", "cuda"):
+    if aborting and tensor > 1:
         raise UsageError(
-            f"{', '.join(aborting)} over --mesh.tensor {tensor}: XLA's compiler for GPUs ends the process (jaxlib "
+            f"{', '.join(aborting)} over --mesh.tensor {tensor}: XLA's compiler ends the process (jaxlib "
             f"{importlib.metadata.version('jaxlib')}); divide over --mesh.fsdp instead, with --mesh.tensor 1, or write "
             "--precision.policy mixed_bfloat16"
         )

@@ -53,12 +53,11 @@ def test_a_gpu_with_units_and_another_device_are_not_refused(recipe, capability)
     require_units([recipe], capability, "a GPU")
 
 
-def test_float8_over_tensor_is_refused_on_gpus_before_xla_ends_the_process():
+def test_float8_over_tensor_is_refused_before_xla_ends_the_process():
     with pytest.raises(UsageError, match=r"^float8_rowwise over --mesh.tensor 2: .* with --mesh.tensor 1, or write"):
-        require_undivided([ROWWISE, MXFP8], "gpu", 2)
-    require_undivided([ROWWISE], "gpu", 1)
-    require_undivided([ROWWISE], "cpu", 2)
-    require_undivided([MXFP8], "gpu", 2)
+        require_undivided([ROWWISE, MXFP8], 2)
+    require_undivided([ROWWISE], 1)
+    require_undivided([MXFP8], 2)
 
 
 def test_a_cpu_says_that_it_emulates():
