@@ -69,7 +69,7 @@ def test_values_between_layers_are_shares_and_layers_take_all_positions():
             "--mesh.sequence with --training.lora: the compiler would add the gradients",
         ),
         (
-            f"{GPT2} --model.width 64 --precision.policy mixed_float8",
+            f"{GPT2} --model.width 64 --precision.policy mixed_mxfp8",
             2,
             "--mesh.sequence with products in float8, which XLA cannot divide over tensor: write",
         ),
