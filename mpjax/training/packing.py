@@ -254,7 +254,8 @@ class Packed:
     """A wrapper of a `Structure` whose states are packed. The optimizer sees arrays by path.
 
     `make_train_step(Packed(structure, packing), tx, ...)` is the step of `structure` for any `tx`. It takes
-    `packing.pack(state)`, and `packing.unpack` turns its states back. No array of such a step can be frozen.
+    `packing.pack(state)`, and `packing.unpack` turns its states back. In such a step, no array is
+    frozen and no packed one divided.
     """
 
     structure: Structure
@@ -277,17 +278,21 @@ class Packed:
         """Wraps the optimizer to update packed arrays.
 
         Raises:
-          UsageError: an array is frozen and arrays are packed.
+          UsageError: arrays are packed, and an array is frozen or a packed one divided.
         """
-        self._require_trained(frozen)
+        self._require_fit(frozen, divided)
         return by_path(tx, self.packing)
 
-    def _require_trained(self, frozen: Collection[str]) -> None:
-        # Packed arrays are told by the paths of all arrays, which an optimizer does not get if one is frozen.
-        if frozen and (self.packing.params.groups or self.packing.stats.groups):
+    def _require_fit(self, frozen: Collection[str], divided: Collection[str]) -> None:
+        # Packed arrays are told by the paths of all arrays, which an optimizer does not get if one is frozen. A block
+        # that gathers shares of its parameters would take a packed array, which is whole, for a share.
+        groups = [*self.packing.params.groups.values(), *self.packing.stats.groups.values()]
+        shares = [name for group in groups for name in group.shapes if name in divided]
+        if shares or (groups and frozen):
+            reason = f"frozen: '{min(frozen)}' cannot be frozen" if frozen else f"layout: it divides '{shares[0]}'"
             raise UsageError(
-                f"frozen: '{min(frozen)}' cannot be frozen in a step of packed arrays; write the structure in place of "
-                "Packed(structure, packing), with a state that is not packed"
+                f"{reason} in a step of packed arrays; write the structure in place of Packed(structure, packing), with "
+                "a state that is not packed"
             )
 
 
@@ -300,5 +305,5 @@ class PackedElementwise(Packed):
 
     def optimizer(self, tx: optax.GradientTransformation, frozen: Collection[str] = ()) -> optax.GradientTransformation:
         """Returns `tx` itself; raises UsageError as `Packed.optimizer`."""
-        self._require_trained(frozen)
+        self._require_fit(frozen, divided)
         return tx

@@ -84,7 +84,7 @@ class Structure:
 
     def optimizer(self, tx: optax.GradientTransformation, frozen: Collection[str] = ()) -> optax.GradientTransformation:
         """Returns `tx` itself, which updates arrays by path."""
-        del frozen
+        del frozen, divided
         return tx
 
 
@@ -102,7 +102,8 @@ class Assembly(Protocol):
     def optimizer(self, tx: optax.GradientTransformation, frozen: Collection[str] = ()) -> optax.GradientTransformation:
         """Makes of an optimizer of arrays by path one of arrays in the form that `assemble` takes.
 
-        It gets no arrays at the paths in `frozen`.
+        It gets no arrays at the paths in `frozen`, and those in `divided` are divided over the mesh. Raises UsageError
+        where the form has no such arrays.
         """
         ...
 

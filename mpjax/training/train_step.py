@@ -114,7 +114,7 @@ def make_train_step(
         skipped).
 
     Raises:
-      UsageError: `accumulate` is below 1, `ema` is outside [0, 1), or `frozen` has paths for a `Packed` structure.
+      UsageError: `accumulate` is below 1, `ema` is outside [0, 1), or a `Packed` structure has frozen or divided arrays.
         The step raises it if the batch does not divide into micro-batches, if only one of the state and `ema` has a
         moving average, if the state lacks a path of `frozen`, or if the state is not packed as the structure is.
     """
@@ -127,9 +127,8 @@ def make_train_step(
     gradients = gradients_of(
         structure, loss_fn, shards, cast=cast, prepare=prepare, accumulate=accumulate, frozen=frozen
     )
-    update = optax.with_extra_args_support(
-        structure.optimizer(tx, frozen)
-    ).update  # some optimizers take the loss, as `value`
+    rule = structure.optimizer(tx, frozen=frozen, divided=layout.divided if layout else ())
+    update = optax.with_extra_args_support(rule).update  # some optimizers take the loss, as `value`
 
     def train_step(state: TrainState, batch):
         _require_average(state, ema)

@@ -252,3 +252,12 @@ def test_no_array_of_a_packed_step_is_frozen(packed_structure):
         UsageError, match="frozen: 'a/kernel' cannot be frozen in a step of packed arrays; write the str"
     ):
         make_train_step(packed_structure(structure, Packing.of(PARAMS, {})), tx, lambda: None, frozen={"a/kernel"})
+
+
+def test_no_packed_array_is_divided_over_a_mesh():
+    """A block that gathers shares would have taken the whole bias for a share of a bias of twice the length."""
+    structure: Any = None
+    packed = Packed(structure, Packing.of(PARAMS, {}))
+    with pytest.raises(UsageError, match="layout: it divides 'z/bias' in a step of packed arrays; write the structure"):
+        packed.optimizer(optax.sgd(0.1), divided={"z/bias": None})
+    assert packed.optimizer(optax.sgd(0.1), divided={"a/kernel": None}) is not None
