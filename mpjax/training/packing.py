@@ -274,7 +274,9 @@ class Packed:
         """Reads the current statistics of the model by path, and packs them."""
         return self.packing.pack(self.structure.stats_of(model))
 
-    def optimizer(self, tx: optax.GradientTransformation, frozen: Collection[str] = ()) -> optax.GradientTransformation:
+    def optimizer(
+        self, tx: optax.GradientTransformation, *, frozen: Collection[str] = (), divided: Collection[str] = ()
+    ) -> optax.GradientTransformation:
         """Wraps the optimizer to update packed arrays.
 
         Raises:
@@ -291,8 +293,8 @@ class Packed:
         if shares or (groups and frozen):
             reason = f"frozen: '{min(frozen)}' cannot be frozen" if frozen else f"layout: it divides '{shares[0]}'"
             raise UsageError(
-                f"{reason} in a step of packed arrays; write the structure in place of Packed(structure, packing), with "
-                "a state that is not packed"
+                f"{reason} in a step of packed arrays; write the structure in place of Packed(structure, packing), "
+                "with a state that is not packed"
             )
 
 
@@ -303,7 +305,9 @@ class PackedElementwise(Packed):
     their norms or paths, would compute other updates.
     """
 
-    def optimizer(self, tx: optax.GradientTransformation, frozen: Collection[str] = ()) -> optax.GradientTransformation:
+    def optimizer(
+        self, tx: optax.GradientTransformation, *, frozen: Collection[str] = (), divided: Collection[str] = ()
+    ) -> optax.GradientTransformation:
         """Returns `tx` itself; raises UsageError as `Packed.optimizer`."""
         self._require_fit(frozen, divided)
         return tx

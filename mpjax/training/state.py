@@ -82,7 +82,9 @@ class Structure:
         arrays = named(nnx.state(model))
         return {name: arrays[name] for name in self.stats.names}
 
-    def optimizer(self, tx: optax.GradientTransformation, frozen: Collection[str] = ()) -> optax.GradientTransformation:
+    def optimizer(
+        self, tx: optax.GradientTransformation, *, frozen: Collection[str] = (), divided: Collection[str] = ()
+    ) -> optax.GradientTransformation:
         """Returns `tx` itself, which updates arrays by path."""
         del frozen, divided
         return tx
@@ -99,7 +101,9 @@ class Assembly(Protocol):
         """Reads the current statistics of `model`, in the form that `assemble` takes."""
         ...
 
-    def optimizer(self, tx: optax.GradientTransformation, frozen: Collection[str] = ()) -> optax.GradientTransformation:
+    def optimizer(
+        self, tx: optax.GradientTransformation, *, frozen: Collection[str] = (), divided: Collection[str] = ()
+    ) -> optax.GradientTransformation:
         """Makes of an optimizer of arrays by path one of arrays in the form that `assemble` takes.
 
         It gets no arrays at the paths in `frozen`, and those in `divided` are divided over the mesh. Raises UsageError

@@ -114,8 +114,8 @@ def make_train_step(
         skipped).
 
     Raises:
-      UsageError: `accumulate` is below 1, `ema` is outside [0, 1), or a `Packed` structure has frozen or divided arrays.
-        The step raises it if the batch does not divide into micro-batches, if only one of the state and `ema` has a
+      UsageError: `accumulate` is below 1, `ema` is outside [0, 1), or an array is frozen or divided that a `Packed`
+        structure cannot take. The step raises it if the batch does not divide into micro-batches, if only one of the state and `ema` has a
         moving average, if the state lacks a path of `frozen`, or if the state is not packed as the structure is.
     """
     if accumulate < 1:
