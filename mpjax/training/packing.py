@@ -7,7 +7,7 @@ launch. Each is also an argument that the host passes to every call.
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from mpjax.errors import UsageError
 from mpjax.models.scan import stack_of
 from mpjax.precision.dtypes import is_floating
 from mpjax.precision.float8.history import is_history
@@ -84,6 +85,12 @@ class Kind:
         packed = {name for group in self.groups.values() for name in group.shapes}
         return (self.names - packed) | set(self.groups)
 
+    def has_packed(self, arrays: Mapping[str, Any]) -> bool:
+        """True if the arrays have the names and the sizes of those that `pack` returns."""
+        return self.stored == set(arrays) and all(
+            arrays[name].size == sum(map(math.prod, group.shapes.values())) for name, group in self.groups.items()
+        )
+
     def pack(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Concatenates the arrays of each group, flattened, to one array.
 
@@ -146,6 +153,16 @@ class Packing:
     def unpack(self, state: Any) -> Any:
         """Unpacks each dict that `pack` has packed, in any pytree; arrays that were not packed are not copied."""
         return _on_mappings(state, {kind.stored: kind.unpack for kind in self._kinds})
+
+    def require_packed(self, params: Mapping[str, Any], stats: Mapping[str, Any]) -> None:
+        """Raises UsageError unless parameters and statistics are those of a state that this packing has packed."""
+        for title, kind, arrays in (("params", self.params, params), ("stats", self.stats, stats)):
+            if kind.groups and not kind.has_packed(arrays):
+                packed = any(name.startswith("(") for name in arrays)
+                raise UsageError(
+                    f"the {title} of the state are {'packed by another Packing' if packed else 'not packed'}: wanted "
+                    "those of packing.pack(state), with the packing of the step"
+                )
 
     @property
     def _kinds(self) -> list[Kind]:
@@ -237,23 +254,48 @@ class Packed:
     """A wrapper of a `Structure` whose states are packed. The optimizer sees arrays by path.
 
     `make_train_step(Packed(structure, packing), tx, ...)` is the step of `structure` for any `tx`. It takes
-    `packing.pack(state)`, and `packing.unpack` turns its states back.
+    `packing.pack(state)`, and `packing.unpack` turns its states back. In such a step, no array is
+    frozen and no packed one divided.
     """
 
     structure: Structure
     packing: Packing
 
     def assemble(self, params: Arrays, stats: Arrays, key: jax.Array | None = None) -> nnx.Module:
-        """Builds the model from packed arrays; see `Structure.assemble`."""
+        """Builds the model from packed arrays; see `Structure.assemble`.
+
+        Raises:
+          UsageError: the arrays are not packed, or by another packing.
+        """
+        self.packing.require_packed(params, stats)
         return self.structure.assemble(self.packing.unpack(params), self.packing.unpack(stats), key)
 
     def stats_of(self, model: nnx.Module) -> Arrays:
         """Reads the current statistics of the model by path, and packs them."""
         return self.packing.pack(self.structure.stats_of(model))
 
-    def optimizer(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Wraps the optimizer to update packed arrays."""
+    def optimizer(
+        self, tx: optax.GradientTransformation, *, frozen: Collection[str] = (), divided: Collection[str] = ()
+    ) -> optax.GradientTransformation:
+        """Wraps the optimizer to update packed arrays.
+
+        Raises:
+          UsageError: arrays are packed, and an array is frozen or a packed one divided.
+        """
+        self._require_fit(frozen, divided)
         return by_path(tx, self.packing)
+
+    def _require_fit(self, frozen: Collection[str], divided: Collection[str]) -> None:
+        # Packed arrays are told by the paths of all arrays, which an optimizer does not get if one is frozen. A block
+        # that gathers shares of its parameters would take a packed array, which is whole, for a share.
+        groups = [*self.packing.params.groups.values(), *self.packing.stats.groups.values()]
+        shares = [name for group in groups for name in group.shapes if name in divided]
+        if shares or (groups and frozen):
+            reason = f"frozen: '{min(frozen)}' cannot be frozen" if frozen else f"layout: it divides '{shares[0]}'"
+            raise UsageError(
+                f"{reason} in a step of packed arrays; write the structure in place of Packed(structure, packing), "
+                "with a state that is not packed"
+            )
 
 
 class PackedElementwise(Packed):
@@ -263,6 +305,9 @@ class PackedElementwise(Packed):
     their norms or paths, would compute other updates.
     """
 
-    def optimizer(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Returns `tx` itself."""
+    def optimizer(
+        self, tx: optax.GradientTransformation, *, frozen: Collection[str] = (), divided: Collection[str] = ()
+    ) -> optax.GradientTransformation:
+        """Returns `tx` itself; raises UsageError as `Packed.optimizer`."""
+        self._require_fit(frozen, divided)
         return tx

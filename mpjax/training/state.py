@@ -11,6 +11,7 @@ import optax
 from flax import nnx
 from jax.core import Tracer
 
+from mpjax.errors import UsageError
 from mpjax.models.scan import Stacks, names_apart, stack_of, stacks_of
 from mpjax.precision.dtypes import FLOAT32, check_dtypes, widest
 from mpjax.precision.scale_state import loss_scale_state
@@ -35,7 +36,15 @@ class StatePart:
     wrapped: Any
 
     def wrap(self, arrays: Arrays):
-        """Builds the `nnx.State` that holds the arrays at the paths of `names`; ignores arrays at other paths."""
+        """Builds the `nnx.State` that holds the arrays at the paths of `names`; ignores arrays at other paths.
+
+        Raises:
+          UsageError: there is no array at one of the paths.
+        """
+        if missing := [name for name in self.names if name not in arrays]:
+            raise UsageError(
+                f"the state has no array '{missing[0]}' of the model; write packing.unpack(state) if it is packed"
+            )
         return jax.tree.unflatten(self.wrapped, [arrays[name] for name in self.names])
 
 
@@ -73,8 +82,11 @@ class Structure:
         arrays = named(nnx.state(model))
         return {name: arrays[name] for name in self.stats.names}
 
-    def optimizer(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    def optimizer(
+        self, tx: optax.GradientTransformation, *, frozen: Collection[str] = (), divided: Collection[str] = ()
+    ) -> optax.GradientTransformation:
         """Returns `tx` itself, which updates arrays by path."""
+        del frozen, divided
         return tx
 
 
@@ -89,8 +101,14 @@ class Assembly(Protocol):
         """Reads the current statistics of `model`, in the form that `assemble` takes."""
         ...
 
-    def optimizer(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Makes of an optimizer of arrays by path one of arrays in the form that `assemble` takes."""
+    def optimizer(
+        self, tx: optax.GradientTransformation, *, frozen: Collection[str] = (), divided: Collection[str] = ()
+    ) -> optax.GradientTransformation:
+        """Makes of an optimizer of arrays by path one of arrays in the form that `assemble` takes.
+
+        It gets no arrays at the paths in `frozen`, and those in `divided` are divided over the mesh. Raises UsageError
+        where the form has no such arrays.
+        """
         ...
 
 

@@ -114,9 +114,9 @@ def make_train_step(
         skipped).
 
     Raises:
-      UsageError: `accumulate` is below 1, or `ema` is outside [0, 1). The step raises it if the batch does not divide
-        into micro-batches, if only one of the state and `ema` has a moving average, or if the state lacks a path of
-        `frozen`.
+      UsageError: `accumulate` is below 1, `ema` is outside [0, 1), or an array is frozen or divided that a `Packed`
+        structure cannot take. The step raises it if the batch does not divide into micro-batches, if only one of the state and `ema` has a
+        moving average, if the state lacks a path of `frozen`, or if the state is not packed as the structure is.
     """
     if accumulate < 1:
         raise UsageError(f"accumulate: wanted at least 1 micro-batch, got {accumulate}")
@@ -127,7 +127,8 @@ def make_train_step(
     gradients = gradients_of(
         structure, loss_fn, shards, cast=cast, prepare=prepare, accumulate=accumulate, frozen=frozen
     )
-    update = optax.with_extra_args_support(structure.optimizer(tx)).update  # some optimizers take the loss, as `value`
+    rule = structure.optimizer(tx, frozen=frozen, divided=layout.divided if layout else ())
+    update = optax.with_extra_args_support(rule).update  # some optimizers take the loss, as `value`
 
     def train_step(state: TrainState, batch):
         _require_average(state, ema)

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from mpjax.config import Optimizer
+from mpjax.errors import UsageError
 from mpjax.precision import dynamic_loss_scaling, half_moments, master_weights, optax_promotion
 from mpjax.training import (
     UNPACKED,
@@ -222,3 +223,41 @@ def test_the_gradient_of_a_packed_array_is_one_concatenation():
 
     program = str(jax.make_jaxpr(jax.grad(loss))(packing.pack(PARAMS)))
     assert (program.count(" split["), program.count(" concatenate["), program.count(" pad[")) == (2, 2, 0)
+
+
+def test_a_state_that_the_packing_of_the_step_did_not_pack_is_an_error(trainer, batch):
+    made = trainer(optax.lamb(0.1))
+    params, stats = made.state.params, made.state.stats
+    packing, other = Packing.of(params, stats), Packing.of(params, {})
+    step = make_train_step(Packed(made.structure, packing), made.tx, made.loss)
+    with pytest.raises(UsageError, match="the params of the state are not packed: wanted those of packing.pack"):
+        step(made.state, batch(0))
+    with pytest.raises(UsageError, match="the stats of the state are not packed"):
+        step(other.pack(made.state), batch(0))
+    shorter = Packing.of({**params, "more": jnp.ones(3)}, {}).pack({**params, "more": jnp.ones(3)})
+    with pytest.raises(UsageError, match="the params of the state are packed by another Packing"):
+        packing.require_packed(shorter, packing.pack(stats))
+    with pytest.raises(
+        UsageError, match=r"the state has no array '.*'.* write packing.unpack\(state\) if it is packed"
+    ):
+        make_train_step(made.structure, made.tx, made.loss)(packing.pack(made.state), batch(0))
+
+
+@pytest.mark.parametrize("packed_structure", [Packed, PackedElementwise])
+def test_no_array_of_a_packed_step_is_frozen(packed_structure):
+    """The optimizer would get packed arrays, and clip or normalize all biases as one."""
+    structure: Any = None
+    tx = dynamic_loss_scaling(optax.sgd(0.1))
+    with pytest.raises(
+        UsageError, match="frozen: 'a/kernel' cannot be frozen in a step of packed arrays; write the str"
+    ):
+        make_train_step(packed_structure(structure, Packing.of(PARAMS, {})), tx, lambda: None, frozen={"a/kernel"})
+
+
+def test_no_packed_array_is_divided_over_a_mesh():
+    """A block that gathers shares would have taken the whole bias for a share of a bias of twice the length."""
+    structure: Any = None
+    packed = Packed(structure, Packing.of(PARAMS, {}))
+    with pytest.raises(UsageError, match="layout: it divides 'z/bias' in a step of packed arrays; write the structure"):
+        packed.optimizer(optax.sgd(0.1), divided={"z/bias": None})
+    assert packed.optimizer(optax.sgd(0.1), divided={"a/kernel": None}) is not None
