@@ -83,7 +83,7 @@ def export_encoder(
       model: the encoder.
       path: the folder, which must be empty or absent.
       source: the folder, or the id on the hub, that the encoder was loaded from.
-      classes: the name of each class of a classifier; empty: those in config.json of `source`, if they are as many, else
+      classes: the name of each class of a classifier; empty: those in config.json of `source` if they are as many, else
         `LABEL_0`, `LABEL_1`, ...
       dtype: the dtype of the weights in the file; None: the model's own.
       allow_lossy: whether values may overflow to inf or flush to zero in `dtype`.
