@@ -1,7 +1,7 @@
 """Exports a checkpoint of a run to a file of weights or of a program."""
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -72,23 +72,24 @@ def export_run(settings: Export) -> PretrainedReport | None:
         from mpjax.models.lora import merge_lora
 
         merge_lora(model, dtype=settings.dtype or None)
-    dtype, source = settings.dtype or None, config.model.folder
-    if source and settings.layout == "huggingface" and not settings.output.endswith(".safetensors"):
-        report = _export_folder(model, settings.output, source=source, dtype=dtype)
+    dtype, origin = settings.dtype or None, config.model.folder
+    if origin and settings.layout == "huggingface" and not settings.output.endswith(".safetensors"):
+        classes = getattr(source.fields.get("label"), "names", ())
+        report = _export_folder(model, settings.output, source=origin, classes=classes, dtype=dtype)
     else:
         report = export_safetensors(model, settings.output, dtype=dtype, layout=settings.layout)
     print(printable(f"checkpoint {position} of {folder}: {report.totals}"))
     return report
 
 
-def _export_folder(model: Any, output: str, *, source: str, dtype: Any) -> PretrainedReport:
+def _export_folder(model: Any, output: str, *, source: str, classes: Sequence[str], dtype: Any) -> PretrainedReport:
     """Writes a folder that transformers loads, of a model that was built from such a folder, `source`."""
     from mpjax.models.encoder.kinds import AnyEncoder  # local, like all imports that few runs need
 
     if isinstance(model, AnyEncoder):
         from mpjax.models.encoder.folder import export_encoder
 
-        return export_encoder(model, output, source=source, dtype=dtype)
+        return export_encoder(model, output, source=source, classes=classes, dtype=dtype)
     from mpjax.models.decoder.folder import export_decoder
 
     return export_decoder(model, output, source=source, dtype=dtype)

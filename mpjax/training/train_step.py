@@ -115,8 +115,9 @@ def make_train_step(
 
     Raises:
       UsageError: `accumulate` is below 1, `ema` is outside [0, 1), or an array is frozen or divided that a `Packed`
-        structure cannot take. The step raises it if the batch does not divide into micro-batches, if only one of the state and `ema` has a
-        moving average, if the state lacks a path of `frozen`, or if the state is not packed as the structure is.
+        structure cannot take. The step raises it if the batch does not divide into micro-batches, if only one of the
+        state and `ema` has a moving average, if the state lacks a path of `frozen`, or if the state is not packed as
+        the structure is.
     """
     if accumulate < 1:
         raise UsageError(f"accumulate: wanted at least 1 micro-batch, got {accumulate}")

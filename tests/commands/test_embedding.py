@@ -120,7 +120,9 @@ def test_modernbert_classifies_and_its_export_names_the_classes(flags, folder, t
     export_run(Export(run=str(tmp_path / "run"), output=str(tmp_path / "program"), what="program"))  # compares logits
     export_run(Export(run=str(tmp_path / "run"), output=str(tmp_path / "out"), layout="huggingface"))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (config["architectures"], len(config["id2label"])) == (["ModernBertForSequenceClassification"], 2)
+    assert config["architectures"] == ["ModernBertForSequenceClassification"]
+    assert config["id2label"] == {"0": "even", "1": "odd"}
+    assert config["label2id"] == {"even": 0, "odd": 1}
     keys = load_file(tmp_path / "out" / "model.safetensors").keys()
     assert {name for name in keys if not name.startswith("model.")} == {
         "head.dense.weight",

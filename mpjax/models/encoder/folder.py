@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,7 @@ def export_encoder(
     path: str | os.PathLike,
     *,
     source: str | os.PathLike,
+    classes: Sequence[str] = (),
     dtype: DTypeLike | None = None,
     allow_lossy: bool = False,
 ) -> PretrainedReport:
@@ -82,6 +83,8 @@ def export_encoder(
       model: the encoder.
       path: the folder, which must be empty or absent.
       source: the folder, or the id on the hub, that the encoder was loaded from.
+      classes: the name of each class of a classifier; empty: those in config.json of `source` if they are as many, else
+        `LABEL_0`, `LABEL_1`, ...
       dtype: the dtype of the weights in the file; None: the model's own.
       allow_lossy: whether values may overflow to inf or flush to zero in `dtype`.
 
@@ -103,7 +106,7 @@ def export_encoder(
         folder,
         origin=origin,
         copied=[*COPIED, *of_sentences],
-        changes=_changes(model, read_object(origin / CONFIG)),
+        changes=_changes(model, read_object(origin / CONFIG), classes),
         dtype=dtype,
         allow_lossy=allow_lossy,
     )
@@ -114,15 +117,15 @@ def export_encoder(
     return report
 
 
-def _changes(model: AnyEncoder, config: Mapping[str, Any]) -> dict[str, Any]:
+def _changes(model: AnyEncoder, config: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any]:
     """The keys of config.json that say which class the weights are for, and its classes."""
     name = FAMILIES[config["model_type"]]
     if not isinstance(model, AnyClassifier):
         return {"architectures": [f"{name}Model"]}
     changes: dict[str, Any] = {"architectures": [f"{name}ForSequenceClassification"]}
-    classes = model.head.kernel[...].shape[1]
-    if len(config.get("id2label", ())) != classes:
-        names = [f"LABEL_{number}" for number in range(classes)]
+    number_of_classes = model.head.kernel[...].shape[1]
+    if classes or len(config.get("id2label", ())) != number_of_classes:
+        names = classes or [f"LABEL_{number}" for number in range(number_of_classes)]
         changes["id2label"] = {str(number): label for number, label in enumerate(names)}
         changes["label2id"] = {label: number for number, label in enumerate(names)}
     return changes
