@@ -254,8 +254,8 @@ class Packed:
     """A wrapper of a `Structure` whose states are packed. The optimizer sees arrays by path.
 
     `make_train_step(Packed(structure, packing), tx, ...)` is the step of `structure` for any `tx`. It takes
-    `packing.pack(state)`, and `packing.unpack` turns its states back. In such a step, no array is
-    frozen and no packed one divided.
+    `packing.pack(state)`, and `packing.unpack` turns its states back. In such a step, no array is frozen and no packed
+    one divided.
     """
 
     structure: Structure
