@@ -274,28 +274,15 @@ class Packed:
         """Reads the current statistics of the model by path, and packs them."""
         return self.packing.pack(self.structure.stats_of(model))
 
-    def optimizer(
-        self, tx: optax.GradientTransformation, *, frozen: Collection[str] = (), divided: Collection[str] = ()
-    ) -> optax.GradientTransformation:
-        """Wraps the optimizer to update packed arrays.
-
-        Raises:
-          UsageError: arrays are packed, and an array is frozen or a packed one divided.
-        """
-        self._require_fit(frozen, divided)
+    def optimizer(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
+        """Wraps the optimizer to update packed arrays."""
         return by_path(tx, self.packing)
 
-    def _require_fit(self, frozen: Collection[str], divided: Collection[str]) -> None:
-        # Packed arrays are told by the paths of all arrays, which an optimizer does not get if one is frozen. A block
-        # that gathers shares of its parameters would take a packed array, which is whole, for a share.
+    @property
+    def packed(self) -> Collection[str]:
+        """The paths of the packed arrays."""
         groups = [*self.packing.params.groups.values(), *self.packing.stats.groups.values()]
-        shares = [name for group in groups for name in group.shapes if name in divided]
-        if shares or (groups and frozen):
-            reason = f"frozen: '{min(frozen)}' cannot be frozen" if frozen else f"layout: it divides '{shares[0]}'"
-            raise UsageError(
-                f"{reason} in a step of packed arrays; write the structure in place of Packed(structure, packing), "
-                "with a state that is not packed"
-            )
+        return [name for group in groups for name in group.shapes]
 
 
 class PackedElementwise(Packed):
@@ -305,9 +292,6 @@ class PackedElementwise(Packed):
     their norms or paths, would compute other updates.
     """
 
-    def optimizer(
-        self, tx: optax.GradientTransformation, *, frozen: Collection[str] = (), divided: Collection[str] = ()
-    ) -> optax.GradientTransformation:
-        """Returns `tx` itself; raises UsageError as `Packed.optimizer`."""
-        self._require_fit(frozen, divided)
+    def optimizer(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
+        """Returns `tx` itself."""
         return tx

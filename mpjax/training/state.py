@@ -82,12 +82,14 @@ class Structure:
         arrays = named(nnx.state(model))
         return {name: arrays[name] for name in self.stats.names}
 
-    def optimizer(
-        self, tx: optax.GradientTransformation, *, frozen: Collection[str] = (), divided: Collection[str] = ()
-    ) -> optax.GradientTransformation:
+    def optimizer(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
         """Returns `tx` itself, which updates arrays by path."""
-        del frozen, divided
         return tx
+
+    @property
+    def packed(self) -> Collection[str]:
+        """No paths: all arrays have their own."""
+        return ()
 
 
 class Assembly(Protocol):
@@ -101,14 +103,13 @@ class Assembly(Protocol):
         """Reads the current statistics of `model`, in the form that `assemble` takes."""
         ...
 
-    def optimizer(
-        self, tx: optax.GradientTransformation, *, frozen: Collection[str] = (), divided: Collection[str] = ()
-    ) -> optax.GradientTransformation:
-        """Makes of an optimizer of arrays by path one of arrays in the form that `assemble` takes.
+    def optimizer(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
+        """Makes of an optimizer of arrays by path one of arrays in the form that `assemble` takes."""
+        ...
 
-        It gets no arrays at the paths in `frozen`, and those in `divided` are divided over the mesh. Raises UsageError
-        where the form has no such arrays.
-        """
+    @property
+    def packed(self) -> Collection[str]:
+        """The paths of the arrays that are parts of other arrays in the form that `assemble` takes."""
         ...
 
 

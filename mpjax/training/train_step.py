@@ -123,13 +123,13 @@ def make_train_step(
         raise UsageError(f"accumulate: wanted at least 1 micro-batch, got {accumulate}")
     if not 0 <= ema < 1:
         raise UsageError(f"ema: wanted a decay from 0 up to, not including, 1, got {ema}")
+    _require_own_arrays(structure.packed, frozen, layout.divided if layout else ())
 
     shards = batch_shards_of(layout)
     gradients = gradients_of(
         structure, loss_fn, shards, cast=cast, prepare=prepare, accumulate=accumulate, frozen=frozen
     )
-    rule = structure.optimizer(tx, frozen=frozen, divided=layout.divided if layout else ())
-    update = optax.with_extra_args_support(rule).update  # some optimizers take the loss, as `value`
+    update = optax.with_extra_args_support(structure.optimizer(tx)).update  # some optimizers take the loss, as `value`
 
     def train_step(state: TrainState, batch):
         _require_average(state, ema)
@@ -179,6 +179,19 @@ def make_train_step(
 
     options = options_of_a_run(layout and layout.mesh) if compiler_options is None else compiler_options
     return jit_step(train_step, options)
+
+
+def _require_own_arrays(packed: Collection[str], frozen: Collection[str], divided: Collection[str]) -> None:
+    """Raises UsageError if arrays are packed, and an array is frozen or a packed one divided."""
+    # Packed arrays are told by the paths of all arrays, which an optimizer does not get if one is frozen. A block that
+    # gathers shares of its parameters would take a packed array, which is whole, for a share.
+    shares = [name for name in packed if name in divided]
+    if shares or (packed and frozen):
+        reason = f"frozen: '{min(frozen)}' cannot be frozen" if frozen else f"layout: it divides '{shares[0]}'"
+        raise UsageError(
+            f"{reason} in a step of packed arrays; write the structure in place of Packed(structure, packing), with a "
+            "state that is not packed"
+        )
 
 
 def _require_average(state: TrainState, ema: float) -> None:

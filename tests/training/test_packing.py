@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec
 
 from mpjax.config import Optimizer
 from mpjax.errors import UsageError
@@ -14,10 +15,12 @@ from mpjax.precision import dynamic_loss_scaling, half_moments, master_weights, 
 from mpjax.training import (
     UNPACKED,
     Kernels,
+    Layout,
     Packed,
     PackedElementwise,
     Packing,
     create_state,
+    make_mesh,
     make_train_step,
     update_rule,
 )
@@ -257,7 +260,10 @@ def test_no_array_of_a_packed_step_is_frozen(packed_structure):
 def test_no_packed_array_is_divided_over_a_mesh():
     """A block that gathers shares would have taken the whole bias for a share of a bias of twice the length."""
     structure: Any = None
-    packed = Packed(structure, Packing.of(PARAMS, {}))
+    packed, tx = Packed(structure, Packing.of(PARAMS, {})), dynamic_loss_scaling(optax.sgd(0.1))
+    bias, kernel = (
+        Layout(make_mesh(jax.devices()[:1]), divided={name: PartitionSpec("fsdp")}) for name in ("z/bias", "a/kernel")
+    )
     with pytest.raises(UsageError, match="layout: it divides 'z/bias' in a step of packed arrays; write the structure"):
-        packed.optimizer(optax.sgd(0.1), divided={"z/bias": None})
-    assert packed.optimizer(optax.sgd(0.1), divided={"a/kernel": None}) is not None
+        make_train_step(packed, tx, lambda: None, layout=bias)
+    assert make_train_step(packed, tx, lambda: None, layout=kernel) is not None
