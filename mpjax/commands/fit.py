@@ -54,7 +54,7 @@ def fitted(
     plan = plan_precision(config.precision)
     set_up_jax(config, plan)
     mesh = make_mesh(**config.mesh.sizes)
-    devices = mesh.size // mesh.shape["tensor"]
+    devices = Layout(mesh).shares
     here = socket.gethostname()
     limit = min(gather(memory_limit(jax.local_devices(), processes=gather(here).count(here))))
     least = {

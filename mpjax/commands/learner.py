@@ -23,7 +23,7 @@ from mpjax.data.fields import Fields, batch_shapes
 from mpjax.data.open import open_source
 from mpjax.data.orientation import MIRRORED
 from mpjax.errors import UsageError
-from mpjax.mesh_axes import FSDP, TENSOR
+from mpjax.mesh_axes import CONTEXT, PARAMETER_AXES, TENSOR
 from mpjax.models.build import build_model
 from mpjax.models.remat import apply_remat, blocks_of
 from mpjax.models.scan import require_alike, stack_of, stacks_of
@@ -261,8 +261,8 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mes
     """Builds the layout of a run: the sharding of its arrays over a mesh, and the dtypes in which `fsdp` gathers them.
 
     Raises:
-      UsageError: as `tensor_axes`, `require_alike` and, with `mesh.sequence`, `require_positions`; or
-        `mesh.float8_gather` is set and no parameter can be gathered in float8.
+      UsageError: as `tensor_axes`, `require_alike`, with `mesh.context` `require_parts_of_texts` and, with
+        `mesh.sequence`, `require_positions`; or `mesh.float8_gather` is set and no parameter can be gathered in float8.
     """
     _, params, stats = take_apart(task.abstract)
     require_alike(task.abstract, config.mesh.rules, "--mesh.rules")
@@ -276,12 +276,17 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mes
         reduce_dtype=plan.policy.reduce_dtype,
         batch_norm=config.training.batch_norm,
         sequence=config.mesh.sequence,
+        context=mesh.shape[CONTEXT] > 1,
     )
+    if layout.context:
+        from mpjax.commands.context import require_parts_of_texts  # local, because few runs divide texts
+
+        require_parts_of_texts(config, task, prepared_shapes(task, fields), mesh.shape[CONTEXT])
     if config.mesh.sequence:
         from mpjax.commands.sequence import require_positions  # local, because few runs divide positions
 
         require_positions(config, plan, task, prepared_shapes(task, fields), over_tensor, shards)
-    if mesh.shape[FSDP] == 1:
+    if all(mesh.shape[axis] == 1 for axis in PARAMETER_AXES):
         if config.mesh.float8_gather:
             raise UsageError("--mesh.float8_gather gathers over fsdp, and --mesh.fsdp is 1: leave it out")
         return layout

@@ -383,13 +383,16 @@ class Training:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """Division over devices; the product of the three is the number of devices, and -1 stands for what is left."""
+    """Division over devices; the product of the four is the number of devices, and -1 stands for what is left."""
 
     data: int = -1
     """Replicas: each has its own examples."""
     fsdp: int = 1
     """Parts that parameters, optimizer state and moving averages are divided into; each has its own examples, too, and
     gathers a parameter when it is used."""
+    context: int = 1
+    """Parts that the positions of each text are divided into, for long texts; parameters are divided too, as by fsdp,
+    and attention exchanges positions for heads."""
     tensor: int = 1
     """Parts that the attention heads and the MLPs of Transformers are divided into; all see the same examples."""
     sequence: bool = False
@@ -407,7 +410,7 @@ class Mesh:
     @property
     def sizes(self) -> dict[str, int]:
         """The size of each axis of the mesh, by name; -1 stands for the number of devices over the other sizes."""
-        return {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
+        return {"data": self.data, "fsdp": self.fsdp, "context": self.context, "tensor": self.tensor}
 
 
 __all__ = [

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from mpjax.config.choices import AUTO
 from mpjax.config.schema import Config
+from mpjax.mesh_axes import BATCH_AXES
 
 
 def sharing(config: Config, there: Mapping[int, int]) -> tuple[int, ...]:
@@ -40,4 +41,6 @@ def _shards(config: Config, devices: int) -> int:
     """The number of parts that the batch is cut into on so many devices; 0 if they do not fill the mesh."""
     sizes = config.mesh.sizes
     fixed = math.prod(size for size in sizes.values() if size > 0)
-    return 0 if devices % fixed else devices // (sizes["tensor"] if sizes["tensor"] > 0 else devices // fixed)
+    if devices % fixed:
+        return 0
+    return math.prod(size if size > 0 else devices // fixed for size in (sizes[axis] for axis in BATCH_AXES))

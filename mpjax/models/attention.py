@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from mpjax.errors import UsageError
-from mpjax.mesh_axes import FSDP, TENSOR
+from mpjax.mesh_axes import CONTEXT, FSDP, TENSOR
 from mpjax.models.devices import why_not_on
 from mpjax.models.projections import called, project
 from mpjax.models.residual import with_cast_bias
@@ -101,8 +101,8 @@ class Attention(nnx.Module):
         `attends` takes the place of `attend`.
         """
         # `project` adds a constant to the bias of `out`: the compiler would sum it over the devices that divide the
-        # heads. Under fsdp, the stacked kernels of `project` would be kept from the forward to the backward pass.
-        projected = called if _is_divided(TENSOR) or _is_divided(FSDP) else project
+        # heads. Where parameters are gathered, the stacked kernels of `project` would be kept from the forward to the backward pass.
+        projected = called if any(map(_is_divided, (TENSOR, FSDP, CONTEXT))) else project
         query, key, value, out = projected(x, self.query, self.key, self.value, self.out)
         attention = functools.partial(attends or attend, is_causal=self.is_causal, implementation=self.implementation)
         return with_cast_bias(out)(attention(query, key, value, lengths=lengths))

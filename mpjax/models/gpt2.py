@@ -20,6 +20,7 @@ from mpjax.models.scan import in_series, through
 from mpjax.models.transformer import (
     Block,
     NormKernel,
+    WholeTexts,
     check_length,
     dropping,
     pre_norm_by,
@@ -54,9 +55,11 @@ class GPT2(nnx.Module):
     Attributes:
       documents: None, or what keeps the documents of a row apart: no token attends to another document, and the
         positions of each document begin with 0.
+      context: the positions that it is called with: all, or a device's part of each text.
     """
 
     documents: Apart | None = None
+    context: WholeTexts = WholeTexts()
 
     def __init__(
         self,
@@ -111,14 +114,15 @@ class GPT2(nnx.Module):
         Raises:
           UsageError: a text has more tokens than there are position embeddings.
         """
-        check_length(tokens, self.length)
+        context, whole = self.context, self.context.whole(tokens)
+        check_length(whole, self.length)
         x, table = self.tokens(tokens), self.positions[...]
         if self.documents is None:
-            x = through(self.blocks, self.dropout(with_positions(x, table)))
+            x, attends = with_positions(x, context.rows(table, tokens.shape[1])), None
         else:
-            x = self.dropout(with_positions_at(self.documents.positions(tokens), x, table))
-            x = through(self.blocks, x, None, self.documents.attend(tokens))
-        return self.norm(x)
+            x = with_positions_at(context.own(self.documents.positions(whole)), x, table)
+            attends = self.documents.attend(whole)
+        return self.norm(through(self.blocks, self.dropout(x), None, context.attend(attends)))
 
     def continued(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], attend_by: Sequence[Attend]

@@ -149,6 +149,42 @@ def with_positions_at(
     return _added(x, wide[positions])
 
 
+class WholeTexts:
+    """What a language model holds as `context`: it is called with all positions of a text.
+
+    `mpjax.models.context.PartsOfTexts` takes its place where a mesh divides positions.
+    """
+
+    parts = 1
+
+    def places(self, length: int) -> Int[Array, " T"]:
+        """The positions of `length` tokens in their texts, int32."""
+        return jnp.arange(length, dtype=jnp.int32)
+
+    def rows(self, table: Float[Array, "L D"], length: int) -> Float[Array, "_ D"]:
+        """The rows of a table of positions that begin with those of `length` tokens."""
+        del length
+        return table
+
+    def own(self, whole: jax.Array) -> jax.Array:
+        """The positions that the model is called with, of an array [B, S, ...] of whole texts."""
+        return whole
+
+    def whole(self, tokens: Int[Array, "B T"]) -> Int[Array, "B S"]:
+        """The tokens of the whole texts of which the model is called with some."""
+        return tokens
+
+    def attend(self, attends: Attend | None) -> Attend | None:
+        """The function of attention for these positions; `attends` is that of whole texts, None the plain one."""
+        return attends
+
+
+def context_of(model: Any) -> WholeTexts:
+    """The positions that a language model is called with: its `context`; all, if it has none."""
+    context = getattr(model, "context", None)
+    return context if isinstance(context, WholeTexts) else WholeTexts()
+
+
 def _added(x: jax.Array, rows: jax.Array) -> jax.Array:
     # Without this layout, XLA on GPUs keeps the batch innermost from here on, and transposes for every product.
     return with_layout_constraint(x + rows.astype(x.dtype), Layout(tuple(range(x.ndim))))

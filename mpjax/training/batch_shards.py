@@ -1,6 +1,7 @@
 """Differentiates a loss on one device, or on each device's shard of a batch, and sums over the shards.
 
-A shard is the examples of a batch that one device computes, or one group of devices that divide a model over `tensor`.
+A shard is the examples of a batch, or a part of their positions, that one device computes, or one group of devices that
+divide a model over `tensor`.
 Collectives are explicit. The compiler would add gradients in the dtype of each operation: float16 under
 `mixed_float16`. Values before the sum have a leading axis of shards; each device holds its own.
 """
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpjax.mesh_axes import BATCH_AXES, DATA, TENSOR
+from mpjax.mesh_axes import BATCH_AXES, CONTEXT, DATA, LOSS_AXES, TENSOR
 from mpjax.precision.dtypes import is_floating
 from mpjax.precision.float8.history import is_history
 from mpjax.precision.gradient_norm import added_together
@@ -126,22 +127,23 @@ class OneDevice(BatchShards):
 
 @dataclasses.dataclass(frozen=True)
 class ManyBatchShards(BatchShards):
-    """Divides the batch over the axes `data` and `fsdp` of a mesh, and adds up results by explicit collectives.
+    """Divides the batch over the axes `data`, `fsdp` and `context` of a mesh, and adds up by explicit collectives.
 
-    A shard is the examples of one device, or of one group of devices that divide a model over `tensor`.
+    A shard is the examples of one device, or a part of their positions, or those of one group of devices that divide a
+    model over `tensor`.
     """
 
     layout: Layout
 
     def spread(self, stats: Arrays) -> Arrays:
         """Adds a leading axis with a copy of the statistics for each shard; each device holds the copy of its shard."""
-        sharding = NamedSharding(self.layout.mesh, PartitionSpec(BATCH_AXES))
-        repeated = {name: jnp.broadcast_to(x, (self.layout.shares, *x.shape)) for name, x in stats.items()}
+        sharding = NamedSharding(self.layout.mesh, PartitionSpec(LOSS_AXES))
+        repeated = {name: jnp.broadcast_to(x, (self.layout.terms, *x.shape)) for name, x in stats.items()}
         return jax.lax.with_sharding_constraint(repeated, sharding)
 
     def add(self, array: jax.Array) -> jax.Array:
         """Sums a value over the shards by `jax.lax.psum`; call it only inside a function that runs on each device."""
-        return jax.lax.psum(array, BATCH_AXES)
+        return jax.lax.psum(array, LOSS_AXES)
 
     def loss(self, loss: Any) -> jax.Array:
         """Computes this device's term of the loss of the whole batch; the terms of all shards add up to that loss.
@@ -151,14 +153,15 @@ class ManyBatchShards(BatchShards):
         """
         # Not divided by the shard's own weight, so that float16 gradients have the same magnitude as on one device.
         if not isinstance(loss, Mean):
-            return loss / self.layout.shares
+            return loss / self.layout.terms
         weight = self.add(loss.weight)
         return loss.total / jnp.where(weight != 0, weight, 1)
 
     def adapt(self, model: nnx.Module) -> None:
         """Makes blocks gather their parameters when they are called, in place, as `gather_in_blocks` does.
 
-        With the layout's `sequence`, they also divide positions, as `divide_sequence` does. If its `batch_norm` is
+        With the layout's `sequence`, they also divide positions, as `divide_sequence` does; with its `context`, the whole
+        model does, as `divide_positions` does. If its `batch_norm` is
         "global", batch norms also average mean and variance over all shards.
         """
         gather_in_blocks(model, self.layout)
@@ -166,6 +169,10 @@ class ManyBatchShards(BatchShards):
             from mpjax.training.sequence import divide_sequence  # local, because few runs divide positions
 
             divide_sequence(model, self.layout)
+        if self.layout.context:
+            from mpjax.models.context import divide_positions  # local, as above
+
+            divide_positions(model, CONTEXT, self.layout.mesh.shape[CONTEXT])
         if self.layout.batch_norm == "global":
             for _, module in nnx.iter_modules(model):
                 if isinstance(module, nnx.BatchNorm):
@@ -176,7 +183,7 @@ class ManyBatchShards(BatchShards):
 
         `params` and `grads` hold this device's shards; `loss_of` gets whole parameters, except those that a block
         gathers itself. The loss is unscaled; the gradients are multiplied by the loss scale. Gradients of parameters
-        that are divided over `fsdp` are already summed over this axis. Parameters at the paths in `frozen` have no
+        that are divided over `fsdp` and `context` are already summed over these axes. Parameters at the paths in `frozen` have no
         gradients.
         """
 
@@ -197,13 +204,13 @@ class ManyBatchShards(BatchShards):
         """
 
         def on_shard(scaling, params, stats, key, batch):
-            key = jax.random.fold_in(key, jax.lax.axis_index(BATCH_AXES))
+            key = jax.random.fold_in(key, jax.lax.axis_index(LOSS_AXES))
             stats, contribution = function(scaling, params, _first(stats), key, batch)
             return jax.tree.map(lambda x: x[None], (stats, contribution))
 
         def on_each(scaling, params, stats, key, batch):
-            whole, sharded = PartitionSpec(), PartitionSpec(BATCH_AXES)
-            in_specs = whole, self._param_specs(params), sharded, whole, sharded
+            whole, sharded = PartitionSpec(), PartitionSpec(LOSS_AXES)
+            in_specs = whole, self._param_specs(params), sharded, whole, PartitionSpec(BATCH_AXES)
             trained = [name for name in params if name not in frozen]
             return self._mapped(on_shard, in_specs, (sharded, self._contribution_specs(trained, lead=True)))(
                 scaling, params, stats, key, batch
@@ -222,7 +229,7 @@ class ManyBatchShards(BatchShards):
 
         def agree(name, x):
             mean = is_floating(x) and not is_history(name)
-            return jax.lax.pmean(x, BATCH_AXES) if mean else jax.lax.pmax(x, BATCH_AXES)
+            return jax.lax.pmean(x, LOSS_AXES) if mean else jax.lax.pmax(x, LOSS_AXES)
 
         def add_up(stats, contribution):
             stats, contribution = _first(stats), _first(contribution)
@@ -231,9 +238,9 @@ class ManyBatchShards(BatchShards):
                 group = {name: g for name, g in contribution.grads.items() if self._unsummed(name) == axes}
                 grads |= sum_in_buckets(group, layout.reduce_dtype, axes)
             stats = {name: agree(name, x) for name, x in stats.items()}
-            return stats, Contribution(grads, jax.lax.psum(contribution.means, BATCH_AXES))
+            return stats, Contribution(grads, jax.lax.psum(contribution.means, LOSS_AXES))
 
-        in_specs = PartitionSpec(BATCH_AXES), self._contribution_specs(contribution.grads, lead=True)
+        in_specs = PartitionSpec(LOSS_AXES), self._contribution_specs(contribution.grads, lead=True)
         out_specs = PartitionSpec(), self._contribution_specs(contribution.grads, lead=False)
         return self._mapped(add_up, in_specs, out_specs, axes=layout.mesh.axis_names)(stats, contribution)
 
@@ -246,11 +253,12 @@ class ManyBatchShards(BatchShards):
         """Wraps `function(params, stats, batch) -> sums` to run on each device's examples, and adds up the sums.
 
         `function` gets whole parameters, but those that a block gathers itself. If the batch does not divide evenly,
-        each device computes the whole batch, and nothing is added.
+        each device computes the whole batch. Sums of parts of the positions are added in any case.
         """
 
         def add_up(sums: Any, divides: bool) -> Any:
-            return jax.lax.psum(sums, BATCH_AXES) if divides else sums
+            axes = (*(BATCH_AXES if divides else ()), *((CONTEXT,) if self.layout.context else ()))
+            return jax.lax.psum(sums, axes) if axes else sums
 
         return self._on_examples(function, add_up, lambda spec: PartitionSpec())
 
@@ -288,15 +296,16 @@ class ManyBatchShards(BatchShards):
             return PartitionSpec(self._unsummed(name), *spec)
 
         grads: Any = {name: of_gradient(name) for name in names}
-        means: Any = PartitionSpec(BATCH_AXES) if lead else PartitionSpec()
+        means: Any = PartitionSpec(LOSS_AXES) if lead else PartitionSpec()
         return Contribution(grads, means)
 
     def _unsummed(self, name: str) -> tuple[str, ...]:
         """The mesh axes over which the gradient of the parameter at `name` is still to be summed.
 
-        The backward pass of a parameter that is divided over `fsdp` has already summed its gradient over this axis.
+        The backward pass of a parameter that is divided over `fsdp` and `context` has already summed its gradient over
+        these axes.
         """
-        return BATCH_AXES if self.layout.fsdp_axis(name) is None else (DATA,)
+        return LOSS_AXES if self.layout.fsdp_axis(name) is None else (DATA,)
 
     def _mapped(self, function: Callable, in_specs: Any, out_specs: Any, axes: Sequence[str] = ()) -> Callable:
         """Wraps a function by `jax.shard_map`, to run on each device on its shards of the arrays.
@@ -306,7 +315,7 @@ class ManyBatchShards(BatchShards):
         """
         mesh = self.layout.mesh
         # Without a division over `tensor`, the program of a device leaves nothing for the compiler to divide.
-        axes = axes or (BATCH_AXES if mesh.shape[TENSOR] > 1 else mesh.axis_names)
+        axes = axes or (LOSS_AXES if mesh.shape[TENSOR] > 1 else mesh.axis_names)
         only = functools.partial(over, axes)
         in_specs, out_specs = (jax.tree.map(only, specs, is_leaf=_is_spec) for specs in (in_specs, out_specs))
         # No check of replicated values: a user's loop may begin with values that no device changed.

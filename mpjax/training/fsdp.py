@@ -1,4 +1,4 @@
-"""Gathers parameters that are divided over `fsdp` where they are used, and scatters their gradients.
+"""Gathers parameters that are divided over `fsdp` and `context` where they are used, and scatters their gradients.
 
 Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", 2023 (arXiv:2304.11277).
 """
@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.mesh_axes import FSDP, TENSOR
+from mpjax.mesh_axes import PARAMETER_AXES, TENSOR
 from mpjax.models.remat import Rematerialised, blocks_of
 from mpjax.models.scan import stacks_by_block
 from mpjax.precision.calls import wrap, wrapper_of
@@ -154,12 +154,12 @@ def _gather(layout: Layout, name: str, shard: jax.Array) -> jax.Array:
     @apart
     def gather_shards(shard):
         if travels == E4M3:
-            return _gather_in_float8(shard, axis, (FSDP, *((TENSOR,) if TENSOR in over_tensor else ()))).astype(dtype)
-        return jax.lax.all_gather(shard.astype(travels), FSDP, axis=axis, tiled=True).astype(dtype)
+            return _gather_in_float8(shard, axis, (*PARAMETER_AXES, *((TENSOR,) if TENSOR in over_tensor else ()))).astype(dtype)
+        return jax.lax.all_gather(shard.astype(travels), PARAMETER_AXES, axis=axis, tiled=True).astype(dtype)
 
     @apart
     def scatter(gradient):
-        return scatter_sum(gradient, layout.reduce_dtype, FSDP, axis=axis).astype(shard.dtype)
+        return scatter_sum(gradient, layout.reduce_dtype, PARAMETER_AXES, axis=axis).astype(shard.dtype)
 
     @jax.custom_vjp
     def gather(shard):
@@ -180,5 +180,5 @@ def _gather_in_float8(shard: jax.Array, axis: int, axes: tuple[str, ...]) -> jax
     """
     half = shard.astype(BFLOAT16)
     quantised = quantise_by(half, jax.lax.pmax(largest_of(half), axes), E4M3)
-    values = jax.lax.all_gather(quantised.values, FSDP, axis=axis, tiled=True)
+    values = jax.lax.all_gather(quantised.values, PARAMETER_AXES, axis=axis, tiled=True)
     return values.astype(BFLOAT16) * quantised.inverse.astype(BFLOAT16)

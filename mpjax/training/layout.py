@@ -1,6 +1,7 @@
 """The division of batches, parameters and optimizer state over a mesh of devices."""
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
@@ -10,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mpjax.errors import UsageError
-from mpjax.mesh_axes import BATCH_AXES, DATA, FSDP, TENSOR
+from mpjax.mesh_axes import BATCH_AXES, DATA, FSDP, LOSS_AXES, PARAMETER_AXES, TENSOR
 from mpjax.precision.dtypes import FLOAT32
 
 
@@ -22,12 +23,13 @@ BatchNorm = Literal["device", "global"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-    """The division of a run's arrays over a mesh with the axes `data`, `fsdp` and `tensor`.
+    """The division of a run's arrays over a mesh with the axes `data`, `fsdp`, `context` and `tensor`.
 
     Attributes:
       mesh: all devices.
       divided: the spec of each divided parameter, by path; the others are replicated.
-      travels: the dtype to which a parameter is cast before it is gathered over `fsdp`, by path; absent: its own.
+      travels: the dtype to which a parameter is cast before it is gathered over `fsdp` and `context`, by path; absent:
+        its own.
       given: the dtype of a gathered parameter in the model, by path: that of `travels` if all that the model does with
         the parameter is to cast it to that dtype, else its own; absent: its own.
       blocks: paths of the modules that gather their parameters at each call, and again in the backward pass.
@@ -35,6 +37,7 @@ class Layout:
       batch_norm: the examples over which batch norms compute mean and variance: "device" for each device's own,
         "global" for the examples of all devices.
       sequence: whether the values between blocks are divided along the sequence over `tensor`.
+      context: whether the positions of texts are divided over `context`; without it, all its devices compute the same.
     """
 
     mesh: Mesh
@@ -46,19 +49,25 @@ class Layout:
     reduce_dtype: np.dtype = FLOAT32
     batch_norm: BatchNorm = "device"
     sequence: bool = False
+    context: bool = False
 
     @property
     def shares(self) -> int:
         """The number of shards of a batch: the size of the axis `data` times the size of the axis `fsdp`."""
         return self.mesh.shape[DATA] * self.mesh.shape[FSDP]
 
+    @property
+    def terms(self) -> int:
+        """The number of terms that the loss of a batch has: one for each shard, or for each part of its positions."""
+        return math.prod(self.mesh.shape[axis] for axis in LOSS_AXES)
+
     def spec(self, name: str) -> PartitionSpec:
         """The partition spec of the parameter at path `name`; empty if it is replicated."""
         return self.divided.get(name, PartitionSpec())
 
     def fsdp_axis(self, name: str) -> int | None:
-        """The index of the axis along which the parameter at path `name` is divided over `fsdp`; None if it is not."""
-        return next((axis for axis, over in enumerate(self.spec(name)) if over == FSDP), None)
+        """The axis along which the parameter at path `name` is divided over `fsdp` and `context`; None if it is not."""
+        return next((axis for axis, over in enumerate(self.spec(name)) if over == PARAMETER_AXES), None)
 
     def of_rows(self, stack: str) -> "Layout":
         """Copies the layout, and removes the leading axis (of blocks) from the specs of a stack of blocks.
@@ -124,7 +133,7 @@ class Layout:
         return jax.tree_util.tree_map_with_path(sharding, state)
 
     def _divides(self, spec: PartitionSpec, shape: tuple[int, ...]) -> bool:
-        divisors = [self.mesh.shape[over] if over else 1 for over in spec]
+        divisors = [_size(self.mesh, over) for over in spec]
         return len(divisors) == len(shape) and all(
             size % divisor == 0 for size, divisor in zip(shape, divisors, strict=True)
         )
@@ -145,12 +154,12 @@ def divide(
     tensor_axes: Mapping[str, int] = MappingProxyType({}),
     stacked: Collection[str] = (),
 ) -> dict[str, PartitionSpec]:
-    """Chooses the partition specs, by path, of the parameters to divide over the mesh axes `fsdp` and `tensor`.
+    """Chooses the partition specs, by path, of the parameters to divide over `fsdp` and `context`, and over `tensor`.
 
-    Over `fsdp`, a parameter is divided along its longest axis that is not divided over `tensor` and whose length is a
-    multiple of the size of `fsdp`, unless it has fewer than `SMALL` elements. Parameters that are not divided at all
-    are left out. An array of stacked blocks is gathered block by block: its leading axis is never divided, and does not
-    count towards `SMALL`.
+    Over `fsdp` and `context` together, a parameter is divided along its longest axis that is not divided over `tensor`
+    and whose length is a multiple of their size, unless it has fewer than `SMALL` elements. Parameters that are not
+    divided at all are left out. An array of stacked blocks is gathered block by block: its leading axis is never
+    divided, and does not count towards `SMALL`.
 
     Args:
       params: arrays or shapes by path.
@@ -158,16 +167,21 @@ def divide(
       tensor_axes: the index of the axis to divide over `tensor`, by path.
       stacked: the paths of the arrays of stacked blocks, whose leading axis counts the blocks.
     """
-    fsdp_size = mesh.shape[FSDP]
+    size = _size(mesh, PARAMETER_AXES)
     specs = {}
     for name, param in params.items():
-        axes: list[str | None] = [None] * len(param.shape)
+        axes: list[str | tuple[str, ...] | None] = [None] * len(param.shape)
         if name in tensor_axes and mesh.shape[TENSOR] > 1:
             axes[tensor_axes[name]] = TENSOR
         first = int(name in stacked)
-        free = [axis for axis in range(first, len(axes)) if axes[axis] is None and param.shape[axis] % fsdp_size == 0]
-        if fsdp_size > 1 and free and np.prod(param.shape[first:]) >= SMALL:
-            axes[max(free, key=lambda axis: param.shape[axis])] = FSDP
+        free = [axis for axis in range(first, len(axes)) if axes[axis] is None and param.shape[axis] % size == 0]
+        if size > 1 and free and np.prod(param.shape[first:]) >= SMALL:
+            axes[max(free, key=lambda axis: param.shape[axis])] = PARAMETER_AXES
         if any(axes):
             specs[name] = PartitionSpec(*axes)
     return specs
+
+
+def _size(mesh: Mesh, axes: str | tuple[str, ...] | None) -> int:
+    """The number of parts into which the axes of a mesh divide an axis of an array."""
+    return math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes or ()))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from mpjax.models.transformer import context_of
 from mpjax.training.chunked_loss import in_chunks, sums_in_chunks, token_cotangent
 from mpjax.training.objective import OUTPUTS, Batch, Mean, Values
 from mpjax.training.softmax_cross_entropy import with_labels
@@ -30,8 +31,9 @@ def instructions(*, label_smoothing: float = 0.0, chunk: int = 0) -> "Objective"
     """
 
     def objective(model, batch: Batch, key: jax.Array | None) -> Values:
-        tokens = batch["tokens"][:, :-1]
-        labels = jnp.where(batch["answers"][:, 1:], batch["tokens"][:, 1:], _UNCOUNTED)
+        own = context_of(model).own
+        tokens = own(batch["tokens"][:, :-1])
+        labels = own(jnp.where(batch["answers"][:, 1:], batch["tokens"][:, 1:], _UNCOUNTED))
         counts = jnp.sum((labels != _UNCOUNTED).astype(jnp.float32), axis=1)
         smoothing = 0.0 if key is None else label_smoothing
 

@@ -9,11 +9,13 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from mpjax.errors import UsageError
-from mpjax.mesh_axes import DATA, FSDP, TENSOR
+from mpjax.mesh_axes import CONTEXT, DATA, FSDP, TENSOR
 
 
-def make_mesh(devices: Sequence | None = None, /, *, data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """Creates a mesh with the axes `data`, `fsdp` and `tensor`, over which consecutive devices lie in row-major order.
+def make_mesh(
+    devices: Sequence | None = None, /, *, data: int = -1, fsdp: int = 1, context: int = 1, tensor: int = 1
+) -> Mesh:
+    """Creates a mesh with the axes `data`, `fsdp`, `context` and `tensor`; consecutive devices lie in row-major order.
 
     One size may be -1: it becomes the number of devices divided by the other sizes.
 
@@ -21,6 +23,8 @@ def make_mesh(devices: Sequence | None = None, /, *, data: int = -1, fsdp: int =
       devices: the devices; `jax.devices()` by default.
       data: the number of replicas of the parameters, which are divided over the other axes.
       fsdp: the number of shards of parameters and optimizer state; if it is -1, write a size for `data` too.
+      context: the number of shards of the positions of texts, each with shards of its own of parameters and optimizer
+        state; if it is -1, write a size for `data` too.
       tensor: the number of shards of attention heads and MLPs; if it is -1, write a size for `data` too.
 
     Raises:
@@ -28,7 +32,7 @@ def make_mesh(devices: Sequence | None = None, /, *, data: int = -1, fsdp: int =
         nearest sizes.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = resolve_sizes({DATA: data, FSDP: fsdp, TENSOR: tensor}, len(devices))
+    sizes = resolve_sizes({DATA: data, FSDP: fsdp, CONTEXT: context, TENSOR: tensor}, len(devices))
     # Auto: the compiler propagates shardings, so models and losses need no annotations.
     return Mesh(np.asarray(devices).reshape(*sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 

@@ -118,8 +118,11 @@ def language_modeling(*, label_smoothing: float = 0.0, chunk: int = 0) -> "Objec
         such as `mpjax.models.GPT2`; 0: all tokens.
     """
 
+    from mpjax.models.transformer import context_of  # local, because other objectives read no positions
+
     def objective(model, batch: Batch, key: jax.Array | None) -> Values:
-        tokens, labels = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
+        own = context_of(model).own
+        tokens, labels = own(batch["tokens"][:, :-1]), own(batch["tokens"][:, 1:])
         smoothing = 0.0 if key is None else label_smoothing
 
         def compare(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:

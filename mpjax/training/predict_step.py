@@ -1,5 +1,6 @@
 """The prediction step: the outputs of the model for each example of a batch."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 import jax
@@ -33,6 +34,8 @@ def make_predict_step(
     Returns:
       `(params, stats, batch) -> outputs`, for the batch of all devices, in the order of its examples.
     """
+    # Outputs are of whole texts: all devices of `context` compute the same.
+    layout = layout and dataclasses.replace(layout, context=False)
     shards, of_shard = in_evaluation(structure, outputs_of, cast=cast, layout=layout)
     return jax.jit(shards.per_example(of_shard))
 

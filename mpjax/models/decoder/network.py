@@ -23,7 +23,7 @@ from mpjax.models.gated_mlp import GatedMLP, same
 from mpjax.models.layer_kinds import LayerKind, attention_options
 from mpjax.models.rotary import Rotation, rotate
 from mpjax.models.scan import in_series, through
-from mpjax.models.transformer import check_length
+from mpjax.models.transformer import WholeTexts, check_length
 from mpjax.precision.attention import soft_cap
 from mpjax.precision.dtypes import FLOAT32, widest
 
@@ -45,9 +45,11 @@ class Decoder(nnx.Module):
     Attributes:
       documents: None, or what keeps the documents of a row apart: no token attends to another document. Rotations are
         of positions in the row: attention reads their differences alone.
+      context: the positions that it is called with: all, or a device's part of each text.
     """
 
     documents: Apart | None = None
+    context: WholeTexts = WholeTexts()
 
     def __init__(
         self,
@@ -88,12 +90,13 @@ class Decoder(nnx.Module):
 
         Arguments and errors are those of a call of the model.
         """
-        check_length(tokens, self.length)
-        layers, length = self.settings.layers, tokens.shape[1]
+        whole = self.context.whole(tokens)
+        check_length(whole, self.length)
+        layers = self.settings.layers
         kinds = list(dict.fromkeys(layers))
         x = self._embedded(tokens)
-        options = self._attention_options(kinds, jnp.arange(length, dtype=jnp.int32)[None], x.dtype)
-        attends = None if self.documents is None else self.documents.attend(tokens)
+        options = self._attention_options(kinds, self.context.places(tokens.shape[1])[None], x.dtype)
+        attends = self.context.attend(None if self.documents is None else self.documents.attend(whole))
         x = through(self.blocks, x, lengths, attends, options=options, chosen=[kinds.index(kind) for kind in layers])
         return self.norm(x)
 

@@ -1,6 +1,8 @@
-"""Trains the same steps with `--mesh.sequence` and without it, on four devices, and prints what came of both as JSON.
+"""Trains the same steps with divided and with whole positions, on four devices, and prints what came of both as JSON.
 
-    python tests/training/on_sequence.py MODEL
+    python tests/training/on_positions.py MODEL [SETTING=VALUE ...]
+
+The settings are those of a mesh that divides positions.
 
 Runs in a process of its own, which has to have four devices.
 """
@@ -23,6 +25,9 @@ STEPS, BATCH = 5, 4
 TEXT = "--data.name docstrings --data.length 8 --model.width 32 --model.heads 4"
 GPT2 = f"--task language_modeling {TEXT} --model.name gpt2"
 ADAMW = f"--optimizer.name adamw --optimizer.learning_rate 1e-3 --data.batch_size {BATCH} --steps {STEPS}"
+DECODER = (
+    f"--task language_modeling --data.name docstrings --data.length 8 --model.name hf:{TINY} --data.tokenizer bytes"
+)
 MODELS = {
     "gpt2": f"{GPT2} --model.depth 2 --model.dropout 0.1 --precision.policy float32 --mesh.data 1 --mesh.tensor 4",
     "gpt2 in a loop": f"{GPT2} --model.depth 2 --model.scan_blocks --training.remat full --training.chunked_loss 8 "
@@ -33,8 +38,15 @@ MODELS = {
     "--model.heads 4 --model.depth 2 --training.remat dots --precision.policy float32 --mesh.data 1 --mesh.tensor 4",
     "bert": f"--task text_classification {TEXT} --model.name bert --model.depth 2 --model.dropout 0.1 "
     "--precision.policy float32 --mesh.data 1 --mesh.tensor 4",
-    "decoder": f"--task language_modeling --data.name docstrings --data.length 8 --model.name hf:{TINY} "
-    "--data.tokenizer bytes --data.documents apart --precision.policy float32 --mesh.data 2 --mesh.tensor 2",
+    "decoder": f"{DECODER} --data.documents apart --precision.policy float32 --mesh.data 2 --mesh.tensor 2",
+    "gpt2 of parts": f"{GPT2} --model.depth 2 --data.documents apart --training.label_smoothing 0.1 "
+    "--precision.policy float32 --mesh.data 4",
+    "gpt2 of parts in a loop": f"{GPT2} --model.depth 2 --model.scan_blocks --training.remat full "
+    "--training.chunked_loss 8 --training.accumulate 2 --precision.policy float32 --mesh.data 2 --mesh.tensor 2",
+    "gpt2 of parts in float16": f"{GPT2} --model.depth 1 --precision.policy mixed_float16 --mesh.data 4",
+    "decoder of parts": f"{DECODER} --data.documents apart --precision.policy float32 --mesh.data 4",
+    "decoder of parts in a loop": f"{DECODER} --model.scan_blocks --training.remat dots --precision.policy float32 "
+    "--mesh.data 2 --mesh.fsdp 2",
 }
 
 
@@ -58,7 +70,11 @@ def train(config) -> dict:
 def main() -> None:
     config = load_config(f"{MODELS[sys.argv[1]]} {ADAMW}".split())
     jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR"))
-    whole, shares = (train(with_settings(config, {"mesh.sequence": sequence})) for sequence in (False, True))
+    divided = dict(word.split("=") for word in sys.argv[2:])
+    whole, shares = (
+        train(with_settings(config, {name: json.loads(value) for name, value in changes.items()}))
+        for changes in ({}, divided)
+    )
     pairs = [(whole["params"][name], shares["params"][name]) for name in whole["params"]]
     difference = max(float(np.max(np.abs(a.astype(np.float64) - b))) for a, b in pairs)
     print()  # Gloo has printed on this line
