@@ -1,4 +1,4 @@
-"""What a plan expects of Llama on 8 to 1,024 GPUs, beside what torchtitan and MaxText published for the same shapes.
+"""What a plan expects of Llama on 8 to 1,024 GPUs, beside what torchtitan, MaxText and NeMo published for its shapes.
 
 No GPU is needed: each step is compiled whole for its number of GPUs and its mesh, in some ten seconds.
 
@@ -28,6 +28,8 @@ from mpjax.plan import Estimate, estimates
 TITAN_A100 = "torchtitan, docs/performance.md, 2024"
 TITAN_H100 = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, 2024-12"
 TITAN_H200 = "torchtitan, benchmarks/llama3_8b_h200_2025-06_torchtitan.md, 2025-06"
+TITAN_CONTEXT = "torchtitan, docs/performance.md, 2025-01, table 2"
+NEMO = "NeMo 24.12, performance_long_sequence.md; tokens from its TFLOPS by nemo/utils/flops_formulas.py"
 MAXTEXT_2 = "MaxText 2024-12-09, NVIDIA/dgxc-benchmarking 25.01, maxtext/README_70b.md, 2025-03"
 MAXTEXT_3 = "MaxText, NVIDIA/dgxc-benchmarking 25.04.01, README of MaxText Llama3 70B, 2025-05"
 
@@ -39,9 +41,9 @@ LLAMA = {
     "tie_word_embeddings": False,
     "attention_bias": False,
     "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
+    "max_position_embeddings": 2**18,
 }
-"""What the `config.json` of the three models have in common."""
+"""What the `config.json` of the models have in common; the length is only the largest that a plan may have."""
 
 LLAMA_3 = LLAMA | {"vocab_size": 128_256, "rope_theta": 500_000.0}
 
@@ -50,6 +52,9 @@ MODELS: Mapping[str, dict] = {
     | {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32},
     "Llama 3 70B": LLAMA_3
     | {"hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80, "num_attention_heads": 64},
+    "Llama 2 7B": LLAMA
+    | {"vocab_size": 32_000, "rope_theta": 10_000.0, "num_key_value_heads": 32}
+    | {"hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32, "num_attention_heads": 32},
     "Llama 2 70B": LLAMA
     | {"vocab_size": 32_000, "rope_theta": 10_000.0}
     | {"hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80, "num_attention_heads": 64},
@@ -65,7 +70,8 @@ class Published:
       gpu: the kind of GPU.
       devices: the number of GPUs.
       fsdp: the size of that axis; the rest are replicas.
-      tensor: the size of that axis.
+      context: the size of that axis.
+      tensor: the size of that axis; norms are divided too if it is above 1.
       batch: sequences per step, over all GPUs.
       length: tokens of a sequence.
       policy: mpjax's policy for the published precision.
@@ -85,6 +91,7 @@ class Published:
     source: str
     keeps: str
     remat: str
+    context: int = 1
     tensor: int = 1
     length: int = 8192
     policy: str = "mixed_bfloat16"
@@ -113,6 +120,31 @@ def of_maxtext(model: str, seconds: Mapping[int, float], source: str, length: in
         )
         for devices, step in seconds.items()
     ]
+
+
+def of_nemo(devices: int, context: int, length: int, tera: float) -> Published:
+    """Runs of Llama 2 7B on H100s in float8, with `tensor` 4, 8 replicas and one sequence each.
+
+    `tera` is published: 1e12 operations per second and GPU, which count attention without a mask.
+    """
+    model = MODELS["Llama 2 7B"]
+    layers, width, hidden = (model[key] for key in ("num_hidden_layers", "hidden_size", "intermediate_size"))
+    products = layers * (4 * width**2 + 3 * width * hidden) + width * model["vocab_size"]
+    operations = 6 * products + 12 * layers * width * length
+    return Published(
+        model="Llama 2 7B",
+        gpu="h100",
+        devices=devices,
+        fsdp=1,
+        context=context,
+        tensor=4,
+        batch=8,
+        length=length,
+        remat="none",
+        keeps="not published",
+        tokens=tera * 1e12 / operations,
+        source=NEMO,
+    )
 
 
 FLOAT8 = "mixed_float8"
@@ -163,6 +195,27 @@ RUNS = [
         source=TITAN_H200,
         policy=FLOAT8,
     ),
+    *(
+        Published(
+            model="Llama 3 8B",
+            gpu="h100",
+            devices=8,
+            fsdp=8 // context,
+            context=context,
+            batch=8 // context,
+            length=32_768 * context,
+            policy=FLOAT8,
+            remat="full",
+            keeps="inputs of blocks",
+            tokens=tokens,
+            gigabytes=gigabytes,
+            source=TITAN_CONTEXT,
+        )
+        for context, tokens, gigabytes in ((1, 3890, 83.9), (2, 2540, 84.2), (4, 1071, 84.0), (8, 548, 84.5))
+    ),
+    of_nemo(64, 2, 65_536, 574),
+    of_nemo(128, 4, 131_072, 555),
+    of_nemo(256, 8, 262_144, 549),
     *of_maxtext(
         "Llama 3 70B",
         {128: 15.563, 256: 15.444, 512: 15.519, 1024: 15.603},
@@ -207,7 +260,8 @@ def planned(run: Published, folder: str) -> Estimate:
         f"--task language_modeling --data.name docstrings --data.length {run.length} --data.batch_size {run.batch} "
         f"--model.name hf:{folder_of(folder, run.model)} --model.scan_blocks --optimizer.name adamw "
         f"--precision.policy {run.policy} --training.chunked_loss 4096 --training.remat {run.remat} "
-        f"--mesh.fsdp {run.fsdp} --mesh.tensor {run.tensor}".split()
+        f"--mesh.fsdp {run.fsdp} --mesh.context {run.context} --mesh.tensor {run.tensor} "
+        f"{'--mesh.sequence' if run.tensor > 1 else ''}".split()
     )
     fields = fields_of(config, vocabulary=MODELS[run.model]["vocab_size"])
     (plan,) = estimates([run.gpu], [planned_step(config, fields)], devices=run.devices, most=0, fit=False)

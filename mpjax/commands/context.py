@@ -44,7 +44,9 @@ def require_parts_of_texts(config: Config, task: Task, batch: Mapping[str, Any],
     for setting in ("objective", "metrics"):
         if value := getattr(config.training, setting):
             shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
-            raise UsageError(f"{flag} with --training.{setting} {shown}, which takes whole texts: leave one of them out")
+            raise UsageError(
+                f"{flag} with --training.{setting} {shown}, which takes whole texts: leave one of them out"
+            )
     length, name = batch["tokens"].shape[1] - 1, config.model.name
     if length % parts:
         raise UsageError(

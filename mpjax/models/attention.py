@@ -101,7 +101,7 @@ class Attention(nnx.Module):
         `attends` takes the place of `attend`.
         """
         # `project` adds a constant to the bias of `out`: the compiler would sum it over the devices that divide the
-        # heads. Where parameters are gathered, the stacked kernels of `project` would be kept from the forward to the backward pass.
+        # heads. Where parameters are gathered, its stacked kernels would be kept from the forward to the backward pass.
         projected = called if any(map(_is_divided, (TENSOR, FSDP, CONTEXT))) else project
         query, key, value, out = projected(x, self.query, self.key, self.value, self.out)
         attention = functools.partial(attends or attend, is_causal=self.is_causal, implementation=self.implementation)

@@ -2,8 +2,8 @@
 
 Each device computes neighbouring positions of all texts, alone, up to attention. There, devices exchange positions for
 heads, and back: each attends with all positions of its share of the heads (Jacobs et al., "DeepSpeed Ulysses", 2023,
-arXiv:2309.14509). So masks, windows, documents and kernels of attention are those of whole texts, all devices have equal
-work, and no value or gradient is a sum over devices.
+arXiv:2309.14509). So masks, windows, documents and kernels of attention are those of whole texts, all devices have
+equal work, and no value or gradient is a sum over devices.
 
 Shapes: B batch, T positions of a device, S of the whole texts, N heads, K key and value heads, H features per head.
 """
@@ -140,4 +140,3 @@ def divide_positions(model: nnx.Module, axis: str, parts: int) -> None:
     """
     divided: Any = model
     divided.context = PartsOfTexts(axis, parts)
-

@@ -158,8 +158,7 @@ def start(
         traced = trace(train_step, *arguments)
         lowered = lowered_for(traced, mesh.devices.flat[0])
     # Shapes in the step are of a device's share of the batch, but whole over `tensor`, which the compiler divides.
-    shards = mesh.shape[TENSOR]
-    flops = {dtype: count / shards for dtype, count in flops_of(traced.jaxpr).items()}
+    flops = flops_of(traced.jaxpr, {TENSOR: mesh.shape[TENSOR]})
 
     def finish() -> Compiled:
         executable = compiled_for(lowered, name, step.compiler_options(mesh))

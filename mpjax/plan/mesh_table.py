@@ -10,8 +10,8 @@ from mpjax.report.wording import rate
 
 
 UNPLANNED = (
-    "Meshes have the axes that a run can have: data, fsdp and tensor. There are no stages of a pipeline, attention is "
-    "not divided along the sequence, and norms are divided over tensor with --mesh.sequence alone."
+    "Meshes have the axes that a run can have: data, fsdp, context and tensor. There are no stages of a pipeline, and "
+    "norms are divided over tensor with --mesh.sequence alone."
 )
 
 
@@ -33,7 +33,7 @@ def mesh_rows(search: Search) -> list[list[str]]:
 
 
 MESH_HEADS = (
-    "data x fsdp x tensor",
+    "data x fsdp x context x tensor",
     "memory",
     "step",
     "all - none hidden",

@@ -2,11 +2,13 @@
 
 import collections
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from mpjax.config.plan import GpuName
 from mpjax.errors import UsageError
-from mpjax.mesh_axes import DATA, FSDP, TENSOR
+from mpjax.mesh_axes import CONTEXT, DATA, FSDP, TENSOR
 from mpjax.plan.compiled import PlannedStep
 from mpjax.plan.devices import GPUS, HOST
 from mpjax.plan.estimate import Estimate, estimates
@@ -14,18 +16,24 @@ from mpjax.plan.memory import held_bytes
 from mpjax.plan.target import mesh_of
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclasses.dataclass(frozen=True)
 class Sizes:
     """The sizes of a mesh."""
 
     tensor: int
     fsdp: int
     data: int
+    context: int = 1
 
     @property
     def by_axis(self) -> dict[str, int]:
         """The size of each axis, in the order of a mesh."""
-        return {DATA: self.data, FSDP: self.fsdp, TENSOR: self.tensor}
+        return {DATA: self.data, FSDP: self.fsdp, CONTEXT: self.context, TENSOR: self.tensor}
+
+    @property
+    def inside(self) -> tuple[int, int]:
+        """The sizes of the axes that divide a model's work on an example: `context`, and `tensor`."""
+        return self.context, self.tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +41,7 @@ class Choice:
     """The meshes for a number of devices.
 
     Attributes:
-      possible: the meshes that a run can have, in ascending order.
+      possible: the meshes that a run can have, in ascending order of `context`, `tensor` and `fsdp`.
       left_out: the number of meshes that it cannot or should not have, by reason.
     """
 
@@ -41,34 +49,37 @@ class Choice:
     left_out: Mapping[str, int]
 
 
-def choice_of(devices: int, *, batch: int, accumulate: int, refusal: Callable[[int], str]) -> Choice:
-    """Lists the meshes for a number of devices, with `tensor` within a host, and `fsdp` within one or over whole hosts.
+def choice_of(devices: int, *, batch: int, accumulate: int, refusal: Callable[[int, int], str]) -> Choice:
+    """Lists the meshes for a number of devices.
+
+    The groups of `tensor` are within a host; with `context`, and with `context` and `fsdp`, they are within a host or
+    whole hosts.
 
     Args:
       devices: the number of devices.
       batch: examples per step, over all devices.
       accumulate: the number of micro-batches per batch.
-      refusal: a function from a size of `tensor` to the reason why the model cannot be divided so; empty if it can.
+      refusal: a function from sizes of `context` and `tensor`, one of them 1, to the reason why the model cannot be
+        divided so; empty if it can.
     """
     possible = []
     left_out: collections.Counter[str] = collections.Counter()
-    refusals = {tensor: refusal(tensor) for tensor in _divisors(devices) if _in_hosts(tensor, devices)}
-    for tensor in _divisors(devices):
-        for fsdp in _divisors(devices // tensor):
-            sizes = Sizes(tensor, fsdp, devices // tensor // fsdp)
-            parts = tensor * fsdp
-            if tensor not in refusals:
+    refusal = functools.cache(refusal)
+    for context, tensor in itertools.product(_divisors(devices), repeat=2):
+        for fsdp in _divisors(devices // tensor // context) if devices % (tensor * context) == 0 else ():
+            sizes = Sizes(tensor, fsdp, devices // tensor // context // fsdp, context)
+            if not _in_hosts(tensor, devices):
                 left_out[f"tensor groups reach beyond a host of {HOST} GPUs"] += 1
-            elif not (_in_hosts(parts, devices) or parts % HOST == 0):
-                left_out[f"fsdp x tensor is neither within a host of {HOST} GPUs nor whole hosts"] += 1
+            elif not all(_whole_hosts(parts, devices) for parts in (context * tensor, fsdp * context * tensor)):
+                left_out[f"fsdp x context x tensor is neither within a host of {HOST} GPUs nor whole hosts"] += 1
             elif batch % (sizes.data * fsdp * accumulate):
                 micro = f" x {accumulate} micro-batches" if accumulate > 1 else ""
                 left_out[f"a batch of {batch} does not divide by data x fsdp{micro}"] += 1
-            elif refusals[tensor]:
-                left_out[refusals[tensor]] += 1
+            elif reason := refusal(1, tensor) or refusal(context, 1):
+                left_out[reason] += 1
             else:
                 possible.append(sizes)
-    return Choice(tuple(sorted(possible)), dict(left_out))
+    return Choice(tuple(possible), dict(left_out))
 
 
 def _divisors(number: int) -> list[int]:
@@ -80,27 +91,39 @@ def _in_hosts(size: int, devices: int) -> bool:
     return devices <= HOST or HOST % size == 0
 
 
-def ends(tensor: int, possible: Sequence[Sizes]) -> list[Sizes]:
-    """Chooses the meshes to compile first for a size of `tensor`: the one that fills a host, and the largest `fsdp`."""
-    row = [sizes for sizes in possible if sizes.tensor == tensor]
-    whole = min(row, key=lambda sizes: abs(sizes.tensor * sizes.fsdp - HOST))
-    return sorted({whole, row[-1]})
+def _whole_hosts(size: int, devices: int) -> bool:
+    """True if groups of `size` neighbours lie within hosts, or are whole hosts."""
+    return _in_hosts(size, devices) or size % HOST == 0
+
+
+def ends(inside: tuple[int, int], possible: Sequence[Sizes]) -> list[Sizes]:
+    """Chooses the meshes to compile first for sizes of `context` and `tensor`.
+
+    They are the one that fills a host, and the one with the largest `fsdp`.
+    """
+    row = [sizes for sizes in possible if sizes.inside == inside]
+    whole = min(row, key=lambda sizes: abs(sizes.context * sizes.tensor * sizes.fsdp - HOST))
+    return list(dict.fromkeys([whole, row[-1]]))
 
 
 def neighbours(sizes: Sizes, possible: Sequence[Sizes]) -> list[Sizes]:
-    """Lists the meshes next to one: with `fsdp` a size smaller or larger, or a factor of 2 between `tensor` and `fsdp`.
+    """Lists the meshes next to one: with `fsdp` a size smaller or larger, or a factor of 2 between two axes.
+
+    The two axes are `fsdp` and either `tensor` or `context`, or these two.
 
     >>> around = [Sizes(1, 8, 4), Sizes(1, 16, 2), Sizes(1, 32, 1), Sizes(2, 8, 2), Sizes(2, 16, 1)]
-    >>> neighbours(Sizes(1, 16, 2), around)
-    [Sizes(tensor=1, fsdp=8, data=4), Sizes(tensor=1, fsdp=32, data=1), Sizes(tensor=2, fsdp=8, data=2)]
+    >>> [(near.tensor, near.fsdp, near.data) for near in neighbours(Sizes(1, 16, 2), around)]
+    [(1, 8, 4), (1, 32, 1), (2, 8, 2)]
     """
-    row = [other for other in possible if other.tensor == sizes.tensor]
+    row = [other for other in possible if other.inside == sizes.inside]
     place = row.index(sizes)
     beside = row[max(place - 1, 0) : place] + row[place + 1 : place + 2]
-    across = [
-        other for other in possible if other.data == sizes.data and other.tensor in (2 * sizes.tensor, sizes.tensor / 2)
-    ]
-    return beside + across
+
+    def across(other: Sizes) -> bool:
+        factors = [(other.tensor, sizes.tensor), (other.context, sizes.context), (other.fsdp, sizes.fsdp)]
+        return other.data == sizes.data and sorted(a / b for a, b in factors) == [0.5, 1, 2]
+
+    return beside + [other for other in possible if across(other)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +181,10 @@ def search_mesh(
     if devices > HOST and GPUS[gpu].network is None:
         raise UsageError(f"--gpu {gpu}: the network between hosts is not known: write --devices {HOST}, or less")
     choice = choice_of(
-        devices, batch=step.batch_size, accumulate=step.accumulate, refusal=lambda tensor: _refusal(step, gpu, tensor)
+        devices,
+        batch=step.batch_size,
+        accumulate=step.accumulate,
+        refusal=lambda context, tensor: _refusal(step, gpu, context, tensor),
     )
     if not choice.possible:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in choice.left_out.items())
@@ -193,10 +219,11 @@ def climb(
 ) -> dict[Sizes, Estimate]:
     """Compiles meshes until none next to the fastest that fits is left, and returns all that were compiled.
 
-    It begins with the `ends` of the two smallest sizes of `tensor`, and goes on to larger ones until a mesh fits.
+    It begins with the `ends` of the two smallest sizes of `tensor`, and goes on to larger ones, and to larger sizes of
+    `context`, until a mesh fits.
 
     Args:
-      possible: the meshes, in ascending order.
+      possible: the meshes, in ascending order of `context`, `tensor` and `fsdp`.
       compiled: a function from meshes, at least one, to their estimates.
     """
     plans: dict[Sizes, Estimate] = {}
@@ -205,11 +232,11 @@ def climb(
         if meshes:
             plans.update(zip(meshes, compiled(meshes), strict=True))
 
-    tensors = sorted({sizes.tensor for sizes in possible})
-    add([sizes for tensor in tensors[:2] for sizes in ends(tensor, possible)])
-    for tensor in tensors[2:]:
+    rows = list(dict.fromkeys(sizes.inside for sizes in possible))
+    add([sizes for inside in rows[:2] for sizes in ends(inside, possible)])
+    for inside in rows[2:]:
         if _fastest(plans) is None:
-            add(ends(tensor, possible))
+            add(ends(inside, possible))
     while (best := _fastest(plans)) and (new := [each for each in neighbours(best, possible) if each not in plans]):
         add(new)
     return plans
@@ -224,18 +251,18 @@ def _fastest(plans: Mapping[Sizes, Estimate]) -> Sizes | None:
     return min(fitting, key=lambda sizes: plans[sizes].expected_seconds, default=None)
 
 
-def _refusal(step: PlannedStep, gpu: GpuName, tensor: int) -> str:
-    """The reason why a run cannot divide its layers over `tensor` devices, from its own error; empty if it can."""
-    if tensor == 1:
+def _refusal(step: PlannedStep, gpu: GpuName, context: int, tensor: int) -> str:
+    """The reason why a run cannot be divided over so many devices, from its own error; empty if it can."""
+    if context == tensor == 1:
         return ""
-    if step.plan.policy.recipes:
+    if tensor > 1 and step.plan.policy.recipes:
         # It ends the process: "Check failed: reduction_kind.has_value()", jaxlib 0.12.0.1.
         return "float8 over tensor, which ends the compiler of XLA for GPUs (jaxlib 0.12)"
     try:
         with step.x64_if_float64():
-            step.build_on(mesh_of(gpu, tensor, **Sizes(tensor, 1, 1).by_axis))
+            step.build_on(mesh_of(gpu, context * tensor, **Sizes(tensor, 1, 1, context).by_axis))
     except UsageError as error:
-        return str(error).partition(":")[0]
+        return "context does not divide this run" if context > 1 else str(error).partition(":")[0]
     return ""
 
 

@@ -160,9 +160,9 @@ class ManyBatchShards(BatchShards):
     def adapt(self, model: nnx.Module) -> None:
         """Makes blocks gather their parameters when they are called, in place, as `gather_in_blocks` does.
 
-        With the layout's `sequence`, they also divide positions, as `divide_sequence` does; with its `context`, the whole
-        model does, as `divide_positions` does. If its `batch_norm` is
-        "global", batch norms also average mean and variance over all shards.
+        With the layout's `sequence`, they also divide positions, as `divide_sequence` does; with its `context`, the
+        whole model does, as `divide_positions` does. If its `batch_norm` is "global", batch norms also average mean and
+        variance over all shards.
         """
         gather_in_blocks(model, self.layout)
         if self.layout.sequence:

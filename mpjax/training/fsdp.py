@@ -154,7 +154,9 @@ def _gather(layout: Layout, name: str, shard: jax.Array) -> jax.Array:
     @apart
     def gather_shards(shard):
         if travels == E4M3:
-            return _gather_in_float8(shard, axis, (*PARAMETER_AXES, *((TENSOR,) if TENSOR in over_tensor else ()))).astype(dtype)
+            return _gather_in_float8(
+                shard, axis, (*PARAMETER_AXES, *((TENSOR,) if TENSOR in over_tensor else ()))
+            ).astype(dtype)
         return jax.lax.all_gather(shard.astype(travels), PARAMETER_AXES, axis=axis, tiled=True).astype(dtype)
 
     @apart

@@ -95,5 +95,5 @@ def test_json_has_the_values_of_the_table(search):
     assert [mesh["fits"] for mesh in result["meshes"]] == [True, False]
     assert result["meshes"][0]["bytes"] == 23_500_000_000
     assert result["meshes"][0]["seconds"] == search.plans[0].expected_seconds
-    assert result["too_large"] == [{"mesh": {"data": 4, "fsdp": 1, "tensor": 1}, "bytes": 90_000_000_000}]
+    assert result["too_large"] == [{"mesh": {"data": 4, "fsdp": 1, "context": 1, "tensor": 1}, "bytes": 90_000_000_000}]
     assert (result["beyond"], result["left_out"]) == (3, {"a batch of 1 does not divide": 2})

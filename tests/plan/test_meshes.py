@@ -7,7 +7,7 @@ import pytest
 from mpjax.commands import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.errors import UsageError
-from mpjax.mesh_axes import DATA, FSDP, TENSOR
+from mpjax.mesh_axes import CONTEXT, DATA, FSDP, TENSOR
 from mpjax.plan import (
     Choice,
     Expected,
@@ -30,9 +30,17 @@ GPT2 = (
 
 
 def choice(devices: int, *, batch: int = 9 * 4096, accumulate: int = 1, refused: tuple[int, ...] = ()) -> Choice:
-    return choice_of(
-        devices, batch=batch, accumulate=accumulate, refusal=lambda size: "heads" if size in refused else ""
-    )
+    """The meshes of a model without texts, whose heads do not divide among the sizes in `refused`."""
+
+    def refusal(context: int, tensor: int) -> str:
+        return "texts" if context > 1 else "heads" if tensor in refused else ""
+
+    found = choice_of(devices, batch=batch, accumulate=accumulate, refusal=refusal)
+    return Choice(found.possible, {reason: count for reason, count in found.left_out.items() if reason != "texts"})
+
+
+def choice_of_texts(devices: int, batch: int) -> Choice:
+    return choice_of(devices, batch=batch, accumulate=1, refusal=lambda context, tensor: "")
 
 
 def test_every_mesh_within_a_host_is_possible():
@@ -48,11 +56,22 @@ def test_tensor_stays_within_a_host():
     assert choice(16).left_out == {"tensor groups reach beyond a host of 8 GPUs": 1}
 
 
+def test_a_batch_of_fewer_examples_than_gpus_divides_its_texts():
+    found = choice_of_texts(8, batch=1)
+    assert found.possible == (Sizes(8, 1, 1, 1), Sizes(4, 1, 1, 2), Sizes(2, 1, 1, 4), Sizes(1, 1, 1, 8))
+    assert found.left_out == {"a batch of 1 does not divide by data x fsdp": 16}
+
+
+def test_context_is_within_a_host_or_in_whole_hosts():
+    found = choice_of_texts(24, batch=24)
+    assert {sizes.context * sizes.tensor for sizes in found.possible} == {1, 2, 4, 8, 24}
+
+
 def test_fsdp_has_a_part_of_a_host_or_whole_hosts():
     """Of 24 GPUs: 3, 6 and 12 cut hosts apart; 8 and 24 do not."""
     found = choice(24)
     assert {sizes.fsdp * sizes.tensor for sizes in found.possible} == {1, 2, 4, 8, 24}
-    assert found.left_out["fsdp x tensor is neither within a host of 8 GPUs nor whole hosts"] > 0
+    assert found.left_out["fsdp x context x tensor is neither within a host of 8 GPUs nor whole hosts"] > 0
 
 
 def test_a_batch_that_does_not_divide_is_counted():
@@ -70,14 +89,14 @@ def test_a_model_that_does_not_divide_is_counted_by_its_reason():
 
 
 def test_the_sizes_are_those_of_a_mesh():
-    assert Sizes(tensor=8, fsdp=4, data=2).by_axis == {DATA: 2, FSDP: 4, TENSOR: 8}
+    assert Sizes(tensor=8, fsdp=4, data=2, context=3).by_axis == {DATA: 2, FSDP: 4, CONTEXT: 3, TENSOR: 8}
 
 
 def test_first_comes_what_fills_a_host_and_what_has_most_parts():
     possible = choice(1024).possible
-    assert ends(1, possible) == [Sizes(1, 8, 128), Sizes(1, 1024, 1)]
-    assert ends(4, possible) == [Sizes(4, 2, 128), Sizes(4, 256, 1)]
-    assert ends(8, choice(8).possible) == [Sizes(8, 1, 1)]
+    assert ends((1, 1), possible) == [Sizes(1, 8, 128), Sizes(1, 1024, 1)]
+    assert ends((1, 4), possible) == [Sizes(4, 2, 128), Sizes(4, 256, 1)]
+    assert ends((1, 8), choice(8).possible) == [Sizes(8, 1, 1)]
 
 
 def test_neighbours_are_a_size_away():
@@ -89,6 +108,16 @@ def test_neighbours_are_a_size_away():
         Sizes(4, 8, 2),
     ]
     assert neighbours(Sizes(1, 64, 1), possible) == [Sizes(1, 32, 2), Sizes(2, 32, 1)]
+    texts = choice_of_texts(64, batch=64).possible
+    near = {sizes for sizes in neighbours(Sizes(2, 16, 1, 2), texts) if sizes.data == 1}
+    assert near == {
+        Sizes(4, 16, 1, 1),
+        Sizes(2, 32, 1, 1),
+        Sizes(4, 8, 1, 2),
+        Sizes(1, 32, 1, 2),
+        Sizes(2, 8, 1, 4),
+        Sizes(1, 16, 1, 4),
+    }
 
 
 @pytest.fixture

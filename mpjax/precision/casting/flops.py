@@ -7,11 +7,13 @@ bounds them on every GPU that a plan supports. A multiplication and an addition 
 import collections
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
 
+from mpjax.precision.casting.jaxprs import manual_axes
 from mpjax.precision.casting.walk import Body, bodies
 from mpjax.precision.dtypes import is_floating
 
@@ -26,7 +28,7 @@ _BLOCKS = "float8_blocks_multiplied_out"
 _COUNTED = {"dot_general", "conv_general_dilated", *_PRODUCTS}
 
 
-def flops_of(jaxpr: Any) -> Mapping[str, int]:
+def flops_of(jaxpr: Any, divided: Mapping[str, int] = MappingProxyType({})) -> Mapping[str, int]:
     """Counts the floating-point operations of the products in a jaxpr, by the dtype of their first operand.
 
     The body of a scan counts once per iteration. The body of a while loop and each branch of a `cond` count once.
@@ -40,13 +42,17 @@ def flops_of(jaxpr: Any) -> Mapping[str, int]:
 
     Args:
       jaxpr: the jaxpr of the whole step, such as `train_step.trace(state, batch).jaxpr`.
+      divided: the sizes of mesh axes over which the compiler divides products. Shapes are whole along them, but for
+        those inside a `jax.shard_map` over the axis, and each device has its part of the operations.
     """
     total: collections.Counter = collections.Counter()
     for body in bodies(jaxpr):
         times = math.prod(eqn.params["length"] for eqn in body.callers if eqn.primitive.name == "scan")
+        manual = {axis for eqn in body.callers if eqn.primitive.name == "shard_map" for axis in manual_axes(eqn.params)}
+        parts = math.prod(size for axis, size in divided.items() if axis not in manual)
         for eqn in body.eqns:
             if (operations := product_flops(eqn)) and is_floating(eqn.invars[0].aval):
-                total[dtype_in(eqn, body)] += times * operations
+                total[dtype_in(eqn, body)] += times * operations // parts
     return dict(total)
 
 
