@@ -20,8 +20,8 @@ TASKS = ("language_modeling", "instructions")
 """The tasks whose loss is a mean over tokens, each a function of the features of its own position."""
 
 _CONTRACT = (
-    "give it the attribute `context = mpjax.models.transformer.WholeTexts()`, and let it read positions from "
-    "`self.context.places(length)` and attend by `self.context.attend(None)`; or leave out --mesh.context"
+    "give it the attribute `context = mpjax.models.WholeTexts()`, and let it read positions from "
+    "`self.context.places(length)` and attend by `self.context.attend(attend)`; or leave out --mesh.context"
 )
 
 

@@ -19,6 +19,7 @@ from mpjax.models.bert import bert_base as bert_base
 from mpjax.models.build import ENTRIES as ENTRIES
 from mpjax.models.build import advice_on as advice_on
 from mpjax.models.build import build_model as build_model
+from mpjax.models.context import PartsOfTexts as PartsOfTexts
 from mpjax.models.convnext import ConvNeXt as ConvNeXt
 from mpjax.models.convnext import ConvNeXtBlock as ConvNeXtBlock
 from mpjax.models.convnext import LayerScale as LayerScale
@@ -72,6 +73,7 @@ from mpjax.models.scan import replaced as replaced
 from mpjax.models.scan import require_alike as require_alike
 from mpjax.models.scan import stack_of as stack_of
 from mpjax.models.scan import stacks_of as stacks_of
+from mpjax.models.transformer import WholeTexts as WholeTexts
 from mpjax.models.transformer import Block as Block
 from mpjax.models.transformer import check_length as check_length
 from mpjax.models.transformer import dropping as dropping

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpjax.mesh_axes import BATCH_AXES, CONTEXT, DATA, LOSS_AXES, TENSOR
+from mpjax.mesh_axes import BATCH_AXES, CONTEXT, LOSS_AXES, TENSOR
 from mpjax.precision.dtypes import is_floating
 from mpjax.precision.float8.history import is_history
 from mpjax.precision.gradient_norm import added_together
@@ -183,7 +183,7 @@ class ManyBatchShards(BatchShards):
 
         `params` and `grads` hold this device's shards; `loss_of` gets whole parameters, except those that a block
         gathers itself. The loss is unscaled; the gradients are multiplied by the loss scale. Gradients of parameters
-        that are divided over `fsdp` and `context` are already summed over these axes. Parameters at the paths in `frozen` have no
+        that are gathered are already summed over the axes of the gather. Parameters at the paths in `frozen` have no
         gradients.
         """
 
@@ -302,10 +302,10 @@ class ManyBatchShards(BatchShards):
     def _unsummed(self, name: str) -> tuple[str, ...]:
         """The mesh axes over which the gradient of the parameter at `name` is still to be summed.
 
-        The backward pass of a parameter that is divided over `fsdp` and `context` has already summed its gradient over
-        these axes.
+        The backward pass of a parameter that is gathered has already summed its gradient over the axes of the gather.
         """
-        return LOSS_AXES if self.layout.fsdp_axis(name) is None else (DATA,)
+        summed = self.layout.gathered_over(name)
+        return tuple(axis for axis in LOSS_AXES if axis not in summed)
 
     def _mapped(self, function: Callable, in_specs: Any, out_specs: Any, axes: Sequence[str] = ()) -> Callable:
         """Wraps a function by `jax.shard_map`, to run on each device on its shards of the arrays.

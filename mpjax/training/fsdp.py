@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.mesh_axes import PARAMETER_AXES, TENSOR
+from mpjax.mesh_axes import TENSOR
 from mpjax.models.remat import Rematerialised, blocks_of
 from mpjax.models.scan import stacks_by_block
 from mpjax.precision.calls import wrap, wrapper_of
@@ -141,7 +141,7 @@ def _gather(layout: Layout, name: str, shard: jax.Array) -> jax.Array:
     if axis is None:
         return shard
     travels, dtype = (dtypes.get(name, shard.dtype) for dtypes in (layout.travels, layout.given))
-    over_tensor = over((TENSOR,), layout.spec(name))
+    axes, over_tensor = layout.gathered_over(name), over((TENSOR,), layout.spec(name))
 
     def apart(function):
         # Otherwise the compiler would gather over `tensor` too, and divide the result again.
@@ -154,14 +154,13 @@ def _gather(layout: Layout, name: str, shard: jax.Array) -> jax.Array:
     @apart
     def gather_shards(shard):
         if travels == E4M3:
-            return _gather_in_float8(
-                shard, axis, (*PARAMETER_AXES, *((TENSOR,) if TENSOR in over_tensor else ()))
-            ).astype(dtype)
-        return jax.lax.all_gather(shard.astype(travels), PARAMETER_AXES, axis=axis, tiled=True).astype(dtype)
+            others = (TENSOR,) if TENSOR in over_tensor else ()
+            return _gather_in_float8(shard, axis, axes, others).astype(dtype)
+        return jax.lax.all_gather(shard.astype(travels), axes, axis=axis, tiled=True).astype(dtype)
 
     @apart
     def scatter(gradient):
-        return scatter_sum(gradient, layout.reduce_dtype, PARAMETER_AXES, axis=axis).astype(shard.dtype)
+        return scatter_sum(gradient, layout.reduce_dtype, axes, axis=axis).astype(shard.dtype)
 
     @jax.custom_vjp
     def gather(shard):
@@ -174,13 +173,13 @@ def _gather(layout: Layout, name: str, shard: jax.Array) -> jax.Array:
     return gather(shard)
 
 
-def _gather_in_float8(shard: jax.Array, axis: int, axes: tuple[str, ...]) -> jax.Array:
-    """Gathers a parameter in float8, with the scale of the whole parameter, and casts it to bfloat16.
+def _gather_in_float8(shard: jax.Array, axis: int, axes: tuple[str, ...], others: tuple[str, ...]) -> jax.Array:
+    """Gathers a parameter over `axes` in float8, with the scale of the whole parameter, and casts it to bfloat16.
 
-    `axes` are the axes of the mesh that the parameter is divided over. A layer that quantises the result again gets the
-    same numbers, since all scales are powers of two.
+    `others` are the other axes of the mesh that the parameter is divided over. A layer that quantises the result again
+    gets the same numbers, since all scales are powers of two.
     """
     half = shard.astype(BFLOAT16)
-    quantised = quantise_by(half, jax.lax.pmax(largest_of(half), axes), E4M3)
-    values = jax.lax.all_gather(quantised.values, PARAMETER_AXES, axis=axis, tiled=True)
+    quantised = quantise_by(half, jax.lax.pmax(largest_of(half), (*axes, *others)), E4M3)
+    values = jax.lax.all_gather(quantised.values, axes, axis=axis, tiled=True)
     return values.astype(BFLOAT16) * quantised.inverse.astype(BFLOAT16)

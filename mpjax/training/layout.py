@@ -66,8 +66,12 @@ class Layout:
         return self.divided.get(name, PartitionSpec())
 
     def fsdp_axis(self, name: str) -> int | None:
-        """The axis along which the parameter at path `name` is divided over `fsdp` and `context`; None if it is not."""
-        return next((axis for axis, over in enumerate(self.spec(name)) if over == PARAMETER_AXES), None)
+        """The axis along which the parameter at path `name` is divided over `fsdp` or `context`; None if it is not."""
+        return next((axis for axis, over in enumerate(self.spec(name)) if _gathered(over)), None)
+
+    def gathered_over(self, name: str) -> tuple[str, ...]:
+        """The mesh axes over which a block gathers the parameter at path `name`: `fsdp`, `context`, both or none."""
+        return next((axes for over in self.spec(name) if (axes := _gathered(over))), ())
 
     def of_rows(self, stack: str) -> "Layout":
         """Copies the layout, and removes the leading axis (of blocks) from the specs of a stack of blocks.
@@ -143,7 +147,7 @@ def over(axes: Sequence[str], spec: PartitionSpec) -> PartitionSpec:
     """Keeps the entries of a partition spec whose mesh axes are all among `axes`; the others become None."""
 
     def is_over(names: Any) -> bool:
-        return names is not None and set(axes).issuperset([names] if isinstance(names, str) else names)
+        return names is not None and set(axes).issuperset(_names(names))
 
     return PartitionSpec(*(names if is_over(names) else None for names in spec))
 
@@ -173,15 +177,24 @@ def divide(
         axes: list[str | tuple[str, ...] | None] = [None] * len(param.shape)
         if name in tensor_axes and mesh.shape[TENSOR] > 1:
             axes[tensor_axes[name]] = TENSOR
-        first = int(name in stacked)
-        free = [axis for axis in range(first, len(axes)) if axes[axis] is None and param.shape[axis] % size == 0]
-        if size > 1 and free and np.prod(param.shape[first:]) >= SMALL:
-            axes[max(free, key=lambda axis: param.shape[axis])] = PARAMETER_AXES
+        leading = int(name in stacked)
+        free = [axis for axis in range(leading, len(axes)) if axes[axis] is None and param.shape[axis] % size == 0]
+        if size > 1 and free and np.prod(param.shape[leading:]) >= SMALL:
+            first, *others = (axis for axis in PARAMETER_AXES if mesh.shape[axis] > 1)
+            axes[max(free, key=lambda axis: param.shape[axis])] = (first, *others) if others else first
         if any(axes):
             specs[name] = PartitionSpec(*axes)
     return specs
 
 
-def _size(mesh: Mesh, axes: str | tuple[str, ...] | None) -> int:
-    """The number of parts into which the axes of a mesh divide an axis of an array."""
-    return math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes or ()))
+def _gathered(over: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return tuple(axis for axis in _names(over) if axis in PARAMETER_AXES)
+
+
+def _size(mesh: Mesh, over: str | tuple[str, ...] | None) -> int:
+    """The number of parts into which an entry of a partition spec divides an axis."""
+    return math.prod(mesh.shape[axis] for axis in _names(over))
+
+
+def _names(over: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (over,) if isinstance(over, str) else over or ()

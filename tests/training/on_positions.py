@@ -25,6 +25,9 @@ STEPS, BATCH = 5, 4
 TEXT = "--data.name docstrings --data.length 8 --model.width 32 --model.heads 4"
 GPT2 = f"--task language_modeling {TEXT} --model.name gpt2"
 ADAMW = f"--optimizer.name adamw --optimizer.learning_rate 1e-3 --data.batch_size {BATCH} --steps {STEPS}"
+WIDE = GPT2.replace("--model.width 32", "--model.width 64")
+"""With parameters that are large enough to be divided."""
+
 DECODER = (
     f"--task language_modeling --data.name docstrings --data.length 8 --model.name hf:{TINY} --data.tokenizer bytes"
 )
@@ -39,12 +42,14 @@ MODELS = {
     "bert": f"--task text_classification {TEXT} --model.name bert --model.depth 2 --model.dropout 0.1 "
     "--precision.policy float32 --mesh.data 1 --mesh.tensor 4",
     "decoder": f"{DECODER} --data.documents apart --precision.policy float32 --mesh.data 2 --mesh.tensor 2",
-    "gpt2 of parts": f"{GPT2} --model.depth 2 --data.documents apart --training.label_smoothing 0.1 "
+    "gpt2 of parts": f"{WIDE} --model.depth 2 --data.documents apart --training.label_smoothing 0.1 "
     "--precision.policy float32 --mesh.data 4",
-    "gpt2 of parts in a loop": f"{GPT2} --model.depth 2 --model.scan_blocks --training.remat full "
+    "gpt2 of parts in a loop": f"{WIDE} --model.depth 2 --model.scan_blocks --training.remat full "
     "--training.chunked_loss 8 --training.accumulate 2 --precision.policy float32 --mesh.data 2 --mesh.tensor 2",
-    "gpt2 of parts in float16": f"{GPT2} --model.depth 1 --precision.policy mixed_float16 --mesh.data 4",
+    "gpt2 of parts in float16": f"{WIDE} --model.depth 1 --precision.policy mixed_float16 --mesh.data 4",
     "decoder of parts": f"{DECODER} --data.documents apart --precision.policy float32 --mesh.data 4",
+    "instructions of parts": f"--task instructions --data.name docstrings --data.length 16 --model.name hf:{TINY} "
+    "--data.tokenizer bytes --precision.policy float32 --mesh.data 4",
     "decoder of parts in a loop": f"{DECODER} --model.scan_blocks --training.remat dots --precision.policy float32 "
     "--mesh.data 2 --mesh.fsdp 2",
 }

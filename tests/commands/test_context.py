@@ -1,0 +1,79 @@
+"""The settings and models with which `--mesh.context` is refused, and what a run with it computes."""
+
+import jax
+import pytest
+
+from mpjax.commands import fields_of, planned_step
+from mpjax.config import load_config
+from mpjax.errors import UsageError
+from mpjax.training import make_mesh
+
+
+GPT2 = (
+    "--task language_modeling --data.name docstrings --data.length 6 --data.batch_size 2 --model.name gpt2 "
+    "--model.width 8 --model.depth 1 --model.heads 2 --steps 3"
+)
+OWN = "tests/commands/models_of_texts.py"
+
+
+def step_of(flags: str):
+    config = load_config(flags.split())
+    return planned_step(config, fields_of(config))
+
+
+def build(flags: str, context: int = 2):
+    mesh = make_mesh(jax.devices() * (context // 2), data=1, context=context)
+    return step_of(flags).build_on(mesh)
+
+
+@pytest.mark.parametrize(
+    ("flags", "context", "message"),
+    [
+        (
+            "--data.name digits --model.name mlp",
+            2,
+            "--mesh.context 2 divides the positions of texts for --task language_modeling or instructions, not "
+            "classification",
+        ),
+        (f"{GPT2} --data.length 5", 2, "--mesh.context 2 does not divide texts of 5 tokens: write --data.length 4"),
+        (
+            f"{GPT2} --data.length 8",
+            4,
+            "--mesh.context 4 does not divide 2 heads with 2 of keys and values: write --mesh.context 2",
+        ),
+        (
+            f"{GPT2} --training.objective tests/commands/models_of_texts.py:losses",
+            2,
+            "--mesh.context 2 with --training.objective tests/commands/models_of_texts.py:losses, which takes whole "
+            "texts: leave one of them out",
+        ),
+        (
+            GPT2.replace(
+                "--model.name gpt2 --model.width 8 --model.depth 1 --model.heads 2", f"--model.name {OWN}:Bag"
+            ),
+            2,
+            f"--mesh.context 2: --model.name {OWN}:Bag cannot be called with a part of each text; give it the attribute",
+        ),
+        (
+            GPT2.replace(
+                "--model.name gpt2 --model.width 8 --model.depth 1 --model.heads 2", f"--model.name {OWN}:Alone"
+            ),
+            2,
+            f"--mesh.context 2: --model.name {OWN}:Alone attends to its own part of each text alone; give it",
+        ),
+    ],
+)
+def test_what_cannot_be_divided_is_an_error(flags, context, message):
+    with pytest.raises(UsageError) as error:
+        build(flags, context)
+    assert message in str(error.value)
+
+
+def test_a_model_of_ones_own_that_reads_its_context_is_divided():
+    flags = GPT2.replace(
+        "--model.name gpt2 --model.width 8 --model.depth 1 --model.heads 2", f"--model.name {OWN}:Divided"
+    )
+    layout, _, _ = build(flags)
+    assert layout.context
+    assert layout.terms == 2
+    assert layout.shares == 1
