@@ -73,8 +73,8 @@ from mpjax.models.scan import replaced as replaced
 from mpjax.models.scan import require_alike as require_alike
 from mpjax.models.scan import stack_of as stack_of
 from mpjax.models.scan import stacks_of as stacks_of
-from mpjax.models.transformer import WholeTexts as WholeTexts
 from mpjax.models.transformer import Block as Block
+from mpjax.models.transformer import WholeTexts as WholeTexts
 from mpjax.models.transformer import check_length as check_length
 from mpjax.models.transformer import dropping as dropping
 from mpjax.models.transformer import post_norm as post_norm

@@ -9,10 +9,8 @@ from mpjax.errors import UsageError
 from mpjax.training import make_mesh
 
 
-GPT2 = (
-    "--task language_modeling --data.name docstrings --data.length 6 --data.batch_size 2 --model.name gpt2 "
-    "--model.width 8 --model.depth 1 --model.heads 2 --steps 3"
-)
+TEXTS = "--task language_modeling --data.name docstrings --data.length 6 --data.batch_size 2 --steps 3"
+GPT2 = f"{TEXTS} --model.name gpt2 --model.width 8 --model.depth 1 --model.heads 2"
 OWN = "tests/commands/models_of_texts.py"
 
 
@@ -48,16 +46,12 @@ def build(flags: str, context: int = 2):
             "texts: leave one of them out",
         ),
         (
-            GPT2.replace(
-                "--model.name gpt2 --model.width 8 --model.depth 1 --model.heads 2", f"--model.name {OWN}:Bag"
-            ),
+            f"{TEXTS} --model.name {OWN}:Bag",
             2,
-            f"--mesh.context 2: --model.name {OWN}:Bag cannot be called with a part of each text; give it the attribute",
+            f"--mesh.context 2: --model.name {OWN}:Bag cannot be called with a part of each text; give it",
         ),
         (
-            GPT2.replace(
-                "--model.name gpt2 --model.width 8 --model.depth 1 --model.heads 2", f"--model.name {OWN}:Alone"
-            ),
+            f"{TEXTS} --model.name {OWN}:Alone",
             2,
             f"--mesh.context 2: --model.name {OWN}:Alone attends to its own part of each text alone; give it",
         ),
@@ -70,9 +64,7 @@ def test_what_cannot_be_divided_is_an_error(flags, context, message):
 
 
 def test_a_model_of_ones_own_that_reads_its_context_is_divided():
-    flags = GPT2.replace(
-        "--model.name gpt2 --model.width 8 --model.depth 1 --model.heads 2", f"--model.name {OWN}:Divided"
-    )
+    flags = f"{TEXTS} --model.name {OWN}:Divided"
     layout, _, _ = build(flags)
     assert layout.context
     assert layout.terms == 2

@@ -18,7 +18,7 @@ def shapes(**found):
 
 def many(**sizes):
     """The sizes of a mesh that this machine lacks the devices for."""
-    return type("Mesh", (), {"shape": {"data": 1, "fsdp": 1, "tensor": 1} | sizes})()
+    return type("Mesh", (), {"shape": {"data": 1, "fsdp": 1, "context": 1, "tensor": 1} | sizes})()
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,18 @@ def many(**sizes):
 )
 def test_a_parameter_is_divided_along_its_longest_axis_that_divides(shape, spec):
     assert divide(shapes(w=shape), many(fsdp=4)).get("w") == spec
+
+
+def test_a_mesh_that_divides_positions_divides_parameters_over_fsdp_and_context_together():
+    large = shapes(w=(128, 256))
+    assert divide(large, many(context=4)) == {"w": P(None, "context")}
+    assert divide(large, many(fsdp=2, context=2)) == {"w": P(None, ("fsdp", "context"))}
+    assert divide(shapes(w=(128, 258)), many(fsdp=2, context=2)) == {"w": P(("fsdp", "context"), None)}
+    layout = Layout(many(fsdp=2, context=2), divided={"w": P(None, ("fsdp", "context")), "v": P("fsdp", "tensor")})
+    assert (layout.fsdp_axis("w"), layout.gathered_over("w")) == (1, ("fsdp", "context"))
+    assert (layout.fsdp_axis("v"), layout.gathered_over("v")) == (0, ("fsdp",))
+    assert (layout.fsdp_axis("u"), layout.gathered_over("u")) == (None, ())
+    assert (layout.shares, layout.terms) == (2, 4)
 
 
 def test_nothing_is_divided_over_one_part():

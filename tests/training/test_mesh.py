@@ -42,16 +42,16 @@ def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(size, accumu
     )
 
 
-NAMES = ("data", "fsdp", "tensor")
+NAMES = ("data", "fsdp", "context", "tensor")
 
 
 def sizes_of(text):
-    """The sizes in flags such as `--mesh.data 2 --mesh.fsdp 1 --mesh.tensor 1`."""
+    """The sizes in flags such as `--mesh.data 2 --mesh.fsdp 1 --mesh.context 1 --mesh.tensor 1`."""
     return {name: int(size) for name, size in re.findall(r"--mesh\.([a-z]+) (-?\d+)", text)}
 
 
 @settings(max_examples=200)
-@given(sizes=st.tuples(*[st.integers(-2, 9)] * 3), devices=st.integers(1, 16))
+@given(sizes=st.tuples(*[st.integers(-2, 9)] * 4), devices=st.integers(1, 16))
 def test_sizes_have_the_right_product_or_the_message_names_some_that_have(sizes, devices):
     asked = dict(zip(NAMES, sizes, strict=True))
     try:
@@ -68,18 +68,24 @@ def test_sizes_have_the_right_product_or_the_message_names_some_that_have(sizes,
 
 @pytest.mark.parametrize(
     ("sizes", "near"),
-    [((3, 1, 1), (4, 1, 1)), ((-1, 3, 1), (2, 4, 1)), ((2, 8, 1), (1, 8, 1)), ((-2, -2, 2), (1, 4, 2))],
+    [
+        ((3, 1, 1, 1), (4, 1, 1, 1)),
+        ((-1, 3, 1, 1), (2, 4, 1, 1)),
+        ((2, 8, 1, 1), (1, 8, 1, 1)),
+        ((2, 1, 8, 1), (1, 1, 8, 1)),
+        ((-2, -2, 1, 2), (1, 4, 1, 2)),
+    ],
 )
 def test_the_message_names_the_nearest_sizes(sizes, near):
     with pytest.raises(UsageError) as raised:
-        resolve_sizes(dict(zip(NAMES, sizes, strict=True)), 8 if sizes != (3, 1, 1) else 4)
+        resolve_sizes(dict(zip(NAMES, sizes, strict=True)), 8 if sizes[0] != 3 else 4)
     assert tuple(sizes_of(str(raised.value).split("; nearest: ")[1]).values()) == near
 
 
 def test_neighbouring_devices_are_along_the_last_axis():
     mesh = make_mesh(np.arange(8), data=2, fsdp=-1, tensor=2)
     assert mesh.axis_names == NAMES
-    assert mesh.devices.tolist() == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert mesh.devices.tolist() == [[[[0, 1]], [[2, 3]]], [[[4, 5]], [[6, 7]]]]
 
 
 def test_two_sizes_to_fill_in_are_an_error_also_where_they_can_only_be_one():
