@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError
-from mpjax.mesh_axes import CONTEXT
+from mpjax.mesh_axes import CONTEXT, LOSS_AXES
 from mpjax.models.context import divide_positions
 from mpjax.models.transformer import WholeTexts
 from mpjax.precision.casting.walk import equations
@@ -25,19 +25,20 @@ _CONTRACT = (
 )
 
 
-def require_parts_of_texts(config: Config, task: Task, batch: Mapping[str, Any], parts: int) -> None:
+def require_parts_of_texts(config: Config, task: Task, batch: Mapping[str, Any], mesh: Mesh) -> None:
     """Checks that a model can be called with a part of the positions of each text, by a trace of its forward pass.
 
     Args:
       config: the settings of the run.
       task: the task.
       batch: the shapes of a prepared batch.
-      parts: the size of the mesh's axis `context`, above 1.
+      mesh: the mesh, with an axis `context` of more than one device.
 
     Raises:
       UsageError: the task has no loss of tokens; the objective or a metric is the user's; the positions or the heads do
         not divide; or the model has no attribute `context`, or attends without it.
     """
+    parts = mesh.shape[CONTEXT]
     flag = f"--mesh.context {parts}"
     if config.task not in TASKS:
         raise UsageError(f"{flag} divides the positions of texts for --task {' or '.join(TASKS)}, not {config.task}")
@@ -63,9 +64,10 @@ def require_parts_of_texts(config: Config, task: Task, batch: Mapping[str, Any],
 
     on_each = jax.shard_map(
         features,
-        mesh=AbstractMesh((parts,), (CONTEXT,), axis_types=(AxisType.Auto,)),
+        mesh=mesh.abstract_mesh,
         in_specs=(PartitionSpec(), PartitionSpec(None, CONTEXT)),
         out_specs=PartitionSpec(None, CONTEXT),
+        axis_names=set(LOSS_AXES),
         check_vma=False,
     )
     tokens = jax.ShapeDtypeStruct((1, length), batch["tokens"].dtype)

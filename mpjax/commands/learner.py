@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
@@ -157,6 +158,12 @@ class Learner:
     schedule: optax.Schedule
     kernels: Kernels
 
+    @functools.cached_property
+    def transfer_dtypes(self) -> tuple[dict[str, np.dtype], dict[str, np.dtype]]:
+        """The dtypes in which parameters are gathered, and in which the model then receives them, by path."""
+        _, params, stats = take_apart(self.task.abstract)
+        return self.task.transfer_dtypes(params, stats, prepared_shapes(self.task, self.fields))
+
     def on(self, mesh: Mesh) -> Placed:
         """Builds the layout, the packing and the jitted training step of the run for a mesh; compiles nothing.
 
@@ -170,7 +177,7 @@ class Learner:
             from mpjax.commands.norm_kernel import require_norm_kernel  # local, because few runs have it
 
             require_norm_kernel(self.task.abstract, self.plan, mesh)
-        layout = _layout(self.config, self.plan, self.task, self.fields, mesh)
+        layout = _layout(self, mesh)
         packing = _packing(self.config, self.task, self.kernels, layout)
         train_step = make_train_step(
             PackedElementwise(self.task.structure, packing),
@@ -257,14 +264,15 @@ def _packing(config: Config, task: Task, kernels: Kernels, layout: Layout) -> Pa
     return Packing.of(params, stats, kernels)
 
 
-def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mesh: Mesh) -> Layout:
+def _layout(learner: Learner, mesh: Mesh) -> Layout:
     """Builds the layout of a run: the sharding of its arrays over a mesh, and the dtypes in which `fsdp` gathers them.
 
     Raises:
       UsageError: as `tensor_axes`, `require_alike`, with `mesh.context` `require_parts_of_texts` and, with
         `mesh.sequence`, `require_positions`; or `mesh.float8_gather` is set and no parameter can be gathered in float8.
     """
-    _, params, stats = take_apart(task.abstract)
+    config, plan, task = learner.config, learner.plan, learner.task
+    _, params, _ = take_apart(task.abstract)
     require_alike(task.abstract, config.mesh.rules, "--mesh.rules")
     shards = mesh.shape[TENSOR]
     over_tensor = tensor_axes(task.abstract, shards, config.mesh.rules) if shards > 1 else {}
@@ -281,18 +289,18 @@ def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: Fields, mes
     if layout.context:
         from mpjax.commands.context import require_parts_of_texts  # local, because few runs divide texts
 
-        require_parts_of_texts(config, task, prepared_shapes(task, fields), mesh.shape[CONTEXT])
+        require_parts_of_texts(config, task, prepared_shapes(task, learner.fields), mesh)
     if config.mesh.sequence:
         from mpjax.commands.sequence import require_positions  # local, because few runs divide positions
 
-        require_positions(config, plan, task, prepared_shapes(task, fields), over_tensor, shards)
+        require_positions(config, plan, task, prepared_shapes(task, learner.fields), over_tensor, shards)
     if all(mesh.shape[axis] == 1 for axis in PARAMETER_AXES):
         if config.mesh.float8_gather:
             raise UsageError("--mesh.float8_gather gathers over fsdp, and --mesh.fsdp is 1: leave it out")
         return layout
-    travels, model_dtypes = task.transfer_dtypes(params, stats, prepared_shapes(task, fields))
+    travels, model_dtypes = learner.transfer_dtypes
     if config.mesh.float8_gather:
-        travels |= dict.fromkeys(_quantised_weights(task, divided), E4M3)
+        travels = travels | dict.fromkeys(_quantised_weights(task, divided), E4M3)
     return dataclasses.replace(layout, travels=travels, given=model_dtypes, blocks=tuple(blocks_of(task.abstract)))
 
 

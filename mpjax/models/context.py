@@ -118,8 +118,8 @@ class PartsOfTexts(WholeTexts):
             return x
         if heads % self.parts or self.parts % x.shape[2]:
             raise UsageError(
-                f"--mesh.{self.axis} {self.parts} does not divide {heads} heads with {x.shape[2]} of keys and values: "
-                f"write --mesh.{self.axis} {self._fitting(heads, x.shape[2])}"
+                f"--mesh.{self.axis} {self.parts} does not divide the {heads} heads of a device, with {x.shape[2]} of "
+                f"keys and values: write --mesh.{self.axis} {self._fitting(heads, x.shape[2])}"
             )
         wide = x.astype(widest(x.dtype, FLOAT32))
         return jnp.repeat(wide, self.parts // x.shape[2], axis=2).astype(x.dtype)

@@ -59,8 +59,8 @@ def choice_of(devices: int, *, batch: int, accumulate: int, refusal: Callable[[i
       devices: the number of devices.
       batch: examples per step, over all devices.
       accumulate: the number of micro-batches per batch.
-      refusal: a function from sizes of `context` and `tensor`, one of them 1, to the reason why the model cannot be
-        divided so; empty if it can.
+      refusal: a function from sizes of `context` and `tensor` to the reason why the model cannot be divided so; empty
+        if it can.
     """
     possible = []
     left_out: collections.Counter[str] = collections.Counter()
@@ -75,7 +75,7 @@ def choice_of(devices: int, *, batch: int, accumulate: int, refusal: Callable[[i
             elif batch % (sizes.data * fsdp * accumulate):
                 micro = f" x {accumulate} micro-batches" if accumulate > 1 else ""
                 left_out[f"a batch of {batch} does not divide by data x fsdp{micro}"] += 1
-            elif reason := refusal(1, tensor) or refusal(context, 1):
+            elif reason := refusal(1, tensor) or refusal(context, tensor):
                 left_out[reason] += 1
             else:
                 possible.append(sizes)

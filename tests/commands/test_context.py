@@ -37,7 +37,8 @@ def build(flags: str, context: int = 2):
         (
             f"{GPT2} --data.length 8",
             4,
-            "--mesh.context 4 does not divide 2 heads with 2 of keys and values: write --mesh.context 2",
+            "--mesh.context 4 does not divide the 2 heads of a device, with 2 of keys and values: write "
+            "--mesh.context 2",
         ),
         (
             f"{GPT2} --training.objective tests/commands/models_of_texts.py:losses",

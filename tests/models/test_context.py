@@ -87,5 +87,7 @@ def test_places_rows_and_own_positions_are_those_in_the_whole_text():
 def test_heads_that_do_not_divide_are_named_with_a_size_that_does(heads, key_heads, advice):
     parts = PartsOfTexts("context", 4)
     key = jax.ShapeDtypeStruct((1, 2, key_heads, 8), jnp.float32)
-    with pytest.raises(UsageError, match=f"--mesh.context 4 does not divide {heads} heads .* --mesh.context {advice}$"):
+    with pytest.raises(
+        UsageError, match=f"--mesh.context 4 does not divide the {heads} heads of .* --mesh.context {advice}$"
+    ):
         parts._repeated(key, heads)
