@@ -158,6 +158,19 @@ def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, File
     return entries
 
 
+def layout_with_norms(
+    name: str, model: nnx.Module, names: Mapping[str, str], base: str = "", renamed: tuple[tuple[str, str], ...] = ()
+) -> WeightMap:
+    """Builds a layout of PyTorch from `names`, as in `layer_entries`, for a model with batch norms."""
+    entries = layer_entries(model, names)
+    norms = [entry.key.removesuffix("running_mean") for entry in entries.values() if entry.key.endswith("running_mean")]
+    # PyTorch counts the batches of each norm, but uses the count only if the norm has no momentum.
+    counts = {f"{norm}num_batches_tracked": np.zeros((), np.int64) for norm in norms}
+    return WeightMap(
+        name, entries, base=base, ignored=("*.num_batches_tracked",), renamed=renamed, filler=counts
+    )
+
+
 def attention_entries(
     attention: nnx.Module, path: str, query: str, key: str, value: str, out: str
 ) -> dict[str, FileEntry]:
