@@ -3,7 +3,11 @@
 from mpjax.models.activations import activated as activated
 from mpjax.models.activations import gelu as gelu
 from mpjax.models.activations import gelu_gate as gelu_gate
+from mpjax.models.activations import hard_sigmoid_gate as hard_sigmoid_gate
+from mpjax.models.activations import hard_swish as hard_swish
 from mpjax.models.activations import relu as relu
+from mpjax.models.activations import sigmoid_gate as sigmoid_gate
+from mpjax.models.activations import silu as silu
 from mpjax.models.activations import silu_gate as silu_gate
 from mpjax.models.activations import tanh_gelu as tanh_gelu
 from mpjax.models.activations import tanh_gelu_gate as tanh_gelu_gate

@@ -52,9 +52,7 @@ class InvertedResidual(nnx.Module):
     ):
         same = expanded == channels_in
         self.expand = identity if same else ConvNorm(channels_in, expanded, activation=activation, rngs=rngs)
-        self.depthwise = ConvNorm(
-            expanded, expanded, kernel, stride, groups=expanded, activation=activation, rngs=rngs
-        )
+        self.depthwise = ConvNorm(expanded, expanded, kernel, stride, groups=expanded, activation=activation, rngs=rngs)
         self.squeeze = squeeze
         self.project = ConvNorm(expanded, channels_out, rngs=rngs)
         self.adds_input = stride == 1 and channels_in == channels_out

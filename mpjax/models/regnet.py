@@ -41,7 +41,9 @@ class RegNetBlock(nnx.Module):
     def __init__(self, channels_in: int, width: int, group: int, stride: int, squeeze: Function, *, rngs: nnx.Rngs):
         self.conv1 = Conv(channels_in, width, (1, 1), rngs=rngs)
         self.norm1 = BatchNorm(width, rngs=rngs)
-        self.conv2 = Conv(width, width, (3, 3), strides=stride, padding=1, feature_group_count=width // group, rngs=rngs)
+        self.conv2 = Conv(
+            width, width, (3, 3), strides=stride, padding=1, feature_group_count=width // group, rngs=rngs
+        )
         self.norm2 = BatchNorm(width, rngs=rngs)
         self.squeeze = squeeze
         self.conv3 = Conv(width, width, (1, 1), rngs=rngs)

@@ -166,9 +166,7 @@ def layout_with_norms(
     norms = [entry.key.removesuffix("running_mean") for entry in entries.values() if entry.key.endswith("running_mean")]
     # PyTorch counts the batches of each norm, but uses the count only if the norm has no momentum.
     counts = {f"{norm}num_batches_tracked": np.zeros((), np.int64) for norm in norms}
-    return WeightMap(
-        name, entries, base=base, ignored=("*.num_batches_tracked",), renamed=renamed, filler=counts
-    )
+    return WeightMap(name, entries, base=base, ignored=("*.num_batches_tracked",), renamed=renamed, filler=counts)
 
 
 def attention_entries(
