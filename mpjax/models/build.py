@@ -283,12 +283,16 @@ def _sized_images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, 
     return {"image_shape": fields["image"].shape, "num_classes": _outputs(fields), "pool": config.pool}
 
 
-def _for_resnet(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
+def _with_stem(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     from mpjax.models import resnet  # local, like the networks themselves
 
+    stem = {"small": resnet.SmallStem, "imagenet": resnet.ImageNetStem}[config.stem]
+    return {"stem": stem, **_images(fields, config)}
+
+
+def _for_resnet(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     # The channels of the first stage in the paper: on CIFAR-10, and on ImageNet.
-    stem, width = {"small": (resnet.SmallStem, 16), "imagenet": (resnet.ImageNetStem, 64)}[config.stem]
-    return {"stem": stem, "width": width, **_images(fields, config)}
+    return {"width": {"small": 16, "imagenet": 64}[config.stem], **_with_stem(fields, config)}
 
 
 def _for_xception(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
@@ -296,15 +300,6 @@ def _for_xception(fields: Mapping[str, Any], config: schema.Model) -> dict[str, 
 
     stem = {"small": xception.SmallXceptionStem, "imagenet": xception.XceptionStem}[config.stem]
     return {"stem": stem, **_images(fields, config)}
-
-
-def _for_densenet(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
-    from mpjax.models import resnet
-
-    return {
-        "stem": {"small": resnet.SmallStem, "imagenet": resnet.ImageNetStem}[config.stem],
-        **_images(fields, config),
-    }
 
 
 def _strided(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
@@ -326,8 +321,14 @@ def _next_tokens(fields: Mapping[str, Any], config: schema.Model) -> dict[str, A
 
 
 _TRANSFORMER = ("width", "depth", "heads", "dropout", "scan_blocks")
-_EFFICIENT = ("width", "dropout", "stem")
+_XCEPTION = ("width", "depth", "stem")
 _PRE_NORM = (*_TRANSFORMER, "norm_kernel")
+
+
+def _classifiers(family: str, inputs: Callable, settings: tuple[str, ...], *names: str) -> dict[str, NamedModel]:
+    """The entries of classifiers of images whose names here are those in the file of their family."""
+    return {name: NamedModel("classification", network(family, name), inputs, settings) for name in names}
+
 
 ENTRIES = {
     "mlp": NamedModel("classification", network("mlp", "MLP"), _flat, ("width", "depth")),
@@ -339,27 +340,21 @@ ENTRIES = {
     "resnext50": NamedModel("classification", network("resnet", "resnext50"), _for_resnet, ("width", "stem")),
     "wrn16_4": NamedModel("classification", network("wide_resnet", "wrn16_4"), _images, ("width", "dropout")),
     "wrn28_10": NamedModel("classification", network("wide_resnet", "wrn28_10"), _images, ("width", "dropout")),
-    "xception": NamedModel(
-        "classification", network("xception", "xception8"), _for_xception, ("width", "depth", "stem")
-    ),
+    "xception": NamedModel("classification", network("xception", "xception8"), _for_xception, _XCEPTION),
     "convnext_t": NamedModel("classification", network("convnext", "convnext_t"), _images, ("width", "patch")),
-    "efficientnet_b0": NamedModel("classification", network("efficientnet", "efficientnet_b0"), _strided, _EFFICIENT),
-    "efficientnet_b1": NamedModel("classification", network("efficientnet", "efficientnet_b1"), _strided, _EFFICIENT),
-    "efficientnet_b2": NamedModel("classification", network("efficientnet", "efficientnet_b2"), _strided, _EFFICIENT),
-    "efficientnet_b3": NamedModel("classification", network("efficientnet", "efficientnet_b3"), _strided, _EFFICIENT),
-    "efficientnet_b4": NamedModel("classification", network("efficientnet", "efficientnet_b4"), _strided, _EFFICIENT),
-    "mobilenetv3_large": NamedModel(
-        "classification", network("mobilenetv3", "mobilenetv3_large"), _strided, _EFFICIENT
+    **_classifiers(
+        *("efficientnet", _strided, ("width", "dropout", "stem")),
+        *("efficientnet_b0", "efficientnet_b1", "efficientnet_b2", "efficientnet_b3", "efficientnet_b4"),
     ),
-    "mobilenetv3_small": NamedModel(
-        "classification", network("mobilenetv3", "mobilenetv3_small"), _strided, _EFFICIENT
+    **_classifiers(
+        *("mobilenetv3", _strided, ("width", "dropout", "stem")),
+        *("mobilenetv3_large", "mobilenetv3_small"),
     ),
-    "regnetx_004": NamedModel("classification", network("regnet", "regnetx_004"), _strided, ("width", "stem")),
-    "regnetx_032": NamedModel("classification", network("regnet", "regnetx_032"), _strided, ("width", "stem")),
-    "regnety_004": NamedModel("classification", network("regnet", "regnety_004"), _strided, ("width", "stem")),
-    "regnety_016": NamedModel("classification", network("regnet", "regnety_016"), _strided, ("width", "stem")),
-    "regnety_032": NamedModel("classification", network("regnet", "regnety_032"), _strided, ("width", "stem")),
-    "densenet121": NamedModel("classification", network("densenet", "densenet121"), _for_densenet, ("width", "stem")),
+    **_classifiers(
+        *("regnet", _strided, ("width", "stem")),
+        *("regnetx_004", "regnetx_032", "regnety_004", "regnety_016", "regnety_032"),
+    ),
+    **_classifiers("densenet", _with_stem, ("width", "stem"), "densenet121"),
     "vit_ti16": NamedModel("classification", network("vit", "vit_ti16"), _sized_images, ("patch", "pool", *_PRE_NORM)),
     "vit_s16": NamedModel("classification", network("vit", "vit_s16"), _sized_images, ("patch", "pool", *_PRE_NORM)),
     "vit_b16": NamedModel("classification", network("vit", "vit_b16"), _sized_images, ("patch", "pool", *_PRE_NORM)),

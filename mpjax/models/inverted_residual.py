@@ -75,6 +75,6 @@ def require_eights(width: int) -> None:
     """Raises UsageError for a width that is not a multiple of 8, since the network would have another one."""
     if width < 8 or width % 8:
         raise UsageError(
-            f"the channels of this network are multiples of 8, got a width of {width}; write {in_eights(width)}, on the "
-            f"command line --model.width {in_eights(width)}"
+            f"the channels of this network are multiples of 8, got a width of {width}; write {in_eights(width)}, on "
+            f"the command line --model.width {in_eights(width)}"
         )

@@ -26,8 +26,8 @@ _LAYOUTS_OF = {
 }
 """The file with the layouts of a family, by the file with its networks; it is imported for models of the family alone.
 
-There, MODEL is the class of the models, or a tuple of classes, and LAYOUTS maps the name of a layout to the function that makes the layout for
-a model of this class.
+There, MODEL is the class of the models, or a tuple of classes, and LAYOUTS maps the name of a layout to the function
+that makes the layout for a model of this class.
 """
 
 

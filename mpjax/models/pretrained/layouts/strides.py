@@ -10,6 +10,6 @@ def require_stride(stride: int) -> None:
     """
     if stride != 2:
         raise UsageError(
-            f"its networks stride by 2 in the first convolution, and this one by {stride}: write --model.stem imagenet, "
-            "and --data.image_size for larger images, in Python stride=2"
+            f"its networks stride by 2 in the first convolution, and this one by {stride}: write --model.stem "
+            "imagenet, and --data.image_size for larger images, in Python stride=2"
         )

@@ -19,7 +19,7 @@ from mpjax.models.efficientnet import B0, EfficientNet
 from mpjax.models.mobilenetv3 import MobileNetV3, Row
 from mpjax.models.mobilenetv3 import plain as without
 from mpjax.models.mobilenetv3 import squeezed as with_gates
-from mpjax.models.pretrained import export_safetensors
+from mpjax.models.pretrained import export_safetensors, foreign_shape, variables_of
 from mpjax.models.pretrained.layouts import layouts_of
 from mpjax.models.regnet import RegNet, plain, squeezed
 
@@ -42,16 +42,14 @@ class Case(NamedTuple):
 
 
 def efficientnet():
-    from timm.models._efficientnet_builder import decode_arch_def, round_channels
+    from timm.models._efficientnet_builder import decode_arch_def
     from timm.models.efficientnet import EfficientNet
 
-    stages = [["ds_r1_k3_s1_e1_c16_se0.25"], ["ir_r2_k3_s2_e6_c24_se0.25"], ["ir_r2_k5_s2_e6_c40_se0.25"]]
-    rounded = functools.partial(round_channels, multiplier=0.5)
+    stages = [["ds_r1_k3_s1_e1_c16_se0.25"], ["ir_r2_k3_s2_e6_c24_se0.25"], ["ir_r1_k5_s2_e6_c40_se0.25"]]
     return EfficientNet(
         decode_arch_def(stages),
         num_classes=5,
-        num_features=rounded(1280),
-        round_chs_fn=rounded,
+        num_features=1280,
         act_layer=torch.nn.SiLU,
     )
 
@@ -94,7 +92,7 @@ ROWS = (
 WIDTHS = (1, 1, 3, 2), (16, 32, 64, 128), 8
 
 CASES = {
-    "efficientnet": Case(efficientnet, functools.partial(EfficientNet, 0.5, 1.0, B0[:3])),
+    "efficientnet": Case(efficientnet, functools.partial(EfficientNet, 1.0, 1.0, (*B0[:2], B0[2]._replace(depth=1)))),
     "mobilenetv3": Case(mobilenet, functools.partial(MobileNetV3, ROWS, 64)),
     "regnetx": Case(functools.partial(regnet, 0.0), functools.partial(RegNet, plain, *WIDTHS)),
     "regnety": Case(functools.partial(regnet, 0.25), functools.partial(RegNet, squeezed, *WIDTHS)),
@@ -119,7 +117,7 @@ class Loaded(NamedTuple):
 
 
 def stirred(net):
-    """Scales and biases at random, and statistics of random images: at first they do nothing, and would hide a mistake."""
+    """Scales and biases at random, and statistics of random images: untrained ones do nothing, and hide a mistake."""
     torch.manual_seed(0)
     with torch.no_grad():
         for name, value in net.named_parameters():
