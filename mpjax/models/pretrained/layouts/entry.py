@@ -114,6 +114,8 @@ class WeightMap:
       tied: keys, without `base`, that repeat the tensor of another key. The two must be equal if both are present.
       renamed: (old, new) substrings of keys, for names that the library has changed.
       filler: tensors without information that the library expects in an exported file.
+      others: beginnings of names of the library's networks with the same keys and shapes that compute something else,
+        and what they do.
     """
 
     name: str
@@ -123,6 +125,7 @@ class WeightMap:
     tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renamed: tuple[tuple[str, str], ...] = ()
     filler: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    others: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 _NAMES = {

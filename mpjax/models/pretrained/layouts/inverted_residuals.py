@@ -1,5 +1,6 @@
 """Maps EfficientNet and MobileNetV3 to the files of timm."""
 
+import dataclasses
 import itertools
 
 from mpjax.models.efficientnet import EfficientNet
@@ -30,8 +31,11 @@ def timm(model: EfficientNet | MobileNetV3) -> WeightMap:
         for index in range(depth):
             ours = next(number)
             names |= _block(f"blocks/{ours}", f"blocks.{stage}.{index}", model.blocks[ours].expand is not identity)
-    return layout_with_norms("timm", model, names)
+    return dataclasses.replace(layout_with_norms("timm", model, names), others=OTHERS)
 
+
+OTHERS = {"tf_": "pads as TensorFlow does and adds 0.001 to variances"}
+"""The networks with the weights of the papers' authors, such as `tf_efficientnet_b0`."""
 
 LAYOUTS = {"timm": timm}
 
