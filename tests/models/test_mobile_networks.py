@@ -108,7 +108,9 @@ def test_squeeze_and_excitation_multiplies_each_channel_by_its_gate():
     module.expand.bias[...] = jnp.array([0.0, 1.5])
     x = jnp.array([[0.0, 1.0], [0.0, -0.5]]).reshape(1, 1, 2, 2)  # the means are 0 and 0.25: 0.5 after the first layer
     np.testing.assert_allclose(module(x)[0, 0], [[0.0, 0.5], [0.0, -0.25]], atol=1e-6)
-    below = module(x - jnp.array([1.0, 0.0]))  # the first layer gives -0.5, and ReLU 0: gates 1/2 and 3/4
+    below = module(
+        x - jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
+    )  # the first layer gives -0.5, and ReLU 0: gates 1/2 and 3/4
     np.testing.assert_allclose(below[0, 0], [[-0.5, 0.75], [-0.5, -0.375]], atol=1e-6)
 
 
