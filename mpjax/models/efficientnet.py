@@ -44,7 +44,7 @@ class Stage(NamedTuple):
     kernel: int
 
 
-B0 = (
+B0_STAGES = (
     Stage(1, 16, 1, 1, 3),
     Stage(6, 24, 2, 2, 3),
     Stage(6, 40, 2, 2, 5),
@@ -79,7 +79,7 @@ class EfficientNet(nnx.Module):
         self,
         wider: float = 1.0,
         deeper: float = 1.0,
-        stages: tuple[Stage, ...] = B0,
+        stages: tuple[Stage, ...] = B0_STAGES,
         *,
         channels: int,
         width: int = 32,

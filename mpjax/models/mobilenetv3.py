@@ -57,7 +57,7 @@ def plain(channels: int, rngs: nnx.Rngs) -> Callable[[jax.Array], jax.Array]:
     return identity
 
 
-LARGE = (
+LARGE_STAGES = (
     (Row(3, 16, 16, plain, relu, 1),),
     (Row(3, 64, 24, plain, relu, 2), Row(3, 72, 24, plain, relu, 1)),
     (Row(5, 72, 40, squeezed, relu, 2), Row(5, 120, 40, squeezed, relu, 1), Row(5, 120, 40, squeezed, relu, 1)),
@@ -76,7 +76,7 @@ LARGE = (
 )
 """Table 1 of the paper, one tuple for each number of channels."""
 
-SMALL = (
+SMALL_STAGES = (
     (Row(3, 16, 16, squeezed, relu, 2),),
     (Row(3, 72, 24, plain, relu, 2), Row(3, 88, 24, plain, relu, 1)),
     (
@@ -161,5 +161,5 @@ class MobileNetV3(nnx.Module):
         return self.head(self.dropout(features[:, 0, 0]))
 
 
-mobilenetv3_large = functools.partial(MobileNetV3, LARGE, 1280)
-mobilenetv3_small = functools.partial(MobileNetV3, SMALL, 1024)
+mobilenetv3_large = functools.partial(MobileNetV3, LARGE_STAGES, 1280)
+mobilenetv3_small = functools.partial(MobileNetV3, SMALL_STAGES, 1024)

@@ -128,8 +128,11 @@ class RegNet(nnx.Module):
         return self.head(jnp.mean(x, axis=(1, 2)))
 
 
-regnetx_004 = functools.partial(RegNet, plain, (1, 2, 7, 12), (32, 64, 160, 384), 16)
-regnetx_032 = functools.partial(RegNet, plain, (2, 6, 15, 2), (96, 192, 432, 1008), 48)
-regnety_004 = functools.partial(RegNet, squeezed, (1, 3, 6, 6), (48, 104, 208, 440), 8)
-regnety_016 = functools.partial(RegNet, squeezed, (2, 6, 17, 2), (48, 120, 336, 888), 24)
-regnety_032 = functools.partial(RegNet, squeezed, (2, 5, 13, 1), (72, 216, 576, 1512), 24)
+regnetx = functools.partial(RegNet, plain)
+regnety = functools.partial(RegNet, squeezed)
+
+regnetx_004 = functools.partial(regnetx, (1, 2, 7, 12), (32, 64, 160, 384), 16)
+regnetx_032 = functools.partial(regnetx, (2, 6, 15, 2), (96, 192, 432, 1008), 48)
+regnety_004 = functools.partial(regnety, (1, 3, 6, 6), (48, 104, 208, 440), 8)
+regnety_016 = functools.partial(regnety, (2, 6, 17, 2), (48, 120, 336, 888), 24)
+regnety_032 = functools.partial(regnety, (2, 5, 13, 1), (72, 216, 576, 1512), 24)

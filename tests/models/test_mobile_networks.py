@@ -9,13 +9,26 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models import SmallStem, hard_sigmoid_gate, identity, relu
-from mpjax.models.densenet import DenseNet, Transition, densenet121
-from mpjax.models.efficientnet import EfficientNet, efficientnet_b0, efficientnet_b4
-from mpjax.models.inverted_residual import InvertedResidual, in_eights
-from mpjax.models.mobilenetv3 import mobilenetv3_large, mobilenetv3_small
-from mpjax.models.regnet import RegNet, regnetx_004, regnety_004
-from mpjax.models.squeeze_excitation import SqueezeExcitation
+from mpjax.models import (
+    DenseNet,
+    EfficientNet,
+    InvertedResidual,
+    SmallStem,
+    SqueezeExcitation,
+    Transition,
+    densenet121,
+    efficientnet_b0,
+    efficientnet_b4,
+    hard_sigmoid_gate,
+    identity,
+    in_eights,
+    mobilenetv3_large,
+    mobilenetv3_small,
+    regnetx,
+    regnetx_004,
+    regnety_004,
+    relu,
+)
 from mpjax.precision import apply_policy
 
 
@@ -164,5 +177,5 @@ def test_depthwise_kernels_begin_at_the_scale_of_their_own_nine_inputs():
 
 
 def test_regnets_last_norms_begin_at_zero():
-    model = RegNet(lambda *_: identity, (1,), (8,), 8, channels=3, num_classes=2, rngs=nnx.Rngs(0))
+    model = regnetx((1,), (8,), 8, channels=3, num_classes=2, rngs=nnx.Rngs(0))
     assert np.array_equal(model.blocks[0].norm3.scale[...], np.zeros(8))

@@ -12,14 +12,20 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.models import (
+    B0_STAGES,
     BERT,
     GPT2,
+    LARGE_STAGES,
     MLP,
+    SMALL_STAGES,
     BasicBlock,
     Bottleneck,
     ConvNeXt,
+    DenseNet,
+    EfficientNet,
     ImageNetStem,
     LayerKind,
+    MobileNetV3,
     ResNet,
     ResNeXtBottleneck,
     Rope,
@@ -28,14 +34,12 @@ from mpjax.models import (
     ViT,
     WideResNet,
     Xception,
+    regnetx,
+    regnety,
     unet64,
 )
 from mpjax.models.decoder import Decoder, DecoderSettings
-from mpjax.models.densenet import DenseNet
-from mpjax.models.efficientnet import B0, EfficientNet
 from mpjax.models.encoder import ModernBERTSettings, make_classifier
-from mpjax.models.mobilenetv3 import LARGE, SMALL, MobileNetV3
-from mpjax.models.regnet import RegNet, plain, squeezed
 from mpjax.precision import HALF, PRESETS, apply_policy, audit, storage_policy
 from mpjax.precision.casting import autocast
 
@@ -63,8 +67,8 @@ def decoder(width, **settings):
     return DecoderSettings(**sizes, width=width, hidden=2 * width, **settings)
 
 
-INVERTED = (B0[0], B0[2])
-ROWS = (LARGE[0], LARGE[1], (SMALL[2][0]._replace(expanded=72),))
+INVERTED = (B0_STAGES[0], B0_STAGES[2])
+ROWS = (*LARGE_STAGES[:2], (SMALL_STAGES[2][0]._replace(expanded=72),))
 LLAMA = {"layers": (LayerKind(),)}
 GEMMA = {
     "layers": (LayerKind(window=3), LayerKind(rope=None)),
@@ -98,8 +102,8 @@ MODELS = {
     "convnext": Case(functools.partial(ConvNeXt, (1, 1), width=8, patch=2, drop=0.1, **SETTINGS), IMAGES),
     "efficientnet": Case(functools.partial(EfficientNet, stages=INVERTED, width=8, drop=0.1, **SETTINGS), IMAGES),
     "mobilenetv3": Case(functools.partial(MobileNetV3, ROWS, 64, width=8, dropout=0.1, **SETTINGS), IMAGES),
-    "regnetx": Case(functools.partial(RegNet, plain, (1, 2), (16, 32), 8, **SETTINGS), IMAGES),
-    "regnety": Case(functools.partial(RegNet, squeezed, (1, 2), (16, 32), 8, **SETTINGS), IMAGES),
+    "regnetx": Case(functools.partial(regnetx, (1, 2), (16, 32), 8, **SETTINGS), IMAGES),
+    "regnety": Case(functools.partial(regnety, (1, 2), (16, 32), 8, **SETTINGS), IMAGES),
     "densenet": Case(functools.partial(DenseNet, (2, 1), SmallStem, width=8, **SETTINGS), IMAGES),
     "vit": Case(functools.partial(ViT, **PATCHES, **TRANSFORMER), IMAGES),
     "vit with a class token": Case(functools.partial(ViT, pool="cls", **PATCHES, **TRANSFORMER), IMAGES),

@@ -13,15 +13,21 @@ from flax import nnx
 import mpjax
 from mpjax.config import MODELS, Model
 from mpjax.data import labelled_images
-from mpjax.models import ImageNetStem, build_model, hard_swish, relu
-from mpjax.models.densenet import DenseNet
-from mpjax.models.efficientnet import B0, EfficientNet
-from mpjax.models.mobilenetv3 import MobileNetV3, Row
-from mpjax.models.mobilenetv3 import plain as without
-from mpjax.models.mobilenetv3 import squeezed as with_gates
+from mpjax.models import (
+    B0_STAGES,
+    LARGE_STAGES,
+    SMALL_STAGES,
+    DenseNet,
+    EfficientNet,
+    ImageNetStem,
+    MobileNetV3,
+    build_model,
+    hard_swish,
+    regnetx,
+    regnety,
+)
 from mpjax.models.pretrained import export_safetensors, foreign_shape, variables_of
 from mpjax.models.pretrained.layouts import layouts_of
-from mpjax.models.regnet import RegNet, plain, squeezed
 
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[parity]'")
@@ -85,17 +91,19 @@ def densenet():
 
 
 ROWS = (
-    (Row(3, 16, 16, with_gates, relu, 1),),
-    (Row(3, 64, 24, without, relu, 2), Row(3, 72, 24, without, hard_swish, 1)),
-    (Row(5, 72, 40, with_gates, hard_swish, 2),),
+    (SMALL_STAGES[0][0]._replace(stride=1),),
+    (LARGE_STAGES[1][0], LARGE_STAGES[1][1]._replace(activation=hard_swish)),
+    (SMALL_STAGES[2][0]._replace(expanded=72),),
 )
 WIDTHS = (1, 1, 3, 2), (16, 32, 64, 128), 8
 
 CASES = {
-    "efficientnet": Case(efficientnet, functools.partial(EfficientNet, 1.0, 1.0, (*B0[:2], B0[2]._replace(depth=1)))),
+    "efficientnet": Case(
+        efficientnet, functools.partial(EfficientNet, 1.0, 1.0, (*B0_STAGES[:2], B0_STAGES[2]._replace(depth=1)))
+    ),
     "mobilenetv3": Case(mobilenet, functools.partial(MobileNetV3, ROWS, 64)),
-    "regnetx": Case(functools.partial(regnet, 0.0), functools.partial(RegNet, plain, *WIDTHS)),
-    "regnety": Case(functools.partial(regnet, 0.25), functools.partial(RegNet, squeezed, *WIDTHS)),
+    "regnetx": Case(functools.partial(regnet, 0.0), functools.partial(regnetx, *WIDTHS)),
+    "regnety": Case(functools.partial(regnet, 0.25), functools.partial(regnety, *WIDTHS)),
     "densenet": Case(densenet, functools.partial(DenseNet, (2, 1, 2), ImageNetStem, width=16)),
 }
 

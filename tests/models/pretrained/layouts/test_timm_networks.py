@@ -11,12 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 import mpjax
 from mpjax.errors import UsageError
-from mpjax.models import SmallStem
-from mpjax.models.densenet import DenseNet
-from mpjax.models.efficientnet import B0, EfficientNet
-from mpjax.models.mobilenetv3 import SMALL, MobileNetV3
+from mpjax.models import B0_STAGES, SMALL_STAGES, DenseNet, EfficientNet, MobileNetV3, SmallStem, regnetx
 from mpjax.models.pretrained import export_safetensors, variables_of
-from mpjax.models.regnet import RegNet, plain
 
 
 def made(make, **settings):
@@ -24,9 +20,9 @@ def made(make, **settings):
 
 
 NETWORKS = {
-    "efficientnet": functools.partial(EfficientNet, 1.0, 1.0, B0[:2], width=8),
-    "mobilenetv3": functools.partial(MobileNetV3, SMALL[:2], 64, width=8),
-    "regnet": functools.partial(RegNet, plain, (1, 1), (8, 16), 8),
+    "efficientnet": functools.partial(EfficientNet, 1.0, 1.0, B0_STAGES[:2], width=8),
+    "mobilenetv3": functools.partial(MobileNetV3, SMALL_STAGES[:2], 64, width=8),
+    "regnet": functools.partial(regnetx, (1, 1), (8, 16), 8),
 }
 
 
