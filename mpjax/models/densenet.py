@@ -41,7 +41,7 @@ class DenseLayer(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         y = self.conv1(relu_after(self.norm1, x))
         y = self.conv2(relu_after(self.norm2, y))
-        return jnp.concatenate([x, y.astype(x.dtype)], axis=-1)
+        return jnp.concatenate([x, y], axis=-1)
 
 
 class Transition(nnx.Module):
