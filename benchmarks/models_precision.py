@@ -49,6 +49,10 @@ FLAGS = {
     # Normalised: in a black patch its layer norms would find no variance, and multiply gradients by 1000 each.
     "convnext_t": f"--model.name convnext_t --model.width 16 --model.patch 1 --steps 300 {ADAMW}"
     " --data.mean 0.3 --data.std 0.38",
+    "efficientnet_b0": f"--model.name efficientnet_b0 --model.width 8 --steps 200 {ADAMW}",
+    "mobilenetv3_small": f"--model.name mobilenetv3_small --model.width 16 --steps 200 {ADAMW}",
+    "regnety_004": f"--model.name regnety_004 --model.width 16 --steps 200 {ADAMW}",
+    "densenet121": f"--model.name densenet121 --model.width 8 --steps 200 {ADAMW}",
     "vit": f"--config {CONFIGS}/digits_vit.toml",
     "unet": f"--config {CONFIGS}/digits_unet.toml",
     "bert": f"--config {CONFIGS}/docstrings_bert.toml",

@@ -184,8 +184,8 @@ class Model:
     hub; or your own: `FILE.py:NAME` or `package.module:NAME` of a class or function that takes the fields of a batch
     and `rngs`."""
     width: CountOrZero = 0
-    """Channels of the first stage, or units of each layer; 0: as published (ResNet: 64 with the ImageNet stem, 16 with
-    the small one; MLP: 16)."""
+    """Channels of the first stage (EfficientNet, MobileNetV3, DenseNet: of the first convolution), or units of each
+    layer; 0: as published (ResNet: 64 with the ImageNet stem, 16 with the small one; MLP: 16)."""
     depth: CountOrZero = 0
     """Number of blocks (Transformers), halvings (U-Net), middle blocks (Xception) or hidden layers (MLP); 0: as
     published (MLP: 2)."""
@@ -196,7 +196,7 @@ class Model:
     pool: Literal["gap", "cls"] = "gap"
     """ViT: input of the classifier: mean of all patches (gap) or class token (cls, as pretrained weights have it)."""
     dropout: BelowOne = 0.0
-    """Dropout rate of Transformers and Wide-ResNets."""
+    """Dropout rate of Transformers and Wide-ResNets, and before the classifier of EfficientNet and MobileNetV3."""
     scan_blocks: bool = False
     """Transformers: stack the parameters of all blocks and compile one loop, in less time; rules of the policy have to
     hold for all blocks alike."""
@@ -205,8 +205,9 @@ class Model:
     own (pallas), which moves fewer bytes. It needs an NVIDIA GPU of compute capability 8.0, norms in float32, and
     mesh.tensor 1."""
     stem: Literal["imagenet", "small"] = "small"
-    """Stem of ResNet: 7x7 convolution of stride 2 and max-pooling (imagenet), or one 3x3 convolution (small). Xception
-    has two 3x3 convolutions, at full resolution if small."""
+    """Stem of ResNet and DenseNet: 7x7 convolution of stride 2 and max-pooling (imagenet), or one 3x3 convolution
+    (small). Xception has two 3x3 convolutions, EfficientNet, MobileNetV3 and RegNet have one, at full resolution if
+    small."""
     pretrained: str = ""
     """Initial weights: a safetensors file or folder, or a name on the Hugging Face Hub."""
     pretrained_skip: Texts = ()

@@ -1,4 +1,4 @@
-"""Activations that move few bytes on a GPU: ReLU, and GELU and gates in float32 for Transformers and ConvNeXt."""
+"""Activations that move few bytes on a GPU: ReLU, and GELU, SiLU, hard swish and gates, computed in float32."""
 
 from __future__ import annotations
 
@@ -48,6 +48,19 @@ def gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
 def tanh_gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
     """Computes the tanh approximation of `gelu` in float32 or wider; the result has the dtype of x."""
     return _in_float32(lambda x: nnx.gelu(x, approximate=True), _tanh_gelu_slope, x)
+
+
+def silu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
+    """Computes x * sigmoid(x), also called swish, in float32 or wider; the result has the dtype of x."""
+    return _in_float32(_silu, _silu_slope, x)
+
+
+def hard_swish(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
+    """Computes x * clip(x / 6 + 1/2, 0, 1) (Howard et al., 2019, arXiv:1905.02244), in the dtypes of `silu`.
+
+    Its derivative at -3 is 0, and at 3 it is 1.
+    """
+    return _in_float32(_hard_swish, _hard_swish_slope, x)
 
 
 _exact_gelu = functools.partial(nnx.gelu, approximate=False)
@@ -116,6 +129,39 @@ def tanh_gelu_gate(gate: Float[Array, "*S"], x: Float[Array, "*S"]) -> Float[Arr
 def gelu_gate(gate: Float[Array, "*S"], x: Float[Array, "*S"]) -> Float[Array, "*S"]:
     """Computes gelu(gate) * x, with the exact `gelu`, in the dtypes of `silu_gate`."""
     return _gate_in_float32(functools.partial(nnx.gelu, approximate=False), _gelu_slope, gate, x)
+
+
+def sigmoid_gate(gate: Float[Array, "*S"], x: Float[Array, "*S"]) -> Float[Array, "*S"]:
+    """Computes sigmoid(gate) * x, in the dtypes of `silu_gate`; a gate of 1 pixel applies to all pixels of x.
+
+    The gradient of such a gate is a sum over the pixels in float32 or wider.
+    """
+    return _gate_in_float32(jax.nn.sigmoid, _sigmoid_slope, gate, x)
+
+
+def hard_sigmoid_gate(gate: Float[Array, "*S"], x: Float[Array, "*S"]) -> Float[Array, "*S"]:
+    """Computes clip(gate / 6 + 1/2, 0, 1) * x, as `sigmoid_gate` does; its derivative by a gate of -3 or 3 is 0."""
+    return _gate_in_float32(_hard_sigmoid, _hard_sigmoid_slope, gate, x)
+
+
+def _sigmoid_slope(x: jax.Array) -> jax.Array:
+    return jax.nn.sigmoid(x) * jax.nn.sigmoid(-x)
+
+
+def _hard_sigmoid(x: jax.Array) -> jax.Array:
+    return jnp.clip(x / 6 + 0.5, 0, 1)
+
+
+def _hard_sigmoid_slope(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.abs(x) < 3, 1 / 6, 0.0).astype(x.dtype)
+
+
+def _hard_swish(x: jax.Array) -> jax.Array:
+    return x * _hard_sigmoid(x)
+
+
+def _hard_swish_slope(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.abs(x) < 3, x / 3 + 0.5, _hard_sigmoid(x))
 
 
 def _silu(x: jax.Array) -> jax.Array:

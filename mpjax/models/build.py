@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models import bert, convnext, gpt2, resnet, unet, vit, wide_resnet, xception
-from mpjax.models.mlp import MLP
+from mpjax.models.named_networks import network
 from mpjax.precision.calls import name_scopes
 from mpjax.precision.module_tree import plain_arrays
 
@@ -284,15 +283,27 @@ def _sized_images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, 
     return {"image_shape": fields["image"].shape, "num_classes": _outputs(fields), "pool": config.pool}
 
 
+def _with_stem(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
+    from mpjax.models import resnet  # local, like the networks themselves
+
+    stem = {"small": resnet.SmallStem, "imagenet": resnet.ImageNetStem}[config.stem]
+    return {"stem": stem, **_images(fields, config)}
+
+
 def _for_resnet(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     # The channels of the first stage in the paper: on CIFAR-10, and on ImageNet.
-    stem, width = {"small": (resnet.SmallStem, 16), "imagenet": (resnet.ImageNetStem, 64)}[config.stem]
-    return {"stem": stem, "width": width, **_images(fields, config)}
+    return {"width": {"small": 16, "imagenet": 64}[config.stem], **_with_stem(fields, config)}
 
 
 def _for_xception(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
+    from mpjax.models import xception
+
     stem = {"small": xception.SmallXceptionStem, "imagenet": xception.XceptionStem}[config.stem]
     return {"stem": stem, **_images(fields, config)}
+
+
+def _strided(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
+    return {"stride": {"small": 1, "imagenet": 2}[config.stem], **_images(fields, config)}
 
 
 def _pixels(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
@@ -310,25 +321,45 @@ def _next_tokens(fields: Mapping[str, Any], config: schema.Model) -> dict[str, A
 
 
 _TRANSFORMER = ("width", "depth", "heads", "dropout", "scan_blocks")
+_XCEPTION = ("width", "depth", "stem")
 _PRE_NORM = (*_TRANSFORMER, "norm_kernel")
 
+
+def _classifiers(family: str, inputs: Callable, settings: tuple[str, ...], *names: str) -> dict[str, NamedModel]:
+    """The entries of classifiers of images whose names here are those in the file of their family."""
+    return {name: NamedModel("classification", network(family, name), inputs, settings) for name in names}
+
+
 ENTRIES = {
-    "mlp": NamedModel("classification", MLP, _flat, ("width", "depth")),
-    "resnet18": NamedModel("classification", resnet.resnet18, _for_resnet, ("width", "stem")),
-    "resnet34": NamedModel("classification", resnet.resnet34, _for_resnet, ("width", "stem")),
-    "resnet50": NamedModel("classification", resnet.resnet50, _for_resnet, ("width", "stem")),
-    "resnet101": NamedModel("classification", resnet.resnet101, _for_resnet, ("width", "stem")),
-    "resnet152": NamedModel("classification", resnet.resnet152, _for_resnet, ("width", "stem")),
-    "resnext50": NamedModel("classification", resnet.resnext50, _for_resnet, ("width", "stem")),
-    "wrn16_4": NamedModel("classification", wide_resnet.wrn16_4, _images, ("width", "dropout")),
-    "wrn28_10": NamedModel("classification", wide_resnet.wrn28_10, _images, ("width", "dropout")),
-    "xception": NamedModel("classification", xception.xception8, _for_xception, ("width", "depth", "stem")),
-    "convnext_t": NamedModel("classification", convnext.convnext_t, _images, ("width", "patch")),
-    "vit_ti16": NamedModel("classification", vit.vit_ti16, _sized_images, ("patch", "pool", *_PRE_NORM)),
-    "vit_s16": NamedModel("classification", vit.vit_s16, _sized_images, ("patch", "pool", *_PRE_NORM)),
-    "vit_b16": NamedModel("classification", vit.vit_b16, _sized_images, ("patch", "pool", *_PRE_NORM)),
-    "unet": NamedModel("segmentation", unet.unet64, _pixels, ("width", "depth")),
-    "bert": NamedModel("text_classification", bert.bert_base, _texts, _TRANSFORMER),
-    "gpt2": NamedModel("language_modeling", gpt2.gpt2_small, _next_tokens, _PRE_NORM),
+    "mlp": NamedModel("classification", network("mlp", "MLP"), _flat, ("width", "depth")),
+    "resnet18": NamedModel("classification", network("resnet", "resnet18"), _for_resnet, ("width", "stem")),
+    "resnet34": NamedModel("classification", network("resnet", "resnet34"), _for_resnet, ("width", "stem")),
+    "resnet50": NamedModel("classification", network("resnet", "resnet50"), _for_resnet, ("width", "stem")),
+    "resnet101": NamedModel("classification", network("resnet", "resnet101"), _for_resnet, ("width", "stem")),
+    "resnet152": NamedModel("classification", network("resnet", "resnet152"), _for_resnet, ("width", "stem")),
+    "resnext50": NamedModel("classification", network("resnet", "resnext50"), _for_resnet, ("width", "stem")),
+    "wrn16_4": NamedModel("classification", network("wide_resnet", "wrn16_4"), _images, ("width", "dropout")),
+    "wrn28_10": NamedModel("classification", network("wide_resnet", "wrn28_10"), _images, ("width", "dropout")),
+    "xception": NamedModel("classification", network("xception", "xception8"), _for_xception, _XCEPTION),
+    "convnext_t": NamedModel("classification", network("convnext", "convnext_t"), _images, ("width", "patch")),
+    **_classifiers(
+        *("efficientnet", _strided, ("width", "dropout", "stem")),
+        *("efficientnet_b0", "efficientnet_b1", "efficientnet_b2", "efficientnet_b3", "efficientnet_b4"),
+    ),
+    **_classifiers(
+        *("mobilenetv3", _strided, ("width", "dropout", "stem")),
+        *("mobilenetv3_large", "mobilenetv3_small"),
+    ),
+    **_classifiers(
+        *("regnet", _strided, ("width", "stem")),
+        *("regnetx_004", "regnetx_032", "regnety_004", "regnety_016", "regnety_032"),
+    ),
+    **_classifiers("densenet", _with_stem, ("width", "stem"), "densenet121"),
+    "vit_ti16": NamedModel("classification", network("vit", "vit_ti16"), _sized_images, ("patch", "pool", *_PRE_NORM)),
+    "vit_s16": NamedModel("classification", network("vit", "vit_s16"), _sized_images, ("patch", "pool", *_PRE_NORM)),
+    "vit_b16": NamedModel("classification", network("vit", "vit_b16"), _sized_images, ("patch", "pool", *_PRE_NORM)),
+    "unet": NamedModel("segmentation", network("unet", "unet64"), _pixels, ("width", "depth")),
+    "bert": NamedModel("text_classification", network("bert", "bert_base"), _texts, _TRANSFORMER),
+    "gpt2": NamedModel("language_modeling", network("gpt2", "gpt2_small"), _next_tokens, _PRE_NORM),
 }
 """The models of `mpjax.config.choices.MODELS`."""

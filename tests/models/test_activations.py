@@ -1,4 +1,4 @@
-"""GELU, exact and by a hyperbolic tangent, and gates of SiLU and GELU."""
+"""GELU, exact and by a hyperbolic tangent, SiLU, hard swish, and gates of all of them."""
 
 import functools
 import math
@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models import activated, gelu, gelu_gate, silu_gate, tanh_gelu, tanh_gelu_gate
+from mpjax.models import (
+    activated,
+    gelu,
+    gelu_gate,
+    hard_sigmoid_gate,
+    hard_swish,
+    sigmoid_gate,
+    silu,
+    silu_gate,
+    tanh_gelu,
+    tanh_gelu_gate,
+)
 from mpjax.precision import apply_policy, name_scopes
 from mpjax.precision.casting import equations
 
@@ -31,7 +42,7 @@ def test_gelu_of_every_half_number_is_the_exact_one_rounded_to_a_half_millionth(
     assert np.all(np.asarray(gelu(jnp.asarray(numbers)))[numbers < 0] <= 0)
 
 
-@pytest.mark.parametrize("function", [gelu, tanh_gelu])
+@pytest.mark.parametrize("function", [gelu, tanh_gelu, silu, hard_swish])
 def test_values_whose_cube_float16_cannot_hold_keep_their_slope(function):
     x = jnp.array([-60000, -300, 300, 60000], jnp.float16)
     values, slopes = jax.vmap(jax.value_and_grad(function))(x)
@@ -40,7 +51,7 @@ def test_values_whose_cube_float16_cannot_hold_keep_their_slope(function):
     assert np.array_equal(slopes, [0, 0, 1, 1])
 
 
-@pytest.mark.parametrize("function", [gelu, tanh_gelu])
+@pytest.mark.parametrize("function", [gelu, tanh_gelu, silu, hard_swish])
 def test_only_the_input_is_kept_for_the_backward_pass(function):
     _, pull = jax.vjp(function, jnp.ones((3, 4), jnp.float16))
     kept = [leaf for leaf in jax.tree.leaves(pull) if leaf.ndim]
@@ -66,14 +77,46 @@ def test_the_backward_pass_may_recompute_its_input():
     assert "optimization_barrier" not in slope.as_text()
 
 
+@pytest.mark.parametrize(
+    ("function", "at", "value", "slope"),
+    [
+        (silu, 1.0, 0.731059, 0.927671),
+        (silu, -1.0, -0.268941, 0.072329),
+        (hard_swish, 1.5, 1.125, 1.0),
+        (hard_swish, -3.0, 0.0, 0.0),
+        (hard_swish, 3.0, 3.0, 1.0),
+        (hard_swish, 5.0, 5.0, 1.0),
+        (hard_swish, -1.5, -0.375, 0.0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+def test_silu_and_hard_swish_are_as_published(function, at, value, slope, dtype):
+    found = jax.value_and_grad(function)(jnp.array(at, dtype))
+    assert [each.dtype for each in found] == [dtype] * 2
+    assert [float(each) for each in found] == pytest.approx([value, slope], rel=float(jnp.finfo(dtype).eps), abs=1e-6)
+
+
+@pytest.mark.parametrize(("gate", "slope"), [(sigmoid_gate, 0.25), (hard_sigmoid_gate, 1 / 6)])
+def test_the_gradient_of_a_gate_of_all_pixels_is_a_sum_in_float32(gate, slope):
+    """Of 4096 ones in float16, added one by one, half would get lost: 2048 + 1 is 2048."""
+    x, one = jnp.ones((1, 64, 64, 1), jnp.float16), jnp.zeros((1, 1, 1, 1), jnp.float16)
+    total, pull = jax.vjp(gate, one, x)
+    of_gate, of_x = pull(jnp.ones_like(total))
+    assert (of_gate.dtype, of_gate.shape) == (jnp.float16, (1, 1, 1, 1))
+    assert float(of_gate[0, 0, 0, 0]) == pytest.approx(4096 * slope, rel=2**-11)
+    assert np.array_equal(of_x, np.full(x.shape, 0.5))
+
+
 GATES = pytest.mark.parametrize(
     ("gate", "function"),
     [
         (silu_gate, jax.nn.silu),
         (tanh_gelu_gate, jax.nn.gelu),
         (gelu_gate, functools.partial(jax.nn.gelu, approximate=False)),
+        (sigmoid_gate, jax.nn.sigmoid),
+        (hard_sigmoid_gate, jax.nn.hard_sigmoid),
     ],
-    ids=["silu", "tanh_gelu", "gelu"],
+    ids=["silu", "tanh_gelu", "gelu", "sigmoid", "hard_sigmoid"],
 )
 
 

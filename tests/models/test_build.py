@@ -1,6 +1,10 @@
 """Settings become the network they name, its operations named by module path."""
 
+import ast
 import dataclasses
+import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +82,10 @@ def test_every_name_of_the_settings_is_a_model_and_the_other_way_round():
 
 
 LARGE = ("resnet34", "resnet50", "resnext50", "wrn28_10", "xception", "convnext_t")
+LARGE += ("efficientnet_b0", "mobilenetv3_large", "regnetx_004", "regnety_004", "densenet121")
 DEEPER = ("resnet101", "resnet152")  # a ResNet-50 with more blocks in a stage; test_resnet.py counts their parameters
+DEEPER += ("efficientnet_b1", "efficientnet_b2", "efficientnet_b3", "efficientnet_b4")  # as B0, counted in its test
+DEEPER += ("regnetx_032", "regnety_016", "regnety_032")
 
 
 @pytest.mark.parametrize(
@@ -99,6 +106,26 @@ def test_every_model_gives_logits_for_the_fields_of_its_task(name):
 
     wanted = {"gpt2": (2, 8, 50), "unet": (2, 32, 32, 7)}.get(name, (2, 7))
     assert nnx.eval_shape(logits).shape == wanted
+
+
+def test_the_files_of_other_networks_are_not_imported():
+    code = """
+import sys
+from flax import nnx
+from mpjax.config import Model
+from mpjax.data import labelled_images
+from mpjax.models import build_model
+build_model(Model(name="mlp"), fields=labelled_images(7, (8, 8, 3)), rngs=nnx.Rngs(0))
+print(sorted(name.rpartition(".")[2] for name in sys.modules if name.startswith("mpjax.models.")))
+"""
+    imported = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert "mlp" in imported
+    others = {file.stem for file in pathlib.Path(models.__file__).parent.glob("*.py")} & {
+        *("bert", "convnext", "densenet", "efficientnet", "gpt2", "mobilenetv3", "regnet", "resnet", "unet", "vit"),
+        *("wide_resnet", "xception", "inverted_residual", "squeeze_excitation", "conv_norm"),
+    }
+    assert len(others) == 15
+    assert others & set(ast.literal_eval(imported)) == set()
 
 
 @pytest.mark.parametrize(

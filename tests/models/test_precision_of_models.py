@@ -12,21 +12,30 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.models import (
+    B0_STAGES,
     BERT,
     GPT2,
+    LARGE_STAGES,
     MLP,
+    SMALL_STAGES,
     BasicBlock,
     Bottleneck,
     ConvNeXt,
+    DenseNet,
+    EfficientNet,
     ImageNetStem,
     LayerKind,
+    MobileNetV3,
     ResNet,
     ResNeXtBottleneck,
     Rope,
+    SmallStem,
     SmallXceptionStem,
     ViT,
     WideResNet,
     Xception,
+    regnetx,
+    regnety,
     unet64,
 )
 from mpjax.models.decoder import Decoder, DecoderSettings
@@ -58,6 +67,8 @@ def decoder(width, **settings):
     return DecoderSettings(**sizes, width=width, hidden=2 * width, **settings)
 
 
+INVERTED = (B0_STAGES[0], B0_STAGES[2])
+ROWS = (*LARGE_STAGES[:2], (SMALL_STAGES[2][0]._replace(expanded=72),))
 LLAMA = {"layers": (LayerKind(),)}
 GEMMA = {
     "layers": (LayerKind(window=3), LayerKind(rope=None)),
@@ -89,6 +100,11 @@ MODELS = {
     "xception": Case(functools.partial(Xception, SmallXceptionStem, width=4, depth=1, **SETTINGS), IMAGES),
     "unet": Case(functools.partial(unet64, width=4, depth=2, **SETTINGS), (2, 7, 5, 1)),
     "convnext": Case(functools.partial(ConvNeXt, (1, 1), width=8, patch=2, drop=0.1, **SETTINGS), IMAGES),
+    "efficientnet": Case(functools.partial(EfficientNet, stages=INVERTED, width=8, drop=0.1, **SETTINGS), IMAGES),
+    "mobilenetv3": Case(functools.partial(MobileNetV3, ROWS, 64, width=8, dropout=0.1, **SETTINGS), IMAGES),
+    "regnetx": Case(functools.partial(regnetx, (1, 2), (16, 32), 8, **SETTINGS), IMAGES),
+    "regnety": Case(functools.partial(regnety, (1, 2), (16, 32), 8, **SETTINGS), IMAGES),
+    "densenet": Case(functools.partial(DenseNet, (2, 1), SmallStem, width=8, **SETTINGS), IMAGES),
     "vit": Case(functools.partial(ViT, **PATCHES, **TRANSFORMER), IMAGES),
     "vit with a class token": Case(functools.partial(ViT, pool="cls", **PATCHES, **TRANSFORMER), IMAGES),
     "bert": Case(functools.partial(BERT, vocabulary=20, length=8, num_classes=3, **TRANSFORMER), TEXTS, "int32"),
@@ -122,6 +138,7 @@ OTHER_PRESETS = [preset for preset in PRESETS if preset not in FLOAT8_PRESETS]
 
 
 QUICK = {(name, "mixed_float16") for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma", "modernbert")}
+QUICK |= {("efficientnet", "mixed_float16"), ("mobilenetv3", "mixed_float16")}
 QUICK |= {("vit", "mixed_bfloat16"), ("vit", "O1"), ("vit", "O3"), ("resnet", "O1"), ("gemma", "O1")}
 
 

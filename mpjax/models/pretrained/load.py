@@ -12,6 +12,7 @@ from mpjax.errors import UsageError
 from mpjax.models.pretrained.files import Tensor, find_files, open_tensors, variables_of
 from mpjax.models.pretrained.layouts.entry import FileEntry
 from mpjax.models.pretrained.match import Match, match_arrays
+from mpjax.models.pretrained.other_networks import refuse_other_networks
 from mpjax.models.pretrained.report import PretrainedReport, WeightRow
 from mpjax.models.scan import Stacks, names_apart, one_by_one, stack_of, stacks_of
 from mpjax.precision.modules import stored_dtypes
@@ -110,7 +111,8 @@ def load_pretrained(
     Raises:
       UsageError: `path` is a pickle or does not exist; the layout or a pattern of `skip` fits nothing; tensors are
         missing, unexpected or of another shape or dtype (up to 20 of each are listed); the file has NaN or inf, or two
-        tied tensors that differ; values overflow or flush to zero without `allow_lossy`; or the model is abstract, its
+        tied tensors that differ; a config.json beside the file names a network with the same tensors that computes
+        something else; values overflow or flush to zero without `allow_lossy`; or the model is abstract, its
         blocks are stacked, and `skip` leaves out some of them.
     """
     from flax import nnx
@@ -126,6 +128,7 @@ def load_pretrained(
     files = find_files(path)
     with open_tensors(files) as tensors:
         fit = match_arrays(single, tensors, layout=layout, skip=skip)
+        refuse_other_networks(files[0], fit.layout)
         rows = tuple(_checked(fit, variables, dtypes, allow_lossy=allow_lossy))
         for name, array in _read(fit):
             variables[name].set_value(_like(variables[name].get_value(), cast(array, dtypes[name])))

@@ -114,6 +114,8 @@ class WeightMap:
       tied: keys, without `base`, that repeat the tensor of another key. The two must be equal if both are present.
       renamed: (old, new) substrings of keys, for names that the library has changed.
       filler: tensors without information that the library expects in an exported file.
+      others: beginnings of names of the library's networks with the same keys and shapes that compute something else,
+        and what they do.
     """
 
     name: str
@@ -123,6 +125,7 @@ class WeightMap:
     tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renamed: tuple[tuple[str, str], ...] = ()
     filler: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    others: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 _NAMES = {
@@ -156,6 +159,17 @@ def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, File
             transform = _KERNELS[len(variable.get_value().shape)] if leaf == "kernel" else SAME
             entries[path] = FileEntry(f"{names[module]}.{_NAMES[leaf]}", transform)
     return entries
+
+
+def layout_with_norms(
+    name: str, model: nnx.Module, names: Mapping[str, str], base: str = "", renamed: tuple[tuple[str, str], ...] = ()
+) -> WeightMap:
+    """Builds a layout of PyTorch from `names`, as in `layer_entries`, for a model with batch norms."""
+    entries = layer_entries(model, names)
+    norms = [entry.key.removesuffix("running_mean") for entry in entries.values() if entry.key.endswith("running_mean")]
+    # PyTorch counts the batches of each norm, but uses the count only if the norm has no momentum.
+    counts = {f"{norm}num_batches_tracked": np.zeros((), np.int64) for norm in norms}
+    return WeightMap(name, entries, base=base, ignored=("*.num_batches_tracked",), renamed=renamed, filler=counts)
 
 
 def attention_entries(

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 _LAYOUTS_OF = {
     "mpjax.models.resnet": "mpjax.models.pretrained.layouts.resnet",
+    "mpjax.models.efficientnet": "mpjax.models.pretrained.layouts.inverted_residuals",
+    "mpjax.models.mobilenetv3": "mpjax.models.pretrained.layouts.inverted_residuals",
+    "mpjax.models.regnet": "mpjax.models.pretrained.layouts.regnet",
+    "mpjax.models.densenet": "mpjax.models.pretrained.layouts.densenet",
     "mpjax.models.vit": "mpjax.models.pretrained.layouts.vit",
     "mpjax.models.bert": "mpjax.models.pretrained.layouts.bert",
     "mpjax.models.gpt2": "mpjax.models.pretrained.layouts.gpt2",
@@ -22,8 +26,8 @@ _LAYOUTS_OF = {
 }
 """The file with the layouts of a family, by the file with its networks; it is imported for models of the family alone.
 
-There, MODEL is the class of the models, and LAYOUTS maps the name of a layout to the function that makes the layout for
-a model of this class.
+There, MODEL is the class of the models, or a tuple of classes, and LAYOUTS maps the name of a layout to the function
+that makes the layout for a model of this class.
 """
 
 

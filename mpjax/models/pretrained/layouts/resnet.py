@@ -1,11 +1,9 @@
 """Maps ResNet to the files of Hugging Face transformers (`ResNetForImageClassification`), timm and torchvision."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-import numpy as np
-
-from mpjax.models.pretrained.layouts.entry import WeightMap, layer_entries
+from mpjax.models.pretrained.layouts.entry import WeightMap, layout_with_norms
 from mpjax.models.resnet import ResNet
 
 
@@ -30,7 +28,7 @@ def huggingface_resnet(model: ResNet) -> WeightMap:
         for nth in range(3):
             names[f"{block}/conv{nth + 1}"] = f"{layer}.layer.{nth}.convolution"
             names[f"{block}/norm{nth + 1}"] = f"{layer}.layer.{nth}.normalization"
-    return _layout("huggingface", model, names, base="resnet.")
+    return layout_with_norms("huggingface", model, names, base="resnet.")
 
 
 def timm(model: ResNet) -> WeightMap:
@@ -43,18 +41,10 @@ def timm(model: ResNet) -> WeightMap:
         for nth in range(1, 4):
             names[f"{block}/conv{nth}"] = f"{layer}.conv{nth}"
             names[f"{block}/norm{nth}"] = f"{layer}.bn{nth}"
-    return _layout("timm", model, names)
+    return layout_with_norms("timm", model, names)
 
 
 LAYOUTS = {"huggingface": huggingface_resnet, "timm": timm}
-
-
-def _layout(name: str, model: ResNet, names: Mapping[str, str], base: str = "") -> WeightMap:
-    entries = layer_entries(model, names)
-    norms = [entry.key.removesuffix("running_mean") for entry in entries.values() if entry.key.endswith("running_mean")]
-    # PyTorch counts the batches of each norm, but uses the count only if the norm has no momentum.
-    counts = {f"{norm}num_batches_tracked": np.zeros((), np.int64) for norm in norms}
-    return WeightMap(name, entries, base=base, ignored=("*.num_batches_tracked",), filler=counts)
 
 
 def _blocks(model: ResNet) -> Iterator[tuple[str, int, int]]:
