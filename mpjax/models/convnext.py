@@ -58,7 +58,7 @@ class ResponseNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B H W C"]:
         wide = x.astype(widest(x.dtype, FLOAT32))
-        scale, bias = (param[...].astype(wide.dtype) for param in (self.scale, self.bias))
+        scale, bias = (param[...].astype(wide.dtype)[None, None, None] for param in (self.scale, self.bias))
         squares = jnp.sum(jnp.square(wide), axis=(1, 2), keepdims=True)
         norms = jnp.where(squares == 0, 0, jnp.sqrt(jnp.where(squares == 0, 1, squares)))
         norms = norms / (jnp.mean(norms, axis=-1, keepdims=True) + 1e-6)

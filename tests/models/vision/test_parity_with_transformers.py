@@ -23,7 +23,7 @@ pytestmark = [
 
 VIT = {
     "hidden_size": 32,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "image_size": 16,
     "patch_size": 4,
@@ -104,9 +104,8 @@ def test_logits_in_float32_are_theirs(saved):
         np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [12, 28])
-def test_positions_are_interpolated_as_theirs(saved, size):
-    saved = saved._replace(size=size)
+def test_positions_are_interpolated_as_theirs(saved):
+    saved = saved._replace(size=28)
     with torch.no_grad():
         expected = saved.logits().numpy()
     np.testing.assert_allclose(logits(saved.ours(), jnp.asarray(saved.images)), expected, atol=1e-5)
@@ -122,7 +121,10 @@ def test_interpolation_is_that_of_pytorch(shape, antialias):
     np.testing.assert_allclose(interpolated(jnp.asarray(table), shape, antialias=antialias), expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "O1", "bfloat16", "mixed_float8"])
+@pytest.mark.parametrize(
+    "policy",
+    ["mixed_float16", "O1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mixed_bfloat16", "bfloat16"))],
+)
 def test_logits_in_low_precision_are_near(saved, policy):
     with torch.no_grad():
         exact = saved.logits().numpy()
@@ -132,13 +134,11 @@ def test_logits_in_low_precision_are_near(saved, policy):
     else:
         model = saved.ours(policy=policy)
     actual = np.asarray(call(model, jnp.asarray(saved.images)), np.float32)
-    limit = 0.25 if policy == "mixed_float8" else 0.05
-    assert 0 < np.max(np.abs(actual - exact)) < limit * max(1, np.max(np.abs(exact)))
+    assert 0 < np.max(np.abs(actual - exact)) < 0.05 * max(1, np.max(np.abs(exact)))
 
 
-@pytest.mark.parametrize("size", [16, 24])
-def test_gradients_are_theirs(saved, tmp_path, size):
-    saved = saved._replace(size=size)
+def test_gradients_are_theirs(saved, tmp_path):
+    saved = saved._replace(size=24)  # so that position embeddings are interpolated
     saved.theirs.zero_grad()
     aim = torch.linspace(-1, 1, 2 * 3).reshape(2, 3)
     (saved.logits() * aim).sum().backward()
