@@ -552,7 +552,9 @@ class Config:
         settle_durations(self, "steps")
         known = isinstance(self.data, Data) and isinstance(self.model, Model)  # else `check` says what is wrong
         if known and self.data.tokenizer == "auto":
-            data = dataclasses.replace(self.data, tokenizer=self.model.folder or "bytes")
+            has_texts = self.task not in ("classification", "segmentation", "regression", "multilabel")
+            tokenizer = self.model.folder if has_texts else ""
+            data = dataclasses.replace(self.data, tokenizer=tokenizer or "bytes")
             object.__setattr__(self, "data", data)
 
 

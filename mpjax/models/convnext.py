@@ -68,8 +68,8 @@ class ResponseNorm(nnx.Module):
 class ConvNeXtBlock(nnx.Module):
     """A 7x7 depthwise convolution, layer norm, and an MLP across channels, with a shortcut around all of them.
 
-    In training, the block of an example is dropped with probability `drop`, so that only the shortcut is left. Blocks of
-    `version` 2 have a `ResponseNorm` in the MLP, those of version 1 a `LayerScale` behind it.
+    In training, the block of an example is dropped with probability `drop`, so that only the shortcut is left.
+    Blocks of `version` 2 have a `ResponseNorm` in the MLP, those of version 1 a `LayerScale` behind it.
     """
 
     def __init__(self, width: int, drop: float, *, version: Literal[1, 2] = 1, rngs: nnx.Rngs):

@@ -132,7 +132,10 @@ FLOAT8_PRESETS = [preset for preset in PRESETS if preset.policy.products is not 
 OTHER_PRESETS = [preset for preset in PRESETS if preset not in FLOAT8_PRESETS]
 
 
-QUICK = {(name, "mixed_float16") for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma", "modernbert", "dinov2", "convnextv2")}
+QUICK = {
+    (name, "mixed_float16")
+    for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma", "modernbert", "dinov2", "convnextv2")
+}
 QUICK |= {("vit", "mixed_bfloat16"), ("vit", "O1"), ("vit", "O3"), ("resnet", "O1"), ("gemma", "O1")}
 
 

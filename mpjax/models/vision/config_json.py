@@ -47,7 +47,7 @@ _UNUSED = (
     "tie_word_embeddings",
     "use_mask_token",
 )
-"""Keys that change no logit: names of classes, and layers of pre-training, of a pooler and of backbones without head."""
+"""Keys that change no logit: names of classes, and layers of pre-training, poolers and backbones without a head."""
 
 
 def is_vision(folder: pathlib.Path) -> bool:
@@ -141,8 +141,8 @@ def _convnext(keys: ConfigKeys) -> ConvNeXtV2Settings:
         raise UsageError(f"depths and hidden_sizes are {[*depths]} and {widths}: wanted whole numbers of at least 1")
     if not stages == len(depths) == len(widths) or widths != [widths[0] * 2**stage for stage in range(stages)]:
         raise UsageError(
-            f"hidden_sizes is {widths} and depths {[*depths]}: wanted one of each for {stages} stages (num_stages), and "
-            "each stage of twice the width"
+            f"hidden_sizes is {widths} and depths {[*depths]}: wanted one of each for {stages} stages (num_stages), "
+            "and each stage of twice the width"
         )
     return ConvNeXtV2Settings(
         channels=keys.size("num_channels", 3),

@@ -163,7 +163,9 @@ class VisionBlock(nnx.Module):
         self.scale2 = same if scale is None else LayerScale(width, scale)
         self.dropout = dropping(settings.block_dropout, rngs)
         # One random number per example keeps or drops the whole change.
-        self.drop_path = nnx.Dropout(settings.drop_path, broadcast_dims=(1, 2), rngs=rngs) if settings.drop_path else same
+        self.drop_path = (
+            nnx.Dropout(settings.drop_path, broadcast_dims=(1, 2), rngs=rngs) if settings.drop_path else same
+        )
 
     def __call__(
         self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None = None, attends: Attend | None = None

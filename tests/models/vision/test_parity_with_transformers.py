@@ -1,4 +1,4 @@
-"""Networks for images give the logits and gradients of Hugging Face transformers on its weights, and give these back."""
+"""Networks for images give the logits and gradients of transformers on its weights, and give these back."""
 
 import json
 from typing import NamedTuple
