@@ -1,7 +1,7 @@
 """Exports a checkpoint of a run to a file of weights or of a program."""
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
 from mpjax.data.example_reader import reader
 from mpjax.data.examples import Source
+from mpjax.data.fields import Fields
 from mpjax.data.read import SplitOfOne
 from mpjax.errors import UsageError, first_line, printable
 from mpjax.files import write_atomically
@@ -74,22 +75,34 @@ def export_run(settings: Export) -> PretrainedReport | None:
         merge_lora(model, dtype=settings.dtype or None)
     dtype, origin = settings.dtype or None, config.model.folder
     if origin and settings.layout == "huggingface" and not settings.output.endswith(".safetensors"):
-        classes = getattr(source.fields.get("label"), "names", ())
-        report = _export_folder(model, settings.output, source=origin, classes=classes, dtype=dtype)
+        report = _export_folder(model, settings.output, source=origin, fields=source.fields, dtype=dtype)
     else:
         report = export_safetensors(model, settings.output, dtype=dtype, layout=settings.layout)
     print(printable(f"checkpoint {position} of {folder}: {report.totals}"))
     return report
 
 
-def _export_folder(model: Any, output: str, *, source: str, classes: Sequence[str], dtype: Any) -> PretrainedReport:
-    """Writes a folder that transformers loads, of a model that was built from such a folder, `source`."""
+def _export_folder(model: Any, output: str, *, source: str, fields: Fields, dtype: Any) -> PretrainedReport:
+    """Writes a folder that transformers loads, of a model that was built from such a folder, `source`.
+
+    `fields` are those of the data, which have the names of classes.
+    """
+    predicted = next((name for name in ("label", "labels", "target") if name in fields), None)
+    predicts: Any = fields[predicted] if predicted else None
+    classes = getattr(predicts, "columns" if predicted == "target" else "names", ())
     from mpjax.models.encoder.kinds import AnyEncoder  # local, like all imports that few runs need
 
     if isinstance(model, AnyEncoder):
         from mpjax.models.encoder.folder import export_encoder
 
         return export_encoder(model, output, source=source, classes=classes, dtype=dtype)
+    if "image" in fields:
+        from mpjax.models.vision.folder import export_vision
+
+        kinds = {"label": "single_label_classification", "labels": "multi_label_classification", "target": "regression"}
+        return export_vision(
+            model, output, source=source, classes=classes, problem=kinds.get(str(predicted)), dtype=dtype
+        )
     from mpjax.models.decoder.folder import export_decoder
 
     return export_decoder(model, output, source=source, dtype=dtype)

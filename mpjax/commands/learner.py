@@ -82,6 +82,11 @@ def make_task(config: Config, plan: PrecisionPlan, fields: Fields) -> Task:
         matches nothing, the model has no blocks to rematerialise, or `preparation_of` or `choose_objective` raises.
     """
     policy = plan.module_policy
+    if config.model.folder and "image" in fields:
+        from mpjax.models.pretrained.files import find_folder  # local, because few runs need it
+        from mpjax.models.vision.images import require_statistics
+
+        require_statistics(find_folder(config.model.folder), config.data.mean, config.data.std)
 
     def build(key: jax.Array) -> nnx.Module:
         return build_model(config.model, fields=fields, rngs=nnx.Rngs(key))

@@ -180,9 +180,9 @@ class Model:
     """The model and its sizes."""
 
     name: ModelName = "resnet18"
-    """Architecture; `hf:FOLDER`, a decoder or encoder with its weights from Hugging Face files, or `hf:ID` from the
-    hub; or your own: `FILE.py:NAME` or `package.module:NAME` of a class or function that takes the fields of a batch
-    and `rngs`."""
+    """Architecture; `hf:FOLDER`, a decoder, an encoder or a vision network with its weights from Hugging Face files, or
+    `hf:ID` from the hub; or your own: `FILE.py:NAME` or `package.module:NAME` of a class or function that takes the
+    fields of a batch and `rngs`."""
     width: CountOrZero = 0
     """Channels of the first stage (EfficientNet, MobileNetV3, DenseNet: of the first convolution), or units of each
     layer; 0: as published (ResNet: 64 with the ImageNet stem, 16 with the small one; MLP: 16)."""
@@ -556,7 +556,9 @@ class Config:
         settle_durations(self, "steps")
         known = isinstance(self.data, Data) and isinstance(self.model, Model)  # else `check` says what is wrong
         if known and self.data.tokenizer == "auto":
-            data = dataclasses.replace(self.data, tokenizer=self.model.folder or "bytes")
+            has_texts = self.task not in ("classification", "segmentation", "regression", "multilabel")
+            tokenizer = self.model.folder if has_texts else ""
+            data = dataclasses.replace(self.data, tokenizer=tokenizer or "bytes")
             object.__setattr__(self, "data", data)
 
 

@@ -78,11 +78,14 @@ def _from_folder(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Mo
     """Builds the network that the files of a folder describe, with initial values; its weights are not read."""
     from mpjax.models.encoder.config_json import is_encoder  # local, as few runs need files of Hugging Face
     from mpjax.models.pretrained.files import find_folder
+    from mpjax.models.vision.config_json import is_vision
 
     _refuse_others(config, FROM_FOLDER)
     folder = find_folder(config.folder)
     if is_encoder(folder):
         return _encoder(config, folder, fields, rngs)
+    if is_vision(folder):
+        return _vision(config, folder, fields, rngs)
     from mpjax.models.decoder.config_json import read_settings
     from mpjax.models.decoder.network import Decoder
 
@@ -106,6 +109,17 @@ def _encoder(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: n
     if classifies:
         return make_classifier(settings, num_classes=_outputs(fields), scan_blocks=config.scan_blocks, rngs=rngs)
     return make_encoder(settings, scan_blocks=config.scan_blocks, rngs=rngs)
+
+
+def _vision(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+    """Builds the network for images of a folder."""
+    from mpjax.models.vision.config_json import read_settings
+    from mpjax.models.vision.kinds import make_network
+
+    _require_fields(config, fields, "classification")
+    image: Any = fields["image"]
+    sizes = {"image_shape": image.shape, "num_classes": _outputs(fields)}
+    return make_network(read_settings(folder), **sizes, scan_blocks=config.scan_blocks, rngs=rngs)
 
 
 def _require_tokens(config: schema.Model, settings: Any, vocabulary: int, length: int) -> None:
@@ -187,8 +201,12 @@ def advice_on(config: schema.Model) -> list[str]:
 def _advice_on_folder(name: str) -> list[str]:
     from mpjax.models.encoder.config_json import advice_on_dropout, is_encoder
     from mpjax.models.pretrained.files import find_folder
+    from mpjax.models.vision.config_json import is_vision
+    from mpjax.models.vision.images import advice_on_images
 
     folder = find_folder(name)
+    if is_vision(folder):
+        return advice_on_images(folder)
     return advice_on_dropout(folder) if is_encoder(folder) else []
 
 

@@ -97,6 +97,17 @@ class ConfigKeys:
             raise self.refusal(key, value, "wanted at least 1")
         return value
 
+    def side(self, key: str, default: int) -> int:
+        """Removes a key and returns the side of a square: a whole number of at least 1, or two equal ones in a list.
+
+        A missing key returns the default. Raises UsageError for another value.
+        """
+        value = self._rest.pop(key, default)
+        sides = value if isinstance(value, list) and len(value) == 2 else [value]
+        if not all(type(side) is int and side >= 1 and side == sides[0] for side in sides):
+            raise self.refusal(key, value, "wanted the side of a square, a whole number of at least 1")
+        return sides[0]
+
     def number(self, key: str, default: float | None, *, below: float = math.inf) -> Any:
         """Removes a key and returns its value, a number from 0 to `below`, which it is not; otherwise like `take`."""
         value = self.take(key, float, default)

@@ -96,14 +96,14 @@ class ViT(nnx.Module):
         x = self.patches(x)
         x = x.reshape(x.shape[0], -1, x.shape[-1])
         if self.class_token is not None:
-            x = jnp.concatenate([_spread(self.class_token[...], x), x], axis=1)
+            x = jnp.concatenate([spread(self.class_token[...], x), x], axis=1)
         x = self.dropout(with_positions(x, self.positions[...]))
         x = through(self.blocks, x)
         x = self.norm(x)
         return self.head(jnp.mean(x, axis=1) if self.class_token is None else x[:, 0])
 
 
-def _spread(token: jax.Array, x: jax.Array) -> jax.Array:
+def spread(token: jax.Array, x: jax.Array) -> jax.Array:
     """Repeats a token [1, 1, D] to [B, 1, D], one for each sequence of x, in x's dtype; sums gradients in float32."""
     wide = token.astype(widest(token.dtype, FLOAT32))
     return jnp.broadcast_to(wide, (x.shape[0], *wide.shape[1:])).astype(x.dtype)

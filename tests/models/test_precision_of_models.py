@@ -40,6 +40,7 @@ from mpjax.models import (
 )
 from mpjax.models.decoder import Decoder, DecoderSettings
 from mpjax.models.encoder import ModernBERTSettings, make_classifier
+from mpjax.models.vision import make_network, settings_of
 from mpjax.precision import HALF, PRESETS, apply_policy, audit, storage_policy
 from mpjax.precision.casting import autocast
 
@@ -91,6 +92,14 @@ def modernbert(width):
     return functools.partial(make_classifier, settings, num_classes=3)
 
 
+def dinov2(width):
+    """With registers, layer scale, a gated MLP, dropped paths, and positions that are interpolated from 4 x 4."""
+    sizes = {"image_size": 16, "patch_size": 4, "hidden_size": width, "num_attention_heads": 2, "num_channels": 1}
+    rates = {"drop_path_rate": 0.1, "hidden_dropout_prob": 0.1, "use_swiglu_ffn": True, "num_hidden_layers": 1}
+    settings = settings_of({"model_type": "dinov2_with_registers", **sizes, **rates})
+    return functools.partial(make_network, settings, image_shape=(8, 8, 1), num_classes=3)
+
+
 MODELS = {
     "mlp": Case(functools.partial(MLP, 64, width=8, depth=2, num_classes=3), IMAGES),
     "resnet": Case(functools.partial(ResNet, (1, 1), BasicBlock, ImageNetStem, width=8, **SETTINGS), (4, 16, 16, 1)),
@@ -112,6 +121,8 @@ MODELS = {
     "llama": Case(functools.partial(Decoder, decoder(16, **LLAMA)), TEXTS, "int32"),
     "gemma": Case(functools.partial(Decoder, decoder(16, **GEMMA)), TEXTS, "int32"),
     "modernbert": Case(modernbert(16), TEXTS, "int32"),
+    "dinov2": Case(dinov2(16), (2, 8, 8, 1)),
+    "convnextv2": Case(functools.partial(ConvNeXt, (1, 1), width=8, patch=2, version=2, **SETTINGS), IMAGES),
 }
 
 
@@ -137,7 +148,10 @@ FLOAT8_PRESETS = [preset for preset in PRESETS if preset.policy.products is not 
 OTHER_PRESETS = [preset for preset in PRESETS if preset not in FLOAT8_PRESETS]
 
 
-QUICK = {(name, "mixed_float16") for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma", "modernbert")}
+QUICK = {
+    (name, "mixed_float16")
+    for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma", "modernbert", "dinov2", "convnextv2")
+}
 QUICK |= {("efficientnet", "mixed_float16"), ("mobilenetv3", "mixed_float16")}
 QUICK |= {("vit", "mixed_bfloat16"), ("vit", "O1"), ("vit", "O3"), ("resnet", "O1"), ("gemma", "O1")}
 
@@ -187,6 +201,7 @@ LARGE_ENOUGH = {
     "llama": Case(functools.partial(Decoder, decoder(128, **LLAMA)), (4, 8), "int32"),
     "gemma": Case(functools.partial(Decoder, decoder(128, **GEMMA)), (4, 8), "int32"),
     "modernbert": Case(modernbert(128), (4, 8), "int32"),
+    "dinov2": Case(dinov2(64), (4, 8, 8, 1)),
 }
 """Models with linear layers of a size that stays in float8."""
 

@@ -28,6 +28,7 @@ from mpjax.training import Mean, initial_state, make_mesh, make_train_step, plan
 STEPS, BAD, SAVED, BATCH = 20, 7, 10, 16
 TINY = pathlib.Path(__file__).parents[1] / "models" / "decoder" / "tiny"
 MODERNBERT = pathlib.Path(__file__).parents[1] / "models" / "encoder" / "modernbert"
+DINOV2 = pathlib.Path(__file__).parents[1] / "models" / "vision" / "dinov2"
 MODELS = {
     "gpt2": "--task language_modeling --data.name docstrings --data.length 8 --model.name gpt2 --model.width 64 "
     "--model.depth 1 --model.heads 4 --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
@@ -35,6 +36,8 @@ MODELS = {
     "--data.tokenizer bytes --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
     "modernbert": f"--task text_classification --data.name docstrings --data.length 8 --model.name hf:{MODERNBERT} "
     "--data.tokenizer bytes --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
+    "dinov2": f"--data.name digits --model.name hf:{DINOV2} --optimizer.name adamw --optimizer.learning_rate 1e-3 "
+    "--precision.policy float32",
     "unet": "--task segmentation --data.name digits_canvas --model.name unet --model.width 4 --model.depth 1 "
     "--training.batch_norm global --optimizer.learning_rate 1e-2 --precision.policy float64",
 }

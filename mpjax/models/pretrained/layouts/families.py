@@ -23,6 +23,8 @@ _LAYOUTS_OF = {
     "mpjax.models.decoder.network": "mpjax.models.decoder.weights",
     "mpjax.models.encoder.network": "mpjax.models.encoder.weights",
     "mpjax.models.encoder.modernbert": "mpjax.models.encoder.modernbert_weights",
+    "mpjax.models.vision.network": "mpjax.models.vision.weights",
+    "mpjax.models.vision.convnextv2": "mpjax.models.vision.convnextv2_weights",
 }
 """The file with the layouts of a family, by the file with its networks; it is imported for models of the family alone.
 

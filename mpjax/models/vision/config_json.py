@@ -1,0 +1,154 @@
+"""Reads the settings of a network for images from a `config.json` of Hugging Face, and refuses what it does not know.
+
+Defaults of missing keys are those of transformers.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from mpjax.errors import UsageError
+from mpjax.models.config_keys import CONFIG, ConfigKeys, read_object
+from mpjax.models.vision.settings import ConvNeXtV2Settings, Settings, ViTSettings
+from mpjax.strict_json import encode
+
+
+FAMILIES: Mapping[str, str] = {
+    "vit": "ViT",
+    "deit": "DeiT",
+    "dinov2": "Dinov2",
+    "dinov2_with_registers": "Dinov2WithRegisters",
+    "convnextv2": "ConvNextV2",
+}
+"""For each `model_type`: what the names of its classes in transformers begin with."""
+
+WITH_TEACHER = "DeiTForImageClassificationWithTeacher"
+"""The class of transformers with a head for the second token."""
+
+_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "tanh_gelu", "gelu_pytorch_tanh": "tanh_gelu", "relu": "relu"}
+
+_UNUSED = (
+    "apply_layernorm",
+    "encoder_stride",
+    "finetuning_task",
+    "gradient_checkpointing",
+    "id2label",
+    "label2id",
+    "num_labels",
+    "out_features",
+    "out_indices",
+    "pooler_act",
+    "pooler_output_size",
+    "problem_type",
+    "reshape_hidden_states",
+    "stage_names",
+    "tie_word_embeddings",
+    "use_mask_token",
+)
+"""Keys that change no logit: names of classes, and layers of pre-training, poolers and backbones without a head."""
+
+
+def is_vision(folder: pathlib.Path) -> bool:
+    """True if the `model_type` of a folder's config.json is that of a network for images.
+
+    Raises:
+      UsageError: there is no config.json, or it is damaged.
+    """
+    config = read_object(folder / CONFIG)
+    return isinstance(config, Mapping) and config.get("model_type") in FAMILIES
+
+
+def read_settings(folder: pathlib.Path) -> Settings:
+    """Reads the settings of the network in a folder of Hugging Face files.
+
+    Raises:
+      UsageError: config.json is absent or damaged, or has what mpjax does not know; the message names the file.
+    """
+    try:
+        return settings_of(read_object(folder / CONFIG))
+    except UsageError as error:
+        raise UsageError(f"{folder / CONFIG}: {error}") from error
+
+
+def settings_of(config: Any) -> Settings:
+    """Converts the content of a `config.json` to the settings of a network for images.
+
+    Raises:
+      UsageError: it is of no such network that mpjax has; a key is missing, unknown, or has a value that the network
+        cannot have. The message names the key and the value.
+    """
+    if not isinstance(config, Mapping):
+        raise UsageError(f"wanted a JSON object, got {type(config).__name__}")
+    keys = ConfigKeys(config, network="vision network")
+    kind = keys.one_of("model_type", FAMILIES)
+    named = config.get("architectures")
+    if named is not None and not (
+        isinstance(named, list) and len(named) == 1 and str(named[0]).startswith(FAMILIES[kind])
+    ):
+        raise UsageError(f"architectures is {encode(named)}: wanted one class of {FAMILIES[kind]}")
+    keys.unused(*_UNUSED)
+    settings = _convnext(keys) if kind == "convnextv2" else _vit(keys, kind, second_head=named == [WITH_TEACHER])
+    keys.refuse_rest()
+    return settings
+
+
+def _vit(keys: ConfigKeys, kind: Any, *, second_head: bool) -> ViTSettings:
+    """Takes the keys of the four kinds of ViT; `kind` is the `model_type`."""
+    is_dino = kind.startswith("dinov2")
+    width, dropout = keys.size("hidden_size", 768), keys.number("hidden_dropout_prob", 0.0, below=1)
+    keys.only("attention_probs_dropout_prob", 0.0, 0)
+    keys.only("qkv_bias", True)
+    keys.only("chunk_size_feed_forward", 0)
+    options: dict[str, Any] = {"block_dropout": dropout}
+    if is_dino:
+        hidden, gated = int(width * keys.number("mlp_ratio", 4)), keys.take("use_swiglu_ffn", bool, False)
+        options = {
+            "gated": gated,
+            "hidden": (int(hidden * 2 / 3) + 7) // 8 * 8 if gated else hidden,
+            "layer_scale": keys.number("layerscale_value", 1.0),
+            "drop_path": keys.number("drop_path_rate", 0.0, below=1),
+            "head_of_patches": True,
+        }
+    if kind == "dinov2_with_registers":
+        options |= {"registers": keys.size("num_register_tokens", 4), "antialias": True}
+    return ViTSettings(
+        family=kind,
+        image_size=keys.side("image_size", 224),
+        patch=keys.side("patch_size", 14 if kind == "dinov2" else 16),
+        channels=keys.size("num_channels", 3),
+        width=width,
+        depth=keys.size("num_hidden_layers", 12),
+        heads=keys.size("num_attention_heads", 12),
+        activation=_ACTIVATIONS[keys.one_of("hidden_act", _ACTIVATIONS, "gelu")],
+        epsilon=keys.number("layer_norm_eps", 1e-6 if is_dino else 1e-12),
+        dropout=dropout,
+        distilled=kind == "deit",
+        second_head=second_head,
+        **({} if is_dino else {"hidden": keys.size("intermediate_size", 3072)}),
+        **options,
+    )
+
+
+def _convnext(keys: ConfigKeys) -> ConvNeXtV2Settings:
+    keys.only("hidden_act", "gelu")
+    keys.unused("image_size")  # it takes images of any size
+    depths = tuple(keys.take("depths", list, [3, 3, 9, 3]))
+    widths = keys.take("hidden_sizes", list, [96, 192, 384, 768])
+    stages = keys.size("num_stages", 4)
+    if not all(type(size) is int and size >= 1 for size in (*depths, *widths)):
+        raise UsageError(f"depths and hidden_sizes are {[*depths]} and {widths}: wanted whole numbers of at least 1")
+    if not stages == len(depths) == len(widths) or widths != [widths[0] * 2**stage for stage in range(stages)]:
+        raise UsageError(
+            f"hidden_sizes is {widths} and depths {[*depths]}: wanted one of each for {stages} stages (num_stages), "
+            "and each stage of twice the width"
+        )
+    return ConvNeXtV2Settings(
+        channels=keys.size("num_channels", 3),
+        patch=keys.side("patch_size", 4),
+        width=widths[0],
+        depths=depths,
+        drop_path=keys.number("drop_path_rate", 0.0, below=1),
+        epsilon=keys.number("layer_norm_eps", 1e-12),
+    )

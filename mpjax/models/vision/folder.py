@@ -1,0 +1,119 @@
+"""Loads a network for images from a folder of Hugging Face files, and exports it to one that transformers loads."""
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+from safetensors.numpy import load_file
+
+from mpjax.config.paths import expanded
+from mpjax.errors import UsageError
+from mpjax.models.config_keys import CONFIG, read_object
+from mpjax.models.pretrained.export import write_tensors
+from mpjax.models.pretrained.files import SINGLE, find_files, find_folder, open_tensors
+from mpjax.models.pretrained.load import cast
+from mpjax.models.pretrained.report import PretrainedReport
+from mpjax.models.pretrained.whole_folder import export_folder, load_folder
+from mpjax.models.vision.config_json import FAMILIES, WITH_TEACHER, read_settings
+from mpjax.models.vision.images import PREPROCESSOR
+from mpjax.models.vision.kinds import AnyVision, make_network
+from mpjax.models.vision.network import TwoHeads, VisionTransformer
+from mpjax.models.vision.weights import MASK_TOKEN
+from mpjax.precision.dtypes import widest
+from mpjax.precision.policy import Policy
+
+
+def load_vision(
+    path: str | os.PathLike,
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    policy: str | Policy = "float32",
+    scan_blocks: bool = False,
+) -> AnyVision:
+    """Builds the network of a folder of Hugging Face files, with its weights, under a policy.
+
+    Args:
+      path: a folder with config.json and safetensors, or an id of the Hugging Face hub.
+      image_shape: height, width and channels of an image.
+      num_classes: the number of logits, which has to be that of the file.
+      policy: the precision of the model, which is applied by `mpjax.apply_policy`; weights are stored in its dtypes.
+      scan_blocks: whether the blocks are one loop over stacked arrays; see `mpjax.models.scan`.
+
+    Raises:
+      UsageError: config.json has what mpjax does not know, or the weights do not fit (`mpjax.load_pretrained`).
+    """
+    folder = find_folder(path)
+    settings = read_settings(folder)
+
+    def make() -> AnyVision:
+        options: dict[str, Any] = {"image_shape": image_shape, "num_classes": num_classes, "scan_blocks": scan_blocks}
+        return make_network(settings, **options, rngs=nnx.Rngs(0))
+
+    return load_folder(make, folder, policy)
+
+
+def export_vision(
+    model: AnyVision,
+    path: str | os.PathLike,
+    *,
+    source: str | os.PathLike,
+    classes: Sequence[str] = (),
+    problem: str | None = None,
+    dtype: DTypeLike | None = None,
+    allow_lossy: bool = False,
+) -> PretrainedReport:
+    """Writes a folder that `transformers.AutoModelForImageClassification.from_pretrained` loads.
+
+    A DeiT with two heads is for `DeiTForImageClassificationWithTeacher`. The folder has the weights in one file, the
+    config.json of `source` with the dtype of these weights, the class of the model and its classes, and the
+    preprocessor_config.json of `source`. The token of hidden patches, which no logit depends on, is copied too.
+
+    Args:
+      model: the network.
+      path: the folder, which must be empty or absent.
+      source: the folder, or the id on the hub, that the network was loaded from.
+      classes: the name of each logit; empty: those in config.json of `source` if they are as many, else `LABEL_0`,
+        `LABEL_1`, ...
+      problem: the `problem_type` of transformers; None: that of `source`.
+      dtype: the dtype of the weights in the file; None: the model's own.
+      allow_lossy: whether values may overflow to inf or flush to zero in `dtype`.
+
+    Returns:
+      A `PretrainedReport` of the written variables.
+
+    Raises:
+      UsageError: `path` is a file or not empty, the settings of `source` are not those of the model, or values overflow
+        or flush to zero without `allow_lossy`.
+    """
+    origin, folder = find_folder(source), expanded(path)
+    if read_settings(origin) != model.settings:
+        raise UsageError(f"{origin} has other settings than the model: name the folder that it was loaded from")
+    config = read_object(origin / CONFIG)
+    two = isinstance(model.head, TwoHeads)
+    kind = WITH_TEACHER if two else f"{FAMILIES[config['model_type']]}ForImageClassification"
+    changes: dict[str, Any] = {"architectures": [kind]} | ({"problem_type": problem} if problem else {})
+    head: Any = model.head.first if isinstance(model.head, TwoHeads) else model.head
+    outputs = head.kernel[...].shape[1]
+    if classes or len(config.get("id2label", ())) != outputs:
+        names = classes or [f"LABEL_{number}" for number in range(outputs)]
+        changes["id2label"] = {str(number): label for number, label in enumerate(names)}
+        changes["label2id"] = {label: number for number, label in enumerate(names)}
+    report = export_folder(
+        model, folder, origin=origin, copied=[PREPROCESSOR], changes=changes, dtype=dtype, allow_lossy=allow_lossy
+    )
+    if isinstance(model, VisionTransformer):
+        key = f"{model.settings.family}.{MASK_TOKEN}"
+        _add_mask_token(folder / SINGLE, origin, key, widest(*(row.after for row in report)))
+    return report
+
+
+def _add_mask_token(file: pathlib.Path, origin: pathlib.Path, key: str, dtype: np.dtype) -> None:
+    with open_tensors(find_files(origin)) as tensors:
+        token = [tensor.read() for name, tensor in tensors.items() if name.endswith(MASK_TOKEN)]
+    if token:
+        write_tensors(file, load_file(file) | {key: np.array(cast(token[0], dtype), order="C")}, format="pt")

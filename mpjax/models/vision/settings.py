@@ -1,0 +1,87 @@
+"""The settings of the networks for images that are read from Hugging Face files."""
+
+import dataclasses
+from typing import Literal
+
+from mpjax.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ViTSettings:
+    """The settings of a `VisionTransformer`. The defaults are those of ViT.
+
+    Raises UsageError if `heads` does not divide `width`.
+
+    Attributes:
+      family: whose names the weights have in files of transformers.
+      image_size: the side of the images that the position embeddings are for.
+      patch: the side of a patch in pixels.
+      channels: the channels of an image.
+      width: D.
+      depth: the number of blocks.
+      heads: the number of attention heads, a divisor of the width.
+      hidden: the hidden width of the MLP.
+      gated: whether the MLP is a `GatedMLP` with SiLU, which takes the place of `activation`.
+      activation: the activation of the MLP.
+      epsilon: epsilon of the norms.
+      dropout: the dropout rate of embeddings, in training.
+      block_dropout: that of the outputs of attention and MLP.
+      drop_path: the rate at which the attention of an example, or its MLP, is dropped, in training.
+      layer_scale: the initial values of the factors of each channel behind attention and MLP; None for no factors.
+      registers: the number of tokens without positions, behind the class token (Darcet et al., arXiv:2309.16588).
+      distilled: whether there is a second token behind the class token (Touvron et al., arXiv:2012.12877).
+      second_head: whether it has a head of its own, and logits are the mean of both.
+      head_of_patches: whether the head reads the mean of the patches beside the class token.
+      antialias: whether position embeddings are averaged where they are interpolated to fewer patches.
+    """
+
+    family: Literal["vit", "deit", "dinov2", "dinov2_with_registers"] = "vit"
+    image_size: int = 224
+    patch: int = 16
+    channels: int = 3
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    hidden: int = 3072
+    gated: bool = False
+    activation: Literal["gelu", "tanh_gelu", "relu"] = "gelu"
+    epsilon: float = 1e-12
+    dropout: float = 0.0
+    block_dropout: float = 0.0
+    drop_path: float = 0.0
+    layer_scale: float | None = None
+    registers: int = 0
+    distilled: bool = False
+    second_head: bool = False
+    head_of_patches: bool = False
+    antialias: bool = False
+
+    def __post_init__(self):
+        if self.width % self.heads:
+            raise UsageError(
+                f"a ViT of width {self.width} cannot have {self.heads} heads: wanted a divisor of {self.width}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvNeXtV2Settings:
+    """The settings of a `ConvNeXtV2`.
+
+    Attributes:
+      channels: the channels of an image.
+      patch: the side of the stem's patches in pixels.
+      width: the channels of the first stage, doubled by each later stage.
+      depths: the number of blocks in each stage.
+      drop_path: the rate at which the last block is dropped in training; it grows from 0 for the first block.
+      epsilon: epsilon of the last norm.
+    """
+
+    channels: int = 3
+    patch: int = 4
+    width: int = 96
+    depths: tuple[int, ...] = (3, 3, 9, 3)
+    drop_path: float = 0.0
+    epsilon: float = 1e-12
+
+
+Settings = ViTSettings | ConvNeXtV2Settings

@@ -1,0 +1,68 @@
+"""Maps a `VisionTransformer` to the files of transformers (`ViTForImageClassification`, and DeiT's and DINOv2's)."""
+
+import dataclasses
+
+from mpjax.models.pretrained.layouts.entry import (
+    FileEntry,
+    FusedPart,
+    WeightMap,
+    attention_entries,
+    layer_entries,
+    reshaped,
+)
+from mpjax.models.vision.network import VisionTransformer
+
+
+MODEL = VisionTransformer
+
+_VIT = {
+    "norm1": "layernorm_before",
+    "norm2": "layernorm_after",
+    "mlp/up": "intermediate.dense",
+    "mlp/down": "output.dense",
+}
+_DINO = {"norm1": "norm1", "norm2": "norm2", "mlp/up": "mlp.fc1", "mlp/down": "mlp.fc2"}
+_GATED = {**_DINO, "mlp/gate": "mlp.weights_in", "mlp/up": "mlp.weights_in", "mlp/down": "mlp.weights_out"}
+_FUSED = {"gate": FusedPart(0, 2, axis=0), "up": FusedPart(1, 2, axis=0)}
+
+MASK_TOKEN = "embeddings.mask_token"
+"""The tensor, below the name of the family, that stands for hidden patches in pre-training."""
+
+
+def huggingface(model: VisionTransformer) -> WeightMap:
+    """Builds the layout of `...ForImageClassification`, and of DeiT's with two heads."""
+    settings = model.settings
+    base = f"{settings.family}."
+    names = {
+        "patches": f"{base}embeddings.patch_embeddings.projection",
+        "norm": f"{base}layernorm",
+        "head": "classifier",
+        "head/first": "cls_classifier",
+        "head/second": "distillation_classifier",
+    }
+    positions = model.positions.get_value().shape
+    entries = {
+        "class_token": FileEntry(f"{base}embeddings.cls_token"),
+        "distillation_token": FileEntry(f"{base}embeddings.distillation_token"),
+        "registers": FileEntry(f"{base}embeddings.register_tokens"),
+        "positions": FileEntry(f"{base}embeddings.position_embeddings", reshaped((1, *positions), positions)),
+    }
+    layers = _GATED if settings.gated else _DINO if settings.family.startswith("dinov2") else _VIT
+    for number, block in enumerate(model.blocks):
+        path, layer = f"blocks/{number}", f"{base}encoder.layer.{number}"
+        names |= {f"{path}/{ours}": f"{layer}.{theirs}" for ours, theirs in layers.items()}
+        attention = {name: f"{layer}.attention.attention.{name}" for name in ("query", "key", "value")}
+        entries |= attention_entries(
+            block.attention, f"{path}/attention", **attention, out=f"{layer}.attention.output.dense"
+        )
+        for index in (1, 2):
+            entries[f"{path}/scale{index}/scale"] = FileEntry(f"{layer}.layer_scale{index}.lambda1")
+    entries |= layer_entries(model, names)
+    if settings.gated:
+        for path, entry in entries.items():
+            if (name := path.split("/")[-2:-1]) and name[0] in _FUSED:
+                entries[path] = dataclasses.replace(entry, part=_FUSED[name[0]])
+    return WeightMap("huggingface", entries, base=base, ignored=("pooler.*", MASK_TOKEN))
+
+
+LAYOUTS = {"huggingface": huggingface}

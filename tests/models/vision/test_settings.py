@@ -1,0 +1,202 @@
+"""What files say about a network for images is understood or refused; its images and its statistics are checked."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mpjax import models
+from mpjax.config import Model
+from mpjax.data import Image, Label
+from mpjax.errors import UsageError
+from mpjax.models import ConvNeXtBlock, apply_remat, blocks_of, stacks_of
+from mpjax.models.vision import load_vision, make_network, require_statistics, settings_of
+from mpjax.precision import apply_policy
+
+
+VIT = {
+    "model_type": "vit",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "image_size": 16,
+    "patch_size": 4,
+}
+DINO = {key: value for key, value in VIT.items() if key != "intermediate_size"} | {"model_type": "dinov2"}
+BASE = {"model_type": "dinov2", "hidden_size": 768, "image_size": 518, "patch_size": 14}
+GIANT = {"model_type": "dinov2_with_registers", "hidden_size": 1536, "num_hidden_layers": 40, "num_attention_heads": 24}
+TINY = {"model_type": "convnextv2", "num_stages": 4, "image_size": 224}
+
+
+def network(config, size=16, classes=3, channels=3, **options):
+    shape = (size, size, channels)
+    return make_network(settings_of(config), image_shape=shape, num_classes=classes, rngs=nnx.Rngs(0), **options)
+
+
+@pytest.mark.parametrize(
+    ("config", "numbers"),
+    [
+        ({"model_type": "vit"}, 86_567_656),
+        ({"model_type": "deit", "hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768}, 5_717_800),
+        (BASE, 88_116_712),
+        (GIANT | {"image_size": 518, "patch_size": 14, "use_swiglu_ffn": True}, 1_139_558_376),
+        (TINY, 28_635_496),
+    ],
+    ids=["vit-base", "deit-tiny", "dinov2-base", "dinov2-giant with registers", "convnextv2-tiny"],
+)
+def test_published_sizes_have_their_numbers_of_parameters(config, numbers):
+    size = config.get("patch_size", 16) * 16
+    model = nnx.eval_shape(lambda: network(config, size=size, classes=1000))
+    assert sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param))) == numbers
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (VIT | {"rope_theta": 100}, "mpjax does not know rope_theta 100"),
+        (VIT | {"qkv_bias": False}, "qkv_bias is false: the vision network of mpjax has true only"),
+        (VIT | {"attention_probs_dropout_prob": 0.1}, "attention_probs_dropout_prob is 0.1"),
+        (VIT | {"hidden_act": "silu"}, 'hidden_act is "silu": wanted gelu or'),
+        (VIT | {"image_size": [16, 32]}, "image_size is .16, 32.: wanted the side of a square"),
+        (VIT | {"num_attention_heads": 3}, "cannot have 3 heads"),
+        (VIT | {"mlp_ratio": 4}, "mpjax does not know mlp_ratio 4"),
+        (VIT | {"architectures": ["SwinModel"]}, "wanted one class of ViT"),
+        (DINO | {"drop_path_rate": 1.0}, "drop_path_rate is 1.0"),
+        (DINO | {"num_register_tokens": 4}, "does not know num_register_tokens"),
+        (TINY | {"hidden_sizes": [96, 192, 384, 700]}, "each stage of twice the width"),
+        (TINY | {"num_stages": 3}, "one of each for 3 stages"),
+        (TINY | {"hidden_act": "relu"}, 'hidden_act is "relu"'),
+    ],
+)
+def test_what_is_not_understood_is_an_error(config, says):
+    with pytest.raises(UsageError, match=says):
+        settings_of(config)
+
+
+def test_images_that_do_not_fit_are_refused():
+    with pytest.raises(UsageError, match=r"patches of 4 x 4: write --data.image_size 16, or another") as error:
+        network(VIT, size=18)
+    assert error.value.repair == {"data.image_size": 16}
+    for config in (VIT, TINY):
+        with pytest.raises(UsageError, match="images have 1 channels, and config.json .* says num_channels 3"):
+            network(config, size=32, channels=1)
+    with pytest.raises(UsageError, match="of several widths: write --model.no_scan_blocks"):
+        network(TINY, size=32, scan_blocks=True)
+
+
+def loss_and_gradients(options, remat="none", **changes):
+    model = network(DINO | changes, **options)
+    apply_remat(model, remat)
+
+    def loss(model, x):
+        return jnp.sum(jnp.square(model(x)))
+
+    value, grads = nnx.jit(nnx.value_and_grad(loss))(model, jax.random.normal(jax.random.key(0), (4, 16, 16, 3)))
+    return float(value), models.apart(
+        {"/".join(map(str, path)): x[...] for path, x in nnx.to_flat_state(grads)}, stacks_of(model)
+    )
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_a_loop_and_recomputed_activations_change_nothing_with_dropped_paths(remat):
+    rates = {"drop_path_rate": 0.5, "hidden_dropout_prob": 0.1}
+    plain, looped = loss_and_gradients({}, **rates), loss_and_gradients({"scan_blocks": True}, remat, **rates)
+    assert looped[0] == pytest.approx(plain[0], rel=1e-6)
+    assert looped[1].keys() == plain[1].keys()
+    for path, expected in plain[1].items():
+        np.testing.assert_allclose(looped[1][path], expected, atol=2e-6 * float(jnp.max(jnp.abs(expected))) + 1e-9)
+
+
+def test_a_dropped_path_is_of_whole_examples_and_in_training_alone():
+    model = network(DINO | {"drop_path_rate": 0.99, "num_hidden_layers": 1})
+    block = model.blocks[0]
+    x = jax.random.normal(jax.random.key(0), (64, 3, 16))
+    unchanged = np.all(np.asarray(block(x) == x), axis=(1, 2))
+    assert unchanged.sum() > 50
+    block.eval()
+    assert not np.any(np.all(np.asarray(block(x) == x), axis=(1, 2)))
+
+
+def test_blocks_are_found():
+    assert list(blocks_of(network(DINO))) == ["blocks/0", "blocks/1"]
+
+
+def test_sums_of_the_response_norm_are_float32_and_its_gradient_of_zeros_is_finite():
+    """In float16, squares of 300 overflow, and 64 x 64 of them before."""
+    block = ConvNeXtBlock(8, 0.0, version=2, rngs=nnx.Rngs(0))
+    apply_policy(block, "mixed_float16")
+    norm = block.response
+    norm.scale[...] = jnp.ones(32)
+    y = norm(jnp.full((1, 64, 64, 32), 300, jnp.float16))
+    assert y.dtype == jnp.float16
+    np.testing.assert_allclose(y, 600, rtol=1e-3)
+    gradient = jax.grad(lambda x: jnp.sum(norm(x)))(jnp.zeros((1, 2, 2, 32)))
+    assert np.all(np.isfinite(gradient))
+
+
+STATISTICS = {"do_normalize": True, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.5, 0.5], "resample": 3}
+
+
+def written(folder, **changes):
+    (folder / "preprocessor_config.json").write_text(json.dumps(STATISTICS | changes))
+    return folder
+
+
+def test_statistics_of_the_file_have_to_be_those_of_the_run(tmp_path):
+    require_statistics(tmp_path, (0.0,), (1.0,))  # no file
+    folder = written(tmp_path)
+    require_statistics(folder, (0.5, 0.4, 0.3), (0.5,))
+    for mean, std in [((0.0,), (1.0,)), ((0.5, 0.4, 0.3), (0.25,)), ((0.5,), (0.5,))]:
+        with pytest.raises(UsageError, match="write the former") as error:
+            require_statistics(folder, mean, std)
+        assert error.value.repair == {"data.mean": (0.5, 0.4, 0.3), "data.std": (0.5, 0.5, 0.5)}
+    require_statistics(written(tmp_path, do_normalize=False), (0.0,), (1.0,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"do_rescale": False}, "mpjax divides images by 255"),
+        ({"rescale_factor": 1 / 127.5}, "rescale_factor is 0.00784.*: mpjax divides images by 255"),
+        ({"image_mean": "imagenet"}, 'image_mean is "imagenet": wanted a list'),
+        ({"do_flip_channel_order": True}, "does not know .*do_flip_channel_order true"),
+        ({"do_pad": True}, "do_pad is true"),
+    ],
+)
+def test_what_changes_pixels_is_an_error(tmp_path, changes, says):
+    with pytest.raises(UsageError, match=says):
+        require_statistics(written(tmp_path, **changes), (0.5, 0.4, 0.3), (0.5,))
+
+
+def test_what_is_not_read_about_images_is_told(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(VIT))
+    (line,) = models.advice_on(Model(name=f"hf:{tmp_path}"))
+    assert line.endswith(
+        "no preprocessor_config.json: no one knows if --data.mean and --data.std are those of the weights"
+    )
+    written(tmp_path, size={"shortest_edge": 256}, crop_size=224)
+    (line,) = models.advice_on(Model(name=f"hf:{tmp_path}"))
+    assert line.startswith(
+        'preprocessor_config.json: size {"shortest_edge": 256}, crop_size 224, resample 3 without effect'
+    )
+
+
+def test_other_data_and_settings_than_those_of_images_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(VIT))
+    name = f"hf:{tmp_path}"
+
+    def built(fields, **settings):
+        return models.build_model(Model(name=name, **settings), fields=fields, rngs=nnx.Rngs(0))
+
+    fields = {"image": Image((16, 16, 3)), "label": Label(3)}
+    assert type(nnx.eval_shape(lambda: built(fields))).__name__ == "VisionTransformer"
+    with pytest.raises(UsageError, match="has no such setting"):
+        built(fields, depth=3)
+    with pytest.raises(UsageError, match="is for classification: it takes image, label"):
+        built({"image": Image((16, 16, 3))})
+    with pytest.raises(UsageError, match="no safetensors in"):
+        load_vision(tmp_path, image_shape=(16, 16, 3), num_classes=3)
