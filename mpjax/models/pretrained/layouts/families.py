@@ -19,6 +19,7 @@ _LAYOUTS_OF = {
     "mpjax.models.decoder.network": "mpjax.models.decoder.weights",
     "mpjax.models.encoder.network": "mpjax.models.encoder.weights",
     "mpjax.models.encoder.modernbert": "mpjax.models.encoder.modernbert_weights",
+    "mpjax.models.t5.network": "mpjax.models.t5.weights",
 }
 """The file with the layouts of a family, by the file with its networks; it is imported for models of the family alone.
 
