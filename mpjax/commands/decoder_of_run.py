@@ -1,4 +1,4 @@
-"""The settings of a run's decoder or encoder: its checkpoints name them, since the files that say them may change.
+"""The settings of a run's decoder, encoder or T5: its checkpoints name them, since the files that say them may change.
 
 Most of them, such as the angles of position embeddings, are in no shape of an array.
 """
@@ -17,6 +17,8 @@ from mpjax.models.decoder.config_json import read_settings
 from mpjax.models.encoder.config_json import is_encoder
 from mpjax.models.encoder.config_json import read_settings as read_encoder
 from mpjax.models.pretrained.files import find_folder
+from mpjax.models.t5.config_json import is_t5
+from mpjax.models.t5.config_json import read_settings as read_t5
 from mpjax.precision.dtypes import path_name
 from mpjax.strict_json import encode
 
@@ -26,9 +28,10 @@ _NO_EFFECT = ("length",)
 
 
 def described_decoder(model: Model) -> dict[str, Any]:
-    """The settings of the decoder or encoder in the folder that `model` names, as nested values of JSON."""
+    """The settings of the network in the folder that `model` names, as nested values of JSON."""
     folder = find_folder(model.folder)
-    settings = dataclasses.asdict(read_encoder(folder) if is_encoder(folder) else read_settings(folder))
+    read = read_encoder if is_encoder(folder) else read_t5 if is_t5(folder) else read_settings
+    settings = dataclasses.asdict(read(folder))
     return json.loads(encode({name: value for name, value in settings.items() if name not in _NO_EFFECT}))
 
 

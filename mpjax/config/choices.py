@@ -137,6 +137,7 @@ TaskName = Literal[
     "regression",
     "multilabel",
     "embedding",
+    "text_to_text",
     "own",
 ]
 
@@ -173,6 +174,7 @@ TASKS: Mapping[TaskName, TaskKind] = {
     "regression": TaskKind(("image", "target"), "rmse"),
     "multilabel": TaskKind(("image", "labels"), "f1"),
     "embedding": TaskKind((), "accuracy"),
+    "text_to_text": TaskKind((), "perplexity"),
     "own": TaskKind((), "loss"),
 }
 

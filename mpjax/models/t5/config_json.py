@@ -67,6 +67,12 @@ def read_settings(folder: pathlib.Path) -> T5Settings:
         raise UsageError(f"{folder / CONFIG}: {error}") from error
 
 
+def advice_on_t5(folder: pathlib.Path) -> list[str]:
+    """Advises, in a list of at most one sentence, that attention weights have no dropout."""
+    rate = read_object(folder / CONFIG).get("dropout_rate", 0.1)
+    return [f"dropout_rate {rate} is of embeddings, layers and features; attention weights have no dropout"] if rate else []
+
+
 def settings_of(config: Any, *, has_head: bool = False) -> T5Settings:
     """Converts the content of a `config.json` to the settings of a T5.
 
