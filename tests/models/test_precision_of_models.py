@@ -31,6 +31,7 @@ from mpjax.models import (
 )
 from mpjax.models.decoder import Decoder, DecoderSettings
 from mpjax.models.encoder import ModernBERTSettings, make_classifier
+from mpjax.models.t5 import T5, T5Settings
 from mpjax.precision import HALF, PRESETS, apply_policy, audit, storage_policy
 from mpjax.precision.casting import autocast
 
@@ -80,6 +81,20 @@ def modernbert(width):
     return functools.partial(make_classifier, settings, num_classes=3)
 
 
+class OfItself(T5):
+    """A T5 whose targets are its sources."""
+
+    def __call__(self, tokens):
+        return super().__call__(tokens, None, tokens)
+
+
+def t5(width, **settings):
+    sizes = {"vocabulary": 20, "heads": 4, "head_features": width // 4, "encoder_depth": 1, "decoder_depth": 1}
+    return functools.partial(OfItself, T5Settings(**sizes, width=width, hidden=2 * width, **settings))
+
+
+GATED = {"gated": True, "activation": "tanh_gelu", "tied": False, "scaled": False}
+
 MODELS = {
     "mlp": Case(functools.partial(MLP, 64, width=8, depth=2, num_classes=3), IMAGES),
     "resnet": Case(functools.partial(ResNet, (1, 1), BasicBlock, ImageNetStem, width=8, **SETTINGS), (4, 16, 16, 1)),
@@ -96,6 +111,8 @@ MODELS = {
     "llama": Case(functools.partial(Decoder, decoder(16, **LLAMA)), TEXTS, "int32"),
     "gemma": Case(functools.partial(Decoder, decoder(16, **GEMMA)), TEXTS, "int32"),
     "modernbert": Case(modernbert(16), TEXTS, "int32"),
+    "t5": Case(t5(16), TEXTS, "int32"),
+    "t5 v1.1": Case(t5(16, **GATED), TEXTS, "int32"),
 }
 
 
@@ -121,7 +138,7 @@ FLOAT8_PRESETS = [preset for preset in PRESETS if preset.policy.products is not 
 OTHER_PRESETS = [preset for preset in PRESETS if preset not in FLOAT8_PRESETS]
 
 
-QUICK = {(name, "mixed_float16") for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma", "modernbert")}
+QUICK = {(name, "mixed_float16") for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma", "modernbert", "t5")}
 QUICK |= {("vit", "mixed_bfloat16"), ("vit", "O1"), ("vit", "O3"), ("resnet", "O1"), ("gemma", "O1")}
 
 
@@ -170,6 +187,8 @@ LARGE_ENOUGH = {
     "llama": Case(functools.partial(Decoder, decoder(128, **LLAMA)), (4, 8), "int32"),
     "gemma": Case(functools.partial(Decoder, decoder(128, **GEMMA)), (4, 8), "int32"),
     "modernbert": Case(modernbert(128), (4, 8), "int32"),
+    "t5": Case(t5(128), (4, 8), "int32"),
+    "t5 v1.1": Case(t5(128, **GATED), (4, 8), "int32"),
 }
 """Models with linear layers of a size that stays in float8."""
 

@@ -28,6 +28,7 @@ from mpjax.training import Mean, initial_state, make_mesh, make_train_step, plan
 STEPS, BAD, SAVED, BATCH = 20, 7, 10, 16
 TINY = pathlib.Path(__file__).parents[1] / "models" / "decoder" / "tiny"
 MODERNBERT = pathlib.Path(__file__).parents[1] / "models" / "encoder" / "modernbert"
+T5 = pathlib.Path(__file__).parents[1] / "models" / "t5" / "tiny"
 MODELS = {
     "gpt2": "--task language_modeling --data.name docstrings --data.length 8 --model.name gpt2 --model.width 64 "
     "--model.depth 1 --model.heads 4 --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
@@ -35,6 +36,9 @@ MODELS = {
     "--data.tokenizer bytes --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
     "modernbert": f"--task text_classification --data.name docstrings --data.length 8 --model.name hf:{MODERNBERT} "
     "--data.tokenizer bytes --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
+    "t5": f"--task text_to_text --data.name hf:{T5 / 'pairs.csv'} --data.length 8 --model.name hf:{T5} "
+    "--data.train_split train[:2] --data.test_split train[2:] --data.tokenizer bytes --optimizer.name adamw "
+    "--optimizer.learning_rate 1e-3 --precision.policy float32",
     "unet": "--task segmentation --data.name digits_canvas --model.name unet --model.width 4 --model.depth 1 "
     "--training.batch_norm global --optimizer.learning_rate 1e-2 --precision.policy float64",
 }
