@@ -116,7 +116,11 @@ def write_adapter(settings: Export, config: Config, model: nnx.Module) -> str:
         )
     from mpjax.models.pretrained.peft import export_adapter  # local, because few runs have adapters
 
-    kinds = {"embedding": "FEATURE_EXTRACTION", "text_to_text": "SEQ_2_SEQ_LM", **dict.fromkeys(NEXT_TOKEN, "CAUSAL_LM")}
+    kinds = {
+        "embedding": "FEATURE_EXTRACTION",
+        "text_to_text": "SEQ_2_SEQ_LM",
+        **dict.fromkeys(NEXT_TOKEN, "CAUSAL_LM"),
+    }
     kind = kinds.get(config.task)
     dtype = settings.dtype or "float32"
     count = export_adapter(model, settings.output, base=config.model.weights, task=kind, dtype=dtype)

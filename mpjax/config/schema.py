@@ -181,8 +181,8 @@ class Model:
 
     name: ModelName = "resnet18"
     """Architecture; `hf:FOLDER`, a decoder, an encoder or a T5 with its weights from Hugging Face files, or `hf:ID`
-    from the hub; or your own: `FILE.py:NAME` or `package.module:NAME` of a class or function that takes the fields of a batch
-    and `rngs`."""
+    from the hub; or your own: `FILE.py:NAME` or `package.module:NAME` of a class or function that takes the fields of a
+    batch and `rngs`."""
     width: CountOrZero = 0
     """Channels of the first stage, or units of each layer; 0: as published (ResNet: 64 with the ImageNet stem, 16 with
     the small one; MLP: 16)."""

@@ -32,7 +32,8 @@ def text_to_text(*, label_smoothing: float = 0.0, chunk: int = 0) -> "Objective"
         # The first token of a conversation is predicted from none: here, it is the one that the model begins with.
         tokens = jnp.concatenate([targets[:, :1], targets], axis=1)
         answers = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] <= batch["target_length"][:, None]
-        return of_answers(_FromSources(model, batch), {"tokens": tokens, "answers": answers}, key)
+        answering: Any = _FromSources(model, batch)
+        return of_answers(answering, {"tokens": tokens, "answers": answers}, key)
 
     return objective
 

@@ -70,7 +70,11 @@ def read_settings(folder: pathlib.Path) -> T5Settings:
 def advice_on_t5(folder: pathlib.Path) -> list[str]:
     """Advises, in a list of at most one sentence, that attention weights have no dropout."""
     rate = read_object(folder / CONFIG).get("dropout_rate", 0.1)
-    return [f"dropout_rate {rate} is of embeddings, layers and features; attention weights have no dropout"] if rate else []
+    return (
+        [f"dropout_rate {rate} is of embeddings, layers and features; attention weights have no dropout"]
+        if rate
+        else []
+    )
 
 
 def settings_of(config: Any, *, has_head: bool = False) -> T5Settings:

@@ -184,13 +184,17 @@ class Block(nnx.Module):
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
-class CrossBlock(Block):
-    """A `Block` with attention to a source between its attention and its MLP."""
+class CrossBlock(nnx.Module):
+    """A block like `Block`, with attention to a source between its attention and its MLP."""
 
     def __init__(self, settings: T5Settings, *, rngs: nnx.Rngs):
-        super().__init__(settings, rngs=rngs)
+        self.norm1 = _norm(settings, rngs)
+        self.attention = Attention(settings, rngs=rngs)
         self.cross_norm = _norm(settings, rngs)
         self.cross = Attention(settings, rngs=rngs)
+        self.norm2 = _norm(settings, rngs)
+        self.mlp = _mlp(settings, rngs)
+        self.dropout = dropping(settings.dropout, rngs)
 
     def __call__(
         self,

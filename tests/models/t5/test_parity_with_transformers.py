@@ -3,7 +3,6 @@
 import pathlib
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,7 +24,15 @@ pytestmark = [
 LENGTHS = np.array([40, 7, 1, 33])
 TARGET_LENGTHS = np.array([5, 24, 17, 1])
 THERE, WRITTEN = (np.arange(size) < lengths[:, None] for size, lengths in ((40, LENGTHS), (24, TARGET_LENGTHS)))
-SIZES = {"vocab_size": 50, "d_model": 32, "d_kv": 12, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4}
+SIZES = {
+    "vocab_size": 50,
+    "d_model": 32,
+    "d_kv": 12,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+}
 CASES = {
     "t5": ("T5", {}),
     "v1.1": ("T5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),

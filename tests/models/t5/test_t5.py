@@ -1,4 +1,4 @@
-"""A T5: what its config.json says, what a token sees, its blocks as one loop and recomputed, and targets with a cache."""
+"""A T5: what its config.json says, what a token sees, its blocks as one loop, and targets with a cache."""
 
 import dataclasses
 import json
@@ -86,7 +86,9 @@ def test_what_is_not_understood_is_an_error(change, says):
         settings_of(TINY | change)
 
 
-SETTINGS = dataclasses.replace(settings_of(TINY | GATED), width=16, hidden=24, head_features=8, heads=2, decoder_depth=3)
+SETTINGS = dataclasses.replace(
+    settings_of(TINY | GATED), width=16, hidden=24, head_features=8, heads=2, decoder_depth=3
+)
 SOURCES = jax.random.randint(jax.random.key(0), (2, 9), 2, 260)
 TARGETS = jax.random.randint(jax.random.key(1), (2, 7), 2, 260)
 LENGTHS = jnp.asarray([4, 9])
