@@ -32,13 +32,13 @@ if TYPE_CHECKING:  # only tables, regressions and several labels have one
 def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | None" = None) -> Source:
     """Opens a stored data set as the `Source` of a task, with the fields that the task needs.
 
-    It chooses a column for each field, applies `config.preprocess` and numbers the classes; with a preprocess
-    function, that function numbers them. For a text task, all texts are tokenized now, and the tokens are held in
-    memory. For the task `own`, every column is a field (`all_columns`). For `instructions` and `preference`,
-    conversations are tokenized (`conversations`, `preferences`), for `embedding` pairs of texts (`text_pairs`), and
-    for `text_to_text` sources and targets (`sources_and_targets`). A sample of the masks is read to find their
-    values. The numbers of a regression are standardised by the statistics of the `encoding`, or else by those of
-    the training split, whose numbers are all read now (`with_targets`).
+    It chooses a column for each field, applies `config.preprocess` and numbers the classes; with a preprocess function,
+    that function numbers them. For a text task, all texts are tokenized now, and the tokens are held in memory. For the
+    task `own`, every column is a field (`all_columns`). For `instructions` and `preference`, conversations are
+    tokenized (`conversations`, `preferences`), for `embedding` pairs of texts (`text_pairs`), for
+    `text_to_text` sources and targets (`sources_and_targets`). A sample of the masks is
+    read to find their values. The numbers of a regression are standardised by the statistics of the `encoding`, or else
+    by those of the training split, whose numbers are all read now (`with_targets`).
 
     Raises:
       UsageError: a field has no column, a column does not fit its field, or the data set needs a setting that is

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+from typing import Any
 
 import pytest
 from flax import nnx
@@ -11,7 +12,7 @@ from safetensors.numpy import load_file
 from mpjax.commands import diagnose_run, evaluate_run, export_run, predict_run
 from mpjax.commands import run as train
 from mpjax.config import Diagnose, Evaluation, Export, Prediction, load_config
-from mpjax.errors import Diverged, UsageError
+from mpjax.errors import UsageError
 from mpjax.models.pretrained import export_safetensors
 from mpjax.models.t5 import T5, load_t5, read_settings
 
@@ -88,10 +89,9 @@ def test_every_command_reads_a_run_of_targets(flags, folder, tmp_path, capsys):
 
 @pytest.mark.parametrize("folder", [OVERFLOWING], indirect=True, ids=["overflowing"])
 def test_an_overflow_in_a_feed_forward_is_found_named_and_repaired(flags, tmp_path):
-    start = [*flags, *["--precision.policy", "mixed_float16", "--precision.initial_scale", "4", "--steps", "20"]]
-    with pytest.raises(Diverged, match="gradients were not finite"):
-        train(load_config(start))
-    found = diagnose_run(Diagnose(run=str(tmp_path / "run"), step=1))
+    start = [*flags, *"--precision.policy mixed_float16 --steps 3 --loop.eval_every 0".split()]
+    assert train(load_config(start))["skipped"] == 3
+    found: Any = diagnose_run(Diagnose(run=str(tmp_path / "run"), step=1))
     assert (found.verdict, found.path, found.direction, found.operation) == (
         "overflow",
         "encoder/blocks/1/mlp/down",
@@ -100,9 +100,5 @@ def test_an_overflow_in_a_feed_forward_is_found_named_and_repaired(flags, tmp_pa
     )
     assert found.rules == {"encoder/blocks/1/mlp/down": "float32"}
     assert found.verified
-    repaired = [*start, "--output_dir", str(tmp_path / "repaired"), "--precision.rules", *words_of(found.rules)]
-    assert train(load_config(repaired))["skipped"] == 0
-
-
-def words_of(rules):
-    return [word for pair in rules.items() for word in pair]
+    rules = "--precision.rules encoder/blocks/1/mlp/down float32"
+    assert train(load_config([*start, "--output_dir", str(tmp_path / "repaired"), *rules.split()]))["skipped"] == 0

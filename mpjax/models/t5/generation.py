@@ -137,7 +137,10 @@ def _programs(graph: Any, size: int, sampling: Sampling, cast: Callable) -> tupl
             room = ((0, 0), (0, size - 1), (0, 0), (0, 0))
             return jnp.pad(keys, room), jnp.pad(values, room)
         texts = jnp.arange(len(positions), dtype=jnp.int32)
-        pairs = zip(before, (keys, values), strict=True)
-        return tuple(slots.at[texts, positions].set(new[:, 0].astype(slots.dtype)) for slots, new in pairs)
+
+        def put(slots: jax.Array, new: jax.Array) -> jax.Array:
+            return slots.at[texts, positions].set(new[:, 0].astype(slots.dtype))
+
+        return put(before[0], keys), put(before[1], values)
 
     return read, step

@@ -48,7 +48,7 @@ class RelativePositions(nnx.Module):
         distances = np.arange(1 - keys, keys)
         group = bucket_of(distances, self.buckets, self.farthest, both_sides=self.both_sides)
         at = jnp.arange(keys, dtype=jnp.int32)[None, None] - positions[..., None] + (keys - 1)
-        table = self.embedding[...]
+        table = jnp.asarray(self.embedding[...])  # an exported program has tables of NumPy
         # Cast before the rows are taken: what takes a row many times adds its gradient in the dtype of the row.
         rows = table.astype(widest(table.dtype, FLOAT32))[jnp.asarray(group, jnp.int32)[at]]
         return jnp.moveaxis(rows, -1, -3)
