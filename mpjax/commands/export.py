@@ -103,6 +103,12 @@ def _export_folder(model: Any, output: str, *, source: str, fields: Fields, dtyp
         return export_vision(
             model, output, source=source, classes=classes, problem=kinds.get(str(predicted)), dtype=dtype
         )
+    from mpjax.models.t5.network import T5
+
+    if isinstance(model, T5):
+        from mpjax.models.t5.folder import export_t5
+
+        return export_t5(model, output, source=source, dtype=dtype)
     from mpjax.models.decoder.folder import export_decoder
 
     return export_decoder(model, output, source=source, dtype=dtype)
@@ -123,7 +129,12 @@ def write_adapter(settings: Export, config: Config, model: nnx.Module) -> str:
         )
     from mpjax.models.pretrained.peft import export_adapter  # local, because few runs have adapters
 
-    kind = "FEATURE_EXTRACTION" if config.task == "embedding" else "CAUSAL_LM" if config.task in NEXT_TOKEN else None
+    kinds = {
+        "embedding": "FEATURE_EXTRACTION",
+        "text_to_text": "SEQ_2_SEQ_LM",
+        **dict.fromkeys(NEXT_TOKEN, "CAUSAL_LM"),
+    }
+    kind = kinds.get(config.task)
     dtype = settings.dtype or "float32"
     count = export_adapter(model, settings.output, base=config.model.weights, task=kind, dtype=dtype)
     return (
@@ -136,6 +147,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "segmentation": ("image",),
     "text_classification": ("tokens", "length"),
     "embedding": ("tokens", "length"),
+    "text_to_text": ("tokens", "length", "target_tokens"),
     **dict.fromkeys(NEXT_TOKEN, ("tokens",)),
     "regression": ("image",),
     "multilabel": ("image",),

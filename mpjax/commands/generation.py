@@ -27,6 +27,10 @@ from mpjax.models.generation.continuations import check_prompt, generate
 from mpjax.models.generation.programs import SplitModel, split, uncast
 from mpjax.models.generation.sampling import Sampling
 from mpjax.models.pretrained.files import find_folder
+from mpjax.models.t5.config_json import is_t5
+from mpjax.models.t5.folder import load_t5
+from mpjax.models.t5.generation import split_t5
+from mpjax.models.t5.network import T5
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
 from mpjax.training.precision_plan import plan_precision
@@ -40,22 +44,28 @@ class TextGenerator(NamedTuple):
     """A language model with all that turns texts into texts.
 
     Attributes:
-      model: the model, taken apart.
+      model: the model, taken apart: a `SplitModel`, or a `SplitT5`.
       cast: the casts of its policy per operation.
       tokenizer: its tokenizer.
       start: makes the tokens of a prompt.
       end: the end-of-text tokens.
       header: the column names of tables without a line of names.
       between: what is shown between a prompt and its continuation.
+      apart: whether the model writes a text of its own, not what is behind a prompt.
     """
 
-    model: SplitModel
+    model: Any
     cast: Callable[[Callable], Callable]
     tokenizer: Tokenizer
     start: Callable[[str], list[int]]
     end: frozenset[int]
     header: tuple[str, ...] = ()
     between: str = ""
+    apart: bool = False
+
+    def written(self, prompt: list[int], stop: tuple[str, ...]) -> Written:
+        """Begins the text behind a prompt, or beside it."""
+        return Written(self.tokenizer, [] if self.apart else prompt, stop)
 
 
 class Prompt(NamedTuple):
@@ -95,17 +105,21 @@ def continue_texts(settings: Prediction, file: TextIO) -> int:
 
 def _of_run(settings: Prediction) -> TextGenerator:
     config = stored_settings(settings)
-    if config.task not in NEXT_TOKEN:
+    writers = (*NEXT_TOKEN, "text_to_text")
+    if config.task not in writers:
         raise UsageError(
             f"the run in {settings.run} is for {config.task}: --prompt and --generate want one with --task "
-            f"{' or '.join(NEXT_TOKEN)}"
+            f"{' or '.join(writers)}"
         )
     config = with_settings(config, {"training.remat": "none"})  # nothing is kept for a backward pass
     _, _, task = open_split(settings, config)
     layout = Layout(make_mesh(jax.local_devices()[:1]))
     _, state, _ = trained_state(task, config, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
     model = task.structure.assemble(state.averaged if settings.ema else state.params, state.stats)
-    parts, header = split(model, cast=task.cast), tuple(config.data.header)
+    header = tuple(config.data.header)
+    if config.task == "text_to_text":
+        return _of_targets(settings, model, task.cast, config.data.tokenizer, header)
+    parts = split(model, cast=task.cast)
     files = _ends(find_folder(config.model.folder)) if config.model.folder else frozenset()
     if settings.chat or config.task in CHATS:
         return _of_chats(config.data.tokenizer, parts, task.cast, files, header)
@@ -128,6 +142,8 @@ def _of_files(settings: Prediction) -> TextGenerator:
             "--policy mixed_float16"
         )
     set_up_jax(config, plan)
+    if is_t5(folder):
+        return _of_targets(settings, load_t5(folder, policy=plan.module_policy), uncast, str(folder), ())
     model = split(load_decoder(folder, policy=plan.module_policy))
     if settings.chat:
         return _of_chats(str(folder), model, uncast, _ends(folder))
@@ -138,6 +154,28 @@ def _of_files(settings: Prediction) -> TextGenerator:
         return tokenizer.framed([text], 1 << 30).values.tolist()
 
     return TextGenerator(model, uncast, tokenizer, start, _ends(folder) or frozenset({tokenizer.end}))
+
+
+def _of_targets(
+    settings: Prediction, model: Any, cast: Callable, tokenizer: str, header: tuple[str, ...]
+) -> TextGenerator:
+    """Makes the generator of targets from sources, which end with the end-of-text token, as in training.
+
+    Raises:
+      UsageError: prompts are to be chats, or the model is the user's own.
+    """
+    if settings.chat:
+        raise UsageError(f"--chat: {settings.run} writes targets from sources, without a chat template; leave it out")
+    if not isinstance(model, T5):
+        raise UsageError(f"{type(model).__name__} cannot write targets: --prompt and --generate want hf:FOLDER of a T5")
+    loaded = load_tokenizer(tokenizer)
+
+    def start(text: str) -> list[int]:
+        return [*loaded.whole([text]).values.tolist(), loaded.end]
+
+    return TextGenerator(
+        split_t5(model), cast, loaded, start, frozenset({loaded.end}), header, between="\n", apart=True
+    )
 
 
 def _of_chats(
@@ -206,7 +244,7 @@ def _records(
 ) -> Iterator[dict[str, Any]]:
     """Yields a line for each prompt of a batch, which is filled up to `size`, so that no other program is compiled."""
     filled = batch + [batch[-1]] * (size - len(batch))
-    texts = [Written(generator.tokenizer, prompt.tokens, settings.stop) for prompt in filled]
+    texts = [generator.written(prompt.tokens, settings.stop) for prompt in filled]
     pieces: list[list[str]] = [[] for _ in filled]
 
     def watch(index: int, token: int) -> bool:
@@ -230,7 +268,7 @@ def _records(
 
 def _shown(settings: Prediction, generator: TextGenerator, prompt: Prompt, *, first: bool) -> None:
     """Prints a prompt and its continuation on stdout as it is written; between texts, an empty line."""
-    text = Written(generator.tokenizer, prompt.tokens, settings.stop)
+    text = generator.written(prompt.tokens, settings.stop)
     # A model may write what a terminal takes for a command.
     shown = _without_commands if sys.stdout.isatty() else str
     print(*([] if first else ["\n"]), shown(prompt.text), generator.between, sep="", end="", flush=True)

@@ -74,6 +74,11 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
 
         function = instructions(label_smoothing=smoothing, chunk=config.training.chunked_loss)
         complete = objectives.with_perplexity
+    elif task == "text_to_text":
+        from mpjax.training.text_to_text import text_to_text
+
+        function = text_to_text(label_smoothing=smoothing, chunk=config.training.chunked_loss)
+        complete = objectives.with_perplexity
     elif task == "preference":
         from mpjax.training.dpo import preference
 

@@ -108,7 +108,7 @@ def predict_run(settings: Prediction) -> int:
                 record |= _rewards(rows[0])
             elif config.task == "embedding":
                 record |= _vector(rows[0])
-            elif config.task in NEXT_TOKEN:
+            elif config.task in (*NEXT_TOKEN, "text_to_text"):
                 record |= _loss(rows)
             elif config.task == "regression":
                 record |= _numbers(rows[0], source.fields["target"])
@@ -136,6 +136,11 @@ def _given(settings: Prediction, config: Config, source: Source) -> Inputs:
         raise UsageError(
             f"{settings.inputs[0]}: the run is for {config.task}, and a file of texts does not tell which are answers; "
             "write --split for those of its data set, or --prompt or --generate for new ones"
+        )
+    if config.task == "text_to_text":
+        raise UsageError(
+            f"{settings.inputs[0]}: the run is for text_to_text, and a file of texts has no targets to compare with: "
+            "write --split for the loss of its data set, or --prompt or --generate for the targets of new texts"
         )
     if "row" in source.fields:
         from mpjax.data.tabular_inputs import given_rows  # local, because images need no cells

@@ -150,6 +150,7 @@ TaskName = Literal[
     "regression",
     "multilabel",
     "embedding",
+    "text_to_text",
     "own",
 ]
 
@@ -186,6 +187,7 @@ TASKS: Mapping[TaskName, TaskKind] = {
     "regression": TaskKind(("image", "target"), "rmse"),
     "multilabel": TaskKind(("image", "labels"), "f1"),
     "embedding": TaskKind((), "accuracy"),
+    "text_to_text": TaskKind((), "perplexity"),
     "own": TaskKind((), "loss"),
 }
 

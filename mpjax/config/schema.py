@@ -180,9 +180,9 @@ class Model:
     """The model and its sizes."""
 
     name: ModelName = "resnet18"
-    """Architecture; `hf:FOLDER`, a decoder, an encoder or a vision network with its weights from Hugging Face files, or
-    `hf:ID` from the hub; or your own: `FILE.py:NAME` or `package.module:NAME` of a class or function that takes the
-    fields of a batch and `rngs`."""
+    """Architecture; `hf:FOLDER`, a decoder, an encoder, a T5 or a vision network with its weights from Hugging Face
+    files, or `hf:ID` from the hub; or your own: `FILE.py:NAME` or `package.module:NAME` of a class or function that
+    takes the fields of a batch and `rngs`."""
     width: CountOrZero = 0
     """Channels of the first stage (EfficientNet, MobileNetV3, DenseNet: of the first convolution), or units of each
     layer; 0: as published (ResNet: 64 with the ImageNet stem, 16 with the small one; MLP: 16)."""

@@ -35,7 +35,8 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
     It chooses a column for each field, applies `config.preprocess` and numbers the classes; with a preprocess function,
     that function numbers them. For a text task, all texts are tokenized now, and the tokens are held in memory. For the
     task `own`, every column is a field (`all_columns`). For `instructions` and `preference`, conversations are
-    tokenized (`conversations`, `preferences`), for `embedding` pairs of texts (`text_pairs`). A sample of the masks is
+    tokenized (`conversations`, `preferences`), for `embedding` pairs of texts (`text_pairs`), for
+    `text_to_text` sources and targets (`sources_and_targets`). A sample of the masks is
     read to find their values. The numbers of a regression are standardised by the statistics of the `encoding`, or else
     by those of the training split, whose numbers are all read now (`with_targets`).
 
@@ -57,6 +58,10 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
         from mpjax.data.text.pairs import text_pairs  # late, as in _table
 
         return text_pairs(table, config)
+    if task == "text_to_text":
+        from mpjax.data.text.sources_and_targets import sources_and_targets  # late, as in _table
+
+        return sources_and_targets(table, config)
     if task in ("regression", "multilabel"):
         from mpjax.data.image_targets import with_targets  # late, as in _table
 

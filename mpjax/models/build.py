@@ -78,6 +78,7 @@ def _from_folder(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Mo
     """Builds the network that the files of a folder describe, with initial values; its weights are not read."""
     from mpjax.models.encoder.config_json import is_encoder  # local, as few runs need files of Hugging Face
     from mpjax.models.pretrained.files import find_folder
+    from mpjax.models.t5.config_json import is_t5
     from mpjax.models.vision.config_json import is_vision
 
     _refuse_others(config, FROM_FOLDER)
@@ -86,6 +87,8 @@ def _from_folder(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Mo
         return _encoder(config, folder, fields, rngs)
     if is_vision(folder):
         return _vision(config, folder, fields, rngs)
+    if is_t5(folder):
+        return _t5(config, folder, fields, rngs)
     from mpjax.models.decoder.config_json import read_settings
     from mpjax.models.decoder.network import Decoder
 
@@ -122,6 +125,17 @@ def _vision(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nn
     return make_network(read_settings(folder), **sizes, scan_blocks=config.scan_blocks, rngs=rngs)
 
 
+def _t5(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+    from mpjax.models.t5.config_json import read_settings
+    from mpjax.models.t5.network import T5
+
+    _require_fields(config, fields, "text_to_text")
+    settings = read_settings(folder)
+    tokens: Any = fields["tokens"]
+    _require_tokens(config, settings, tokens.vocabulary, tokens.length)
+    return T5(settings, scan_blocks=config.scan_blocks, rngs=rngs)
+
+
 def _require_tokens(config: schema.Model, settings: Any, vocabulary: int, length: int) -> None:
     """Raises UsageError if the data has more tokens, or longer texts, than the network of a folder takes."""
     if vocabulary > settings.vocabulary:
@@ -129,7 +143,7 @@ def _require_tokens(config: schema.Model, settings: Any, vocabulary: int, length
             f"--model.name {config.name} has {settings.vocabulary} tokens, and the data {vocabulary}: write "
             f"--data.tokenizer {config.folder}"
         )
-    if length > settings.length:
+    if length > getattr(settings, "length", length):  # T5 takes texts of any length
         raise UsageError(
             f"--model.name {config.name} takes texts of at most {settings.length} tokens, and the data has texts of "
             f"{length}: write --data.length {settings.length}"
@@ -201,12 +215,15 @@ def advice_on(config: schema.Model) -> list[str]:
 def _advice_on_folder(name: str) -> list[str]:
     from mpjax.models.encoder.config_json import advice_on_dropout, is_encoder
     from mpjax.models.pretrained.files import find_folder
+    from mpjax.models.t5.config_json import advice_on_t5, is_t5
     from mpjax.models.vision.config_json import is_vision
     from mpjax.models.vision.images import advice_on_images
 
     folder = find_folder(name)
     if is_vision(folder):
         return advice_on_images(folder)
+    if is_t5(folder):
+        return advice_on_t5(folder)
     return advice_on_dropout(folder) if is_encoder(folder) else []
 
 
@@ -273,6 +290,7 @@ _FIELDS: Mapping[TaskName, tuple[str, ...]] = {
     "text_classification": ("tokens", "length", "label"),
     "language_modeling": ("tokens",),
     "embedding": ("tokens", "length"),
+    "text_to_text": ("tokens", "length", "target_tokens", "target_length"),
 }
 """The fields in a batch of each task of a model in the table."""
 

@@ -44,14 +44,16 @@ def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
     """Builds the function `(model, batch) -> logits` of a task; the logits are as the model returns them.
 
     They are [B, classes] for classification, [B, H, W, classes] for segmentation, [B, T, vocabulary] for language
-    modelling, vectors [B, D] for embeddings, [B, targets] for regression, standardised, and [B, labels] for several
-    labels. Images and rows are prepared without augmentation and cast to the compute dtype of the policy; tokens are
-    passed as they are. Arguments as for `outputs_for`.
+    modelling and targets, vectors [B, D] for embeddings, [B, targets] for regression, standardised, and [B, labels] for
+    several labels. Images and rows are prepared without augmentation and cast to the compute dtype of the policy;
+    tokens are passed as they are. Arguments as for `outputs_for`.
     """
     if task in ("text_classification", "embedding"):
         return lambda model, batch: model(batch["tokens"], batch["length"])
     if task in NEXT_TOKEN:
         return lambda model, batch: model(batch["tokens"])
+    if task == "text_to_text":
+        return lambda model, batch: model(batch["tokens"], batch["length"], batch["target_tokens"])
 
     def of_inputs(model, batch) -> jax.Array:
         batch = prepare(batch, None)
@@ -66,7 +68,8 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
     Classification outputs `classes` and `probabilities`, [B, top], the most probable first. Segmentation outputs
     `mask`, the class of each pixel, uint8 [B, H, W]. Language modelling outputs `loss` and `tokens`, both [B]: the sum
     of the losses of the first `count` predicted tokens of an example (`count` is a field of the batch; without it, all
-    tokens), and the number of these tokens; for instructions, these are the tokens of answers. Preferences
+    tokens), and the number of these tokens; for instructions, these are the tokens of answers, and
+    for texts that are written from others, those of targets. Preferences
     output `chosen` and `rejected` [B], the rewards of both. Regression outputs
     `numbers`, standardised, float32 [B, targets]; several labels output `applies`, their probabilities, float32 [B,
     labels]. Embeddings output `embedding`, float32 [B, D], of the first text, and `cosine` [B], that of both texts of a
@@ -109,6 +112,12 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
         count = jnp.sum(counted.astype(jnp.int32), axis=1)
         return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
 
+    def text_to_text(model, batch) -> Arrays:
+        losses, count = cross_entropy(logits_of(model, batch), batch["target_tokens"]), batch["target_length"]
+        counted = jnp.arange(losses.shape[1], dtype=jnp.int32)[None] < count[:, None]
+        losses = jnp.where(counted, losses, jnp.zeros_like(losses))
+        return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
+
     def preference(model, batch) -> Arrays:
         from mpjax.training.dpo import rewards  # local, like all imports that few runs need
 
@@ -144,6 +153,7 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
         "regression": regression,
         "multilabel": multilabel,
         "embedding": embedding,
+        "text_to_text": text_to_text,
     }
     return outputs[task]
 

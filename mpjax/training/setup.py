@@ -58,7 +58,7 @@ def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, n
     shape: Any = getattr(logits, "shape", type(logits).__name__)
     if task == "embedding" and len(shape) == 2:
         expected = (_BATCH, shape[1])  # of any number of features
-    if shape != expected and not (task in NEXT_TOKEN and _has_more_tokens(shape, expected)):
+    if shape != expected and not (task in (*NEXT_TOKEN, "text_to_text") and _has_more_tokens(shape, expected)):
         raise UsageError(
             f"--model.name {name} gives {shape} for a batch of {_BATCH}; wanted logits {expected}: {_SIGNATURES[task]}"
         )
@@ -75,6 +75,7 @@ _SIGNATURES: Mapping[TaskName, str] = {
     "text_classification": "tokens [B, T], lengths [B] -> logits [B, num_classes]",
     **dict.fromkeys(NEXT_TOKEN, "tokens [B, T] -> logits [B, T, vocabulary]"),
     "embedding": "tokens [B, T], lengths [B] -> vectors [B, D]",
+    "text_to_text": "tokens [B, T], lengths [B], targets [B, U] -> logits [B, U, vocabulary]",
     "regression": "images [B, H, W, C] or rows [B, F] -> numbers [B, targets]",
     "multilabel": "images [B, H, W, C] or rows [B, F] -> logits [B, labels]",
 }
@@ -90,6 +91,10 @@ def _call(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> tuple[Shapes
         tokens = fields["tokens"]
         if task in NEXT_TOKEN:
             return (of(tokens.length - 1),), (_BATCH, tokens.length - 1, tokens.vocabulary)
+        if task == "text_to_text":
+            targets = fields["target_tokens"]
+            inputs = of(tokens.length), of(), of(targets.length)
+            return inputs, (_BATCH, targets.length, targets.vocabulary)
         features = fields["label"].num_classes if "label" in fields else -1
         return (of(tokens.length), of()), (_BATCH, features)
     if "row" in fields or task in ("regression", "multilabel"):

@@ -40,6 +40,7 @@ from mpjax.models import (
 )
 from mpjax.models.decoder import Decoder, DecoderSettings
 from mpjax.models.encoder import ModernBERTSettings, make_classifier
+from mpjax.models.t5 import T5, T5Settings
 from mpjax.models.vision import make_network, settings_of
 from mpjax.precision import HALF, PRESETS, apply_policy, audit, storage_policy
 from mpjax.precision.casting import autocast
@@ -100,6 +101,20 @@ def dinov2(width):
     return functools.partial(make_network, settings, image_shape=(8, 8, 1), num_classes=3)
 
 
+class OfItself(T5):
+    """A T5 whose targets are its sources."""
+
+    def __call__(self, tokens):
+        return super().__call__(tokens, None, tokens)
+
+
+def t5(width, **settings):
+    sizes = {"vocabulary": 20, "heads": 4, "head_features": width // 4, "encoder_depth": 1, "decoder_depth": 1}
+    return functools.partial(OfItself, T5Settings(**sizes, width=width, hidden=2 * width, **settings))
+
+
+GATED = {"gated": True, "activation": "tanh_gelu", "tied": False, "scaled": False}
+
 MODELS = {
     "mlp": Case(functools.partial(MLP, 64, width=8, depth=2, num_classes=3), IMAGES),
     "resnet": Case(functools.partial(ResNet, (1, 1), BasicBlock, ImageNetStem, width=8, **SETTINGS), (4, 16, 16, 1)),
@@ -123,6 +138,8 @@ MODELS = {
     "modernbert": Case(modernbert(16), TEXTS, "int32"),
     "dinov2": Case(dinov2(16), (2, 8, 8, 1)),
     "convnextv2": Case(functools.partial(ConvNeXt, (1, 1), width=8, patch=2, version=2, **SETTINGS), IMAGES),
+    "t5": Case(t5(16), TEXTS, "int32"),
+    "t5 v1.1": Case(t5(16, **GATED), TEXTS, "int32"),
 }
 
 
@@ -150,7 +167,7 @@ OTHER_PRESETS = [preset for preset in PRESETS if preset not in FLOAT8_PRESETS]
 
 QUICK = {
     (name, "mixed_float16")
-    for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma", "modernbert", "dinov2", "convnextv2")
+    for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma", "modernbert", "dinov2", "convnextv2", "t5")
 }
 QUICK |= {("efficientnet", "mixed_float16"), ("mobilenetv3", "mixed_float16")}
 QUICK |= {("vit", "mixed_bfloat16"), ("vit", "O1"), ("vit", "O3"), ("resnet", "O1"), ("gemma", "O1")}
@@ -202,6 +219,8 @@ LARGE_ENOUGH = {
     "gemma": Case(functools.partial(Decoder, decoder(128, **GEMMA)), (4, 8), "int32"),
     "modernbert": Case(modernbert(128), (4, 8), "int32"),
     "dinov2": Case(dinov2(64), (4, 8, 8, 1)),
+    "t5": Case(t5(128), (4, 8), "int32"),
+    "t5 v1.1": Case(t5(128, **GATED), (4, 8), "int32"),
 }
 """Models with linear layers of a size that stays in float8."""
 

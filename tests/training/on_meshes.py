@@ -29,6 +29,7 @@ STEPS, BAD, SAVED, BATCH = 20, 7, 10, 16
 TINY = pathlib.Path(__file__).parents[1] / "models" / "decoder" / "tiny"
 MODERNBERT = pathlib.Path(__file__).parents[1] / "models" / "encoder" / "modernbert"
 DINOV2 = pathlib.Path(__file__).parents[1] / "models" / "vision" / "dinov2"
+T5 = pathlib.Path(__file__).parents[1] / "models" / "t5" / "tiny"
 MODELS = {
     "gpt2": "--task language_modeling --data.name docstrings --data.length 8 --model.name gpt2 --model.width 64 "
     "--model.depth 1 --model.heads 4 --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
@@ -38,6 +39,8 @@ MODELS = {
     "--data.tokenizer bytes --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
     "dinov2": f"--data.name digits --model.name hf:{DINOV2} --optimizer.name adamw --optimizer.learning_rate 1e-3 "
     "--precision.policy float32",
+    "t5": f"--task text_to_text --data.name {__file__}:pairs --data.length 8 --model.name hf:{T5} "
+    "--data.tokenizer bytes --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
     "unet": "--task segmentation --data.name digits_canvas --model.name unet --model.width 4 --model.depth 1 "
     "--training.batch_norm global --optimizer.learning_rate 1e-2 --precision.policy float64",
 }
@@ -58,6 +61,12 @@ ALONE = ("one", "fsdp", "tensor", "all", "sequence")
 
 IN_TWO = ("one", "both")
 """Meshes of two processes with four each; "one" is the first device of the first process."""
+
+
+def pairs() -> tuple[dict, dict]:
+    """A source and a target of each split; batches are drawn at random."""
+    texts = {"source": ["a"], "target": ["b"]}
+    return texts, texts
 
 
 class Run:

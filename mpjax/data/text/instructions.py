@@ -170,13 +170,17 @@ def conversations(table: Table, config: Data) -> Source:
     return Source(table.name, fields, train, test, notes=tuple(dict.fromkeys(notes)))
 
 
-def stored_rows(table: Table, config: Data, forms: Sequence[Sequence[str]]) -> list[tuple[Examples, str]]:
+def stored_rows(
+    table: Table, config: Data, forms: Sequence[Sequence[str]], *, kind: str = "conversations"
+) -> list[tuple[Examples, str]]:
     """Opens both splits of a stored set as rows of one of some forms, each with its name for messages.
+
+    `kind` names what the rows are, in messages.
 
     Raises:
       UsageError: the set has the columns of no form or of several, or `config.preprocess` cannot be used.
     """
-    columns = _columns(table, config, forms)
+    columns = _columns(table, config, forms, kind)
     rename = functools.partial(renamed, columns)
     splits: Any = table.open(tuple(dict.fromkeys(columns.values())))
     splits = [MappedExamples(split, rename) for split in splits]
@@ -192,10 +196,10 @@ def _wanted(forms: Sequence[Sequence[str]]) -> str:
     return " or ".join(" and ".join(form) for form in forms)
 
 
-def _columns(table: Table, config: Data, forms: Sequence[Sequence[str]]) -> dict[str, str]:
+def _columns(table: Table, config: Data, forms: Sequence[Sequence[str]], kind: str) -> dict[str, str]:
     known = [*dict.fromkeys(itertools.chain(*forms)), *(["input"] if ("instruction", "output") in forms else [])]
     if unknown := sorted(set(config.columns) - set(known)):
-        raise UsageError(f"--data.columns {unknown[0]}: conversations have the fields {', '.join(known)}")
+        raise UsageError(f"--data.columns {unknown[0]}: {kind} have the fields {', '.join(known)}")
     require_columns(table, config.columns)
     if config.preprocess:
         return dict(config.columns) or {name: name for name in table.columns}
@@ -206,7 +210,7 @@ def _columns(table: Table, config: Data, forms: Sequence[Sequence[str]]) -> dict
     if len(there) != 1:
         which = " and ".join("/".join(form) for form in there)
         raise UsageError(
-            f"data set '{table.name}' has {f'conversations in {which}' if there else 'no conversations'}; its columns "
+            f"data set '{table.name}' has {f'{kind} in {which}' if there else f'no {kind}'}; its columns "
             f"are {', '.join(table.columns)}; wanted {_wanted(forms)}; write --data.columns {(there or forms)[0][0]} "
             "COLUMN"
         )

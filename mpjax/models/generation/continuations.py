@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -55,7 +56,8 @@ def generate(
 
     Args:
       model: a language model of mpjax (`mpjax.models.decoder.Decoder`, `mpjax.models.gpt2.GPT2`), which stays as it is,
-        or the result of `mpjax.models.generation.programs.split`, for several calls.
+        or the result of `mpjax.models.generation.programs.split` or `mpjax.models.t5.generation.split_t5`, for several
+        calls.
       prompts: the tokens of each prompt, of different lengths.
       max_tokens: the largest number of tokens to write. A text also ends at the model's length.
       sampling: how tokens are chosen.
@@ -70,7 +72,8 @@ def generate(
       UsageError: the model cannot continue texts, there is no prompt, a prompt is empty, has a token that the model
         does not know or leaves no room, or a logit is not finite.
     """
-    parts = model if isinstance(model, SplitModel) else split(model, cast=cast)
+    draws = getattr(model, "drawn", None)  # of a model that reads another text than the one that it writes
+    parts = model if draws or isinstance(model, SplitModel) else split(model, cast=cast)
     token_arrays = [np.asarray(prompt) for prompt in prompts]
     if parts.documents is not None:
         token_arrays = [parts.documents.last(tokens) for tokens in token_arrays]
@@ -87,7 +90,8 @@ def generate(
     stopped: list[Stopped | None] = [None for _ in token_arrays]
     room = [min(max_tokens, parts.length - len(row)) for row in token_arrays]
     keys = _keys(seed, range(len(token_arrays)) if numbers is None else numbers)
-    drawing = _drawn(parts, token_arrays, max(room), sampling, keys, cast)
+    draws = draws or functools.partial(_drawn, parts)
+    drawing = draws(token_arrays, max(room), sampling, keys, cast)
     for drawn in drawing:
         for number, (token, score, finite) in enumerate(zip(*drawn, strict=True)):
             if stopped[number]:

@@ -196,7 +196,7 @@ def programs_of(model: SplitModel, sampling: Sampling, *, cast: Callable[[Callab
 @functools.lru_cache(maxsize=16)
 def _programs(graph: Any, form: Form, sampling: Sampling, cast: Callable[[Callable], Callable]) -> Programs:
     def drawn(model: LanguageModel, features: jax.Array, positions: jax.Array, keys: jax.Array) -> Drawn:
-        return _drawn(sampling, model.logits(features), jax.vmap(jax.random.fold_in)(keys, positions))
+        return drawn_from(sampling, model.logits(features), jax.vmap(jax.random.fold_in)(keys, positions))
 
     @functools.cache
     def read(size: int) -> Callable:
@@ -240,7 +240,8 @@ def next_features(
     return features[:, 0], tuple(block.kept for block in blocks)
 
 
-def _drawn(sampling: Sampling, logits: Float[Array, "B V"], keys: Key[Array, " B"]) -> Drawn:
+def drawn_from(sampling: Sampling, logits: Float[Array, "B V"], keys: Key[Array, " B"]) -> Drawn:
+    """Draws a token of each text from its logits, in float32 or wider."""
     logits = logits.astype(widest(logits.dtype, FLOAT32))
     tokens = sampled(sampling, logits, keys)
     total = jax.nn.logsumexp(logits, axis=-1)

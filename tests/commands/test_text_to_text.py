@@ -1,0 +1,104 @@
+"""A run that writes texts from others: its commands read it, and an overflow is found, named and repaired."""
+
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file
+
+from mpjax.commands import diagnose_run, evaluate_run, export_run, predict_run
+from mpjax.commands import run as train
+from mpjax.config import Diagnose, Evaluation, Export, Prediction, load_config
+from mpjax.errors import UsageError
+from mpjax.models.pretrained import export_safetensors
+from mpjax.models.t5 import T5, load_t5, read_settings
+
+
+pytestmark = pytest.mark.extra
+
+TINY = pathlib.Path(__file__).parents[1] / "models" / "t5" / "tiny"
+OVERFLOWING = 1e5
+"""The factor of the weights behind the ReLU of a layer: T5 v1.0 learned in bfloat16, which has such numbers."""
+
+
+@pytest.fixture
+def folder(tmp_path, request):
+    """A folder of a small T5 with random weights, one layer of which may overflow in float16."""
+    folder = tmp_path / "t5"
+    shutil.copytree(TINY, folder)
+    model = T5(read_settings(folder), rngs=nnx.Rngs(0))
+    model.encoder.blocks[1].mlp.down.kernel[...] *= getattr(request, "param", 1.0)
+    export_safetensors(model, folder / "model.safetensors", layout="huggingface")
+    return folder
+
+
+@pytest.fixture
+def flags(folder, tmp_path, monkeypatch):
+    """The arguments of a run that learns to write a letter of the source as a capital."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    rows = [{"text": letter * 2, "target": letter.upper() * 3} for letter in "abcdefgh" * 2]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = "--data.columns source text --data.train_split train[:8] --data.test_split train[8:] --data.length 8"
+    others = "--data.batch_size 8 --optimizer.name adamw --optimizer.learning_rate 0.01 --optimizer.warmup 1"
+    model = f"--model.name hf:{folder} --report.no_plot --report.no_tensorboard --output_dir {tmp_path / 'run'}"
+    name = f"hf:{tmp_path / 'rows.jsonl'}"
+    words = f"--data.tokenizer bytes {data} {others} {model}"
+    return ["--task", "text_to_text", "--data.name", name, *words.split()]
+
+
+def test_every_command_reads_a_run_of_targets(flags, folder, tmp_path, capsys):
+    more = "--steps 60 --precision.policy mixed_float16 --loop.save_every 30 --optimizer.weight_decay 0"
+    summary = train(load_config([*flags, *more.split()]))
+    assert summary["skipped"] == 0
+    run = str(tmp_path / "run")
+    metrics = evaluate_run(Evaluation(run=run))
+    assert metrics["test/accuracy"] > 0.9  # at random 1/260
+    assert metrics["test/loss"] == pytest.approx(summary["test/loss"], rel=1e-5)
+
+    def lines(**settings):
+        capsys.readouterr()
+        predict_run(Prediction(run=run, **settings))
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    rows = lines(split="train[8:]")
+    assert [row["tokens"] for row in rows] == [4] * 8  # three letters and the end
+    assert sum(row["loss"] for row in rows) / 8 == pytest.approx(metrics["test/loss"], rel=1e-5)
+    written = lines(prompt=("aa", "hh"), json=True, max_tokens=6)
+    assert [(row["text"], row["tokens"], row["stopped"]) for row in written] == [("AAA", 4, "end"), ("HHH", 4, "end")]
+    texts = tmp_path / "texts.txt"
+    texts.write_text("bb\n")
+    assert lines(inputs=(str(texts),), generate=True)[0]["text"] == "BBB"
+    with pytest.raises(UsageError, match="a file of texts has no targets to compare with: write --split"):
+        lines(inputs=(str(texts),))
+    with pytest.raises(UsageError, match="--chat: .* writes targets from sources"):
+        lines(prompt=("aa",), chat=True)
+    export_run(Export(run=run, what="program", output=str(tmp_path / "program")))
+    export_run(Export(run=run, output=str(tmp_path / "out"), layout="huggingface"))
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "out"))
+    assert before.keys() == after.keys()
+    load_t5(tmp_path / "out")
+    predict_run(Prediction(run=f"hf:{tmp_path / 'out'}", prompt=("cc",), max_tokens=2))
+    capsys.readouterr()
+    again = train(load_config(["--resume", run, "--steps", "62"]))
+    assert (again["attempts"], again["skipped"]) == (62, 0)
+
+
+@pytest.mark.parametrize("folder", [OVERFLOWING], indirect=True, ids=["overflowing"])
+def test_an_overflow_in_a_feed_forward_is_found_named_and_repaired(flags, tmp_path):
+    start = [*flags, *"--precision.policy mixed_float16 --steps 3 --loop.eval_every 0".split()]
+    assert train(load_config(start))["skipped"] == 3
+    found: Any = diagnose_run(Diagnose(run=str(tmp_path / "run"), step=1))
+    assert (found.verdict, found.path, found.direction, found.operation) == (
+        "overflow",
+        "encoder/blocks/1/mlp/down",
+        "forward",
+        "dot_general",
+    )
+    assert found.rules == {"encoder/blocks/1/mlp/down": "float32"}
+    assert found.verified
+    rules = "--precision.rules encoder/blocks/1/mlp/down float32"
+    assert train(load_config([*start, "--output_dir", str(tmp_path / "repaired"), *rules.split()]))["skipped"] == 0
