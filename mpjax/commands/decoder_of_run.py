@@ -13,14 +13,8 @@ import jax
 from mpjax.config.schema import Model
 from mpjax.errors import UsageError
 from mpjax.models.config_keys import CONFIG
-from mpjax.models.decoder.config_json import read_settings
-from mpjax.models.encoder.config_json import is_encoder
-from mpjax.models.encoder.config_json import read_settings as read_encoder
+from mpjax.models.folder_kinds import read_settings
 from mpjax.models.pretrained.files import find_folder
-from mpjax.models.t5.config_json import is_t5
-from mpjax.models.t5.config_json import read_settings as read_t5
-from mpjax.models.vision.config_json import is_vision
-from mpjax.models.vision.config_json import read_settings as read_vision
 from mpjax.precision.dtypes import path_name
 from mpjax.strict_json import encode
 
@@ -32,9 +26,7 @@ _NO_EFFECT = ("length",)
 def described_decoder(model: Model) -> dict[str, Any]:
     """The settings of the network in the folder that `model` names, as nested values of JSON."""
     folder = find_folder(model.folder)
-    others = ((is_encoder, read_encoder), (is_vision, read_vision), (is_t5, read_t5))
-    read = next((read for is_kind, read in others if is_kind(folder)), read_settings)
-    settings = dataclasses.asdict(read(folder))
+    settings = dataclasses.asdict(read_settings(folder))
     return json.loads(encode({name: value for name, value in settings.items() if name not in _NO_EFFECT}))
 
 

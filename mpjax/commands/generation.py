@@ -23,11 +23,11 @@ from mpjax.data.text.tokenizers import load_tokenizer
 from mpjax.data.text.written import Written
 from mpjax.errors import UsageError, printable
 from mpjax.models.decoder.folder import load_decoder
+from mpjax.models.folder_kinds import kind_of
 from mpjax.models.generation.continuations import check_prompt, generate
 from mpjax.models.generation.programs import SplitModel, split, uncast
 from mpjax.models.generation.sampling import Sampling
 from mpjax.models.pretrained.files import find_folder
-from mpjax.models.t5.config_json import is_t5
 from mpjax.models.t5.folder import load_t5
 from mpjax.models.t5.generation import split_t5
 from mpjax.models.t5.network import T5
@@ -142,7 +142,7 @@ def _of_files(settings: Prediction) -> TextGenerator:
             "--policy mixed_float16"
         )
     set_up_jax(config, plan)
-    if is_t5(folder):
+    if kind_of(folder) == "t5":
         return _of_targets(settings, load_t5(folder, policy=plan.module_policy), uncast, str(folder), ())
     model = split(load_decoder(folder, policy=plan.module_policy))
     if settings.chat:

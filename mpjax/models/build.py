@@ -76,19 +76,16 @@ def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
 
 def _from_folder(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     """Builds the network that the files of a folder describe, with initial values; its weights are not read."""
-    from mpjax.models.encoder.config_json import is_encoder  # local, as few runs need files of Hugging Face
+    from mpjax.models.folder_kinds import kind_of  # local, as few runs need files of Hugging Face
     from mpjax.models.pretrained.files import find_folder
-    from mpjax.models.t5.config_json import is_t5
-    from mpjax.models.vision.config_json import is_vision
 
     _refuse_others(config, FROM_FOLDER)
     folder = find_folder(config.folder)
-    if is_encoder(folder):
-        return _encoder(config, folder, fields, rngs)
-    if is_vision(folder):
-        return _vision(config, folder, fields, rngs)
-    if is_t5(folder):
-        return _t5(config, folder, fields, rngs)
+    build = {"decoder": _decoder, "encoder": _encoder, "t5": _t5, "vision": _vision}[kind_of(folder)]
+    return build(config, folder, fields, rngs)
+
+
+def _decoder(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     from mpjax.models.decoder.config_json import read_settings
     from mpjax.models.decoder.network import Decoder
 
@@ -209,22 +206,12 @@ def advice_on(config: schema.Model) -> list[str]:
     unread = [f"--model.{name} {value}" for name, value in _given(config).items() if name not in read]
     why = "is your own model, which its code alone describes" if is_users_model else "does not read it"
     advice = [f"{', '.join(unread)} without effect: {config.name} {why}"] if unread else []
-    return advice + _advice_on_folder(config.folder) if config.folder else advice
-
-
-def _advice_on_folder(name: str) -> list[str]:
-    from mpjax.models.encoder.config_json import advice_on_dropout, is_encoder
+    if not config.folder:
+        return advice
+    from mpjax.models import folder_kinds
     from mpjax.models.pretrained.files import find_folder
-    from mpjax.models.t5.config_json import advice_on_t5, is_t5
-    from mpjax.models.vision.config_json import is_vision
-    from mpjax.models.vision.images import advice_on_images
 
-    folder = find_folder(name)
-    if is_vision(folder):
-        return advice_on_images(folder)
-    if is_t5(folder):
-        return advice_on_t5(folder)
-    return advice_on_dropout(folder) if is_encoder(folder) else []
+    return advice + folder_kinds.advice_on(find_folder(config.folder))
 
 
 def _own(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:

@@ -89,7 +89,7 @@ def test_every_command_reads_a_run_of_targets(flags, folder, tmp_path, capsys):
 
 @pytest.mark.parametrize("folder", [OVERFLOWING], indirect=True, ids=["overflowing"])
 def test_an_overflow_in_a_feed_forward_is_found_named_and_repaired(flags, tmp_path):
-    start = [*flags, *"--precision.policy mixed_float16 --steps 3 --loop.eval_every 0".split()]
+    start = [*flags, *["--precision.policy", "mixed_float16", "--steps", "3", "--loop.eval_every", "0"]]
     assert train(load_config(start))["skipped"] == 3
     found: Any = diagnose_run(Diagnose(run=str(tmp_path / "run"), step=1))
     assert (found.verdict, found.path, found.direction, found.operation) == (

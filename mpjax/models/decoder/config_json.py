@@ -46,8 +46,8 @@ def settings_of(config: Mapping[str, Any]) -> DecoderSettings:
     if not isinstance(config, Mapping):
         raise UsageError(f"wanted a JSON object, got {type(config).__name__}")
     keys = ConfigKeys(config)
-    family = keys.one_of("model_type", _FAMILIES)
-    architecture, read = _FAMILIES[family]
+    family = keys.one_of("model_type", FAMILIES)
+    architecture, read = FAMILIES[family]
     if (named := config.get("architectures")) not in (None, [architecture]):
         raise UsageError(f"architectures is {encode(named)}: wanted [{encode(architecture)}] for {family}")
     settings = read(keys)
@@ -228,7 +228,7 @@ def _gemma_sizes(keys: ConfigKeys) -> dict[str, Any]:
     }
 
 
-_FAMILIES: Mapping[str, tuple[str, Callable[[ConfigKeys], DecoderSettings]]] = {
+FAMILIES: Mapping[str, tuple[str, Callable[[ConfigKeys], DecoderSettings]]] = {
     "llama": ("LlamaForCausalLM", _llama),
     "mistral": ("MistralForCausalLM", _mistral),
     "qwen2": ("Qwen2ForCausalLM", _qwen2),

@@ -54,16 +54,6 @@ _UNUSED = (
 """Keys that change no output of an encoder, beside those of every network: names of classes, and words of training."""
 
 
-def is_encoder(folder: pathlib.Path) -> bool:
-    """True if the `model_type` of a folder's config.json is that of an encoder.
-
-    Raises:
-      UsageError: there is no config.json, or it is damaged.
-    """
-    config = read_object(folder / CONFIG)
-    return isinstance(config, Mapping) and config.get("model_type") in FAMILIES
-
-
 def advice_on_dropout(folder: pathlib.Path) -> list[str]:
     """Advises, in a list of at most one sentence, that attention weights have no dropout."""
     config = read_object(folder / CONFIG)

@@ -45,16 +45,6 @@ _UNUSED = (
 """Keys that change no logit, beside those of every network."""
 
 
-def is_t5(folder: pathlib.Path) -> bool:
-    """True if the `model_type` of a folder's config.json is that of a T5.
-
-    Raises:
-      UsageError: there is no config.json, or it is damaged.
-    """
-    config = read_object(folder / CONFIG)
-    return isinstance(config, Mapping) and config.get("model_type") in FAMILIES
-
-
 def read_settings(folder: pathlib.Path) -> T5Settings:
     """Reads the settings of the T5 in a folder of Hugging Face files.
 

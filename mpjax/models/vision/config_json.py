@@ -50,16 +50,6 @@ _UNUSED = (
 """Keys that change no logit: names of classes, and layers of pre-training, poolers and backbones without a head."""
 
 
-def is_vision(folder: pathlib.Path) -> bool:
-    """True if the `model_type` of a folder's config.json is that of a network for images.
-
-    Raises:
-      UsageError: there is no config.json, or it is damaged.
-    """
-    config = read_object(folder / CONFIG)
-    return isinstance(config, Mapping) and config.get("model_type") in FAMILIES
-
-
 def read_settings(folder: pathlib.Path) -> Settings:
     """Reads the settings of the network in a folder of Hugging Face files.
 

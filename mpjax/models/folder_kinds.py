@@ -1,0 +1,59 @@
+"""The networks that a folder of Hugging Face files may describe: their kind, their settings, and advice on them."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from mpjax.errors import UsageError
+from mpjax.models.config_keys import CONFIG, read_object
+from mpjax.models.decoder import config_json as decoder
+from mpjax.models.encoder import config_json as encoder
+from mpjax.models.t5 import config_json as t5
+from mpjax.models.vision import config_json as vision
+from mpjax.strict_json import encode
+
+
+Kind = Literal["decoder", "encoder", "t5", "vision"]
+
+_FILES: Mapping[Kind, Any] = {"decoder": decoder, "encoder": encoder, "t5": t5, "vision": vision}
+"""For each kind, the file that reads its config.json, with the names of its `FAMILIES`."""
+
+
+def kind_of(folder: pathlib.Path) -> Kind:
+    """The kind of the network in a folder, by the `model_type` of its config.json.
+
+    Raises:
+      UsageError: there is no config.json, it is damaged, or it is of no network that mpjax has.
+    """
+    config = read_object(folder / CONFIG)
+    name = config.get("model_type") if isinstance(config, Mapping) else None
+    for kind, file in _FILES.items():
+        if isinstance(name, str) and name in file.FAMILIES:
+            return kind
+    known = "; ".join(f"{kind}: {', '.join(sorted(file.FAMILIES))}" for kind, file in _FILES.items())
+    raise UsageError(f"{folder / CONFIG}: model_type is {encode(name)}: wanted a network that mpjax has ({known})")
+
+
+def read_settings(folder: pathlib.Path) -> Any:
+    """Reads the settings of the network in a folder, a frozen dataclass of its kind.
+
+    Raises:
+      UsageError: as `kind_of`, or the network has settings that mpjax does not have.
+    """
+    return _FILES[kind_of(folder)].read_settings(folder)
+
+
+def advice_on(folder: pathlib.Path) -> list[str]:
+    """Advises, in a list of sentences, on what training does not do as a folder's files say."""
+    match kind_of(folder):
+        case "encoder":
+            return encoder.advice_on_dropout(folder)
+        case "t5":
+            return t5.advice_on_t5(folder)
+        case "vision":
+            from mpjax.models.vision.images import advice_on_images  # local, as it reads what images are made of
+
+            return advice_on_images(folder)
+    return []
