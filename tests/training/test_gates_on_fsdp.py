@@ -29,7 +29,7 @@ def test_steps_of_a_mobilenet_are_those_of_one_device(monkeypatch):
             learner = make_learner(config, plan_precision(config.precision), fields, steps=3, warmup=0)
             layout = learner.on(make_mesh(jax.devices() if sizes else jax.devices()[:1], **sizes)).layout
             task = learner.task
-            state = initial_state(task, learner.tx, seed=0, layout=layout)
+            state = initial_state(task, learner.tx, seed=0, ema=False, layout=layout)
             step = make_train_step(
                 task.structure, learner.tx, task.objective.loss_of, prepare=task.objective.prepare, layout=layout
             )
