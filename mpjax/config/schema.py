@@ -208,8 +208,8 @@ class Model:
     """Stem of ResNet: 7x7 convolution of stride 2 and max-pooling (imagenet), or one 3x3 convolution (small). Xception
     has two 3x3 convolutions, at full resolution if small."""
     pretrained: str = ""
-    """Initial weights: a safetensors file or folder, or a name on the Hugging Face Hub. `none`: random weights, also for
-    `hf:FOLDER`, whose files then need not have any."""
+    """Initial weights: a safetensors file or folder, or a name on the Hugging Face Hub. `none`: random weights, also
+    for `hf:FOLDER`, whose files then need not have any."""
     pretrained_skip: Texts = ()
     """Patterns of parameters to initialise randomly all the same: `"head/*"` for another number of classes."""
 

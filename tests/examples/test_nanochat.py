@@ -44,7 +44,8 @@ def test_texts_have_their_names_and_a_question_asks_for_the_first_sentence(tmp_p
     library = tmp_path / "library"
     (library / "a" / "test").mkdir(parents=True)
     (library / "a" / "b.py").write_text(
-        '"""Tells the time. In hours."""\nclass C:\n  def d(self):\n    """Returns the hour of the day."""\n  def e(self):\n    """."""'
+        '"""Tells the time. In hours."""\nclass C:\n  def d(self):\n    """Returns the hour of the day."""\n'
+        '  def e(self):\n    """."""'
     )
     (library / "a" / "test" / "c.py").write_text('"""A test is left out."""')
     (library / "broken.py").write_text('"""Not Python.""" (')
@@ -82,29 +83,27 @@ class TestFolder:
 
     def test_the_small_one_has_a_million_parameters_and_the_large_one_135_million(self, lines, tmp_path, monkeypatch):
         counts = {}
-        for size, vocabulary in (("twin", 300), ("d12", 300)):
+        for size, vocabulary in (("twin", 280), ("d12", 280)):
             folder = tmp_path / size
             main("folder", monkeypatch, lines, "--size", size, "--vocabulary", vocabulary, "--output", folder)
             config = json.loads((folder / "config.json").read_text())
-            assert config["vocab_size"] == 300
+            assert config["vocab_size"] == 280
             config["vocab_size"] = example("folder").VOCABULARY[size]
             (folder / "config.json").write_text(json.dumps(config))
             settings = read_settings(folder)
             model = nnx.eval_shape(lambda settings=settings: Decoder(settings, rngs=nnx.Rngs(0)))
             counts[size] = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
-        assert counts == {"twin": 1_115_776, "d12": 135_286_272}
+        assert counts == {"twin": 1_115_776, "d12": 135_288_576}
 
     def test_texts_are_what_their_tokens_say_and_turns_are_tokens_of_their_own(self, lines, tmp_path, monkeypatch):
         from mpjax.data.text import load_chat
 
-        main("folder", monkeypatch, lines, "--size", "twin", "--vocabulary", 300, "--output", tmp_path / "new")
+        main("folder", monkeypatch, lines, "--size", "twin", "--vocabulary", 280, "--output", tmp_path / "new")
         chat = load_chat(str(tmp_path / "new"))
         text = "Zwölf\n\tx = 17  \N{SNOWMAN}"
         assert chat.tokenizer.text_of(chat.tokenizer.whole([text]).values) == text
         assert chat.tokenizer.end == 0
-        ((tokens, answers),) = chat.marked(
-            [[{"role": "user", "content": "2?"}, {"role": "assistant", "content": "3"}]]
-        )
+        ((tokens, answers),) = chat.marked([[{"role": "user", "content": "2?"}, {"role": "assistant", "content": "3"}]])
         assert chat.special == {0: "<|endoftext|>", 1: "<|im_start|>", 2: "<|im_end|>"}
         assert (tokens.count(1), tokens.count(2), chat.ends) == (2, 2, {2})
         assert chat.tokenizer.text_of([t for t, mark in zip(tokens, answers, strict=True) if mark]) == "3\n"
