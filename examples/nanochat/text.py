@@ -37,7 +37,7 @@ def docstrings(library: pathlib.Path) -> Iterator[tuple[str, str]]:
 def below(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
     """Yields the names and texts of a node of a file and of those in it."""
     if isinstance(node, DOCUMENTED):
-        name = f"{name}.{node.name}" if hasattr(node, "name") else name
+        name = name if isinstance(node, ast.Module) else f"{name}.{node.name}"
         if text := ast.get_docstring(node):
             yield name, text
     for child in ast.iter_child_nodes(node):
