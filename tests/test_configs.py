@@ -16,6 +16,7 @@ from mpjax.training import make_mesh
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 FILES = sorted(CONFIGS.rglob("*.toml"))
+CHATS = ["nanochat_d12", "nanochat_d12_chat"]
 SMALL = ["--data.batch_size", "4", "--data.eval_batch_size", "4", "--data.crop_padding", "1", "--steps", "2"]
 QUIET = ["--report.no_tensorboard", "--report.no_plot"]
 
@@ -36,7 +37,7 @@ def test_the_shipped_files_are_these():
     tasks += ["docstrings_bert", "imagenet_resnet50", "imagenet_resnext50", "imagenet_vit_b16", "imagenet_vit_s16"]
     tasks = [
         f"{task}.toml"
-        for task in [*tasks, "gpt2_small", "imagenet_xception", "oxford_pets_unet", "sst2_bert", "tiny_gpt2"]
+        for task in [*tasks, "gpt2_small", "imagenet_xception", *CHATS, "oxford_pets_unet", "sst2_bert", "tiny_gpt2"]
     ]
     policies = ["bfloat16", "float16", "float32", "mixed_bfloat16", "mixed_float16", "mixed_float8"]
     assert sorted(map(name_of, FILES)) == sorted(tasks + [f"precision/{policy}.toml" for policy in policies])

@@ -9,6 +9,7 @@ from typing import Any
 
 from mpjax.commands.build import ENVIRONMENT_FILE, Run, fresh_state, read_whole, resumed_state
 from mpjax.commands.outside_files import described_files
+from mpjax.config.choices import RANDOM
 from mpjax.config.folders import resume_command, run_folder
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.save import changes, to_toml
@@ -157,6 +158,8 @@ class Beginning:
                 yield f"resumed with {name} {new}, before {old}"
         if self.weights:
             yield f"pretrained: {self.weights.totals}"
+        if run.config.model.pretrained == RANDOM and not self.before:
+            yield "the model begins with random weights: --model.pretrained none"
         if self.step >= run.when.steps:
             yield f"nothing left to train: --steps is {run.when.steps}"
 

@@ -43,6 +43,8 @@ MODELS: Mapping[str, str] = {
 
 HF = "hf:"
 """The prefix of a model name that is a folder of Hugging Face files or an id on the hub, as in `hf:FOLDER`."""
+RANDOM = "none"
+"""The value of `--model.pretrained` for random initial weights, whatever files there are."""
 
 
 def parse_model_name(text: str) -> str:

@@ -5,7 +5,7 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-from mpjax.config.choices import FILE_KINDS, NPZ
+from mpjax.config.choices import FILE_KINDS, NPZ, RANDOM
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError, printable
 
@@ -84,7 +84,7 @@ def _data_of(config: Config) -> Iterator[tuple[str, str]]:
         yield "data.tokenizer", config.data.tokenizer
     if config.model.folder:
         yield "model.name", str(config.model.name)
-    if config.model.pretrained:
+    if config.model.pretrained not in ("", RANDOM):
         yield "model.pretrained", config.model.pretrained
 
 

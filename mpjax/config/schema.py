@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from mpjax.config.choices import HF, TABULAR, TaskName
+from mpjax.config.choices import HF, RANDOM, TABULAR, TaskName
 from mpjax.config.durations import Duration, epochs, settle_durations
 from mpjax.config.setting_types import (
     NOT_NEGATIVE,
@@ -209,7 +209,8 @@ class Model:
     (small). Xception has two 3x3 convolutions, EfficientNet, MobileNetV3 and RegNet have one, at full resolution if
     small."""
     pretrained: str = ""
-    """Initial weights: a safetensors file or folder, or a name on the Hugging Face Hub."""
+    """Initial weights: a safetensors file or folder, or a name on the Hugging Face Hub. `none`: random weights, also
+    for `hf:FOLDER`, whose files then need not have any."""
     pretrained_skip: Texts = ()
     """Patterns of parameters to initialise randomly all the same: `"head/*"` for another number of classes."""
 
@@ -222,7 +223,7 @@ class Model:
     @property
     def weights(self) -> str:
         """The file, folder or id of the initial weights: `pretrained`, or else `folder`; empty for random weights."""
-        return self.pretrained or self.folder
+        return "" if self.pretrained == RANDOM else self.pretrained or self.folder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

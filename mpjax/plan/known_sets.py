@@ -55,6 +55,7 @@ KNOWN: Mapping[str, Known] = {
     "lm1b": Known(0),
     "wiki40b": Known(0),
     "hf:HuggingFaceFW/fineweb/sample-10BT": Known(0),
+    "hf:HuggingFaceFW/fineweb-edu/sample-10BT": Known(0),
     "hf:Skylion007/openwebtext": Known(0),
 }
 """Known data sets by their `--data.name`."""

@@ -63,3 +63,10 @@ def test_from_python_durations_are_also_numbers_of_steps_or_text():
     assert config.loop.log_every == Duration(1000, "examples")
     with pytest.raises(ValueError, match="bad duration 'soon'"):
         Config(steps="soon")
+
+
+@pytest.mark.parametrize(
+    ("pretrained", "weights"), [("", "folder"), ("other.safetensors", "other.safetensors"), ("none", "")]
+)
+def test_initial_weights_are_those_of_the_folder_unless_another_file_or_none_is_named(pretrained, weights):
+    assert Model(name="hf:folder", pretrained=pretrained).weights == weights

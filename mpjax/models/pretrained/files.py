@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from mpjax.config.paths import expanded
 from mpjax.config.program import command_line
 from mpjax.errors import UsageError, reason_of
+from mpjax.models.config_keys import CONFIG
 
 
 if TYPE_CHECKING:
@@ -201,7 +202,8 @@ def _in_folder(folder: pathlib.Path) -> list[pathlib.Path]:
             f"{folder} is a run of mpjax; write its weights to a file first:\n"
             f"  {command_line('export', '--run', str(folder), '--output', str(folder / SINGLE))}"
         )
-    raise UsageError(f"no safetensors in {folder}: wanted {SINGLE}, or {INDEX} with its parts")
+    random = "; to train from random weights, write --model.pretrained none" if (folder / CONFIG).is_file() else ""
+    raise UsageError(f"no safetensors in {folder}: wanted {SINGLE}, or {INDEX} with its parts{random}")
 
 
 def _parts(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -221,7 +223,7 @@ def _parts(folder: pathlib.Path) -> list[pathlib.Path]:
     return [_safe(folder / name) for name in names]
 
 
-PATTERNS = ["model.safetensors", "model-*.safetensors", "model.safetensors.index.json", "config.json"]
+PATTERNS = ["model.safetensors", "model-*.safetensors", "model.safetensors.index.json", CONFIG]
 
 
 def download(name: str) -> pathlib.Path:

@@ -14,6 +14,7 @@ import mpjax
 from mpjax import diagnose
 from mpjax.commands import evaluate_run, export_run
 from mpjax.config import Evaluation, Export, load_config
+from mpjax.errors import UsageError
 from mpjax.models import apart, apply_remat, stacks_of
 from mpjax.models.decoder import Decoder, load_decoder, read_settings
 from mpjax.models.pretrained import export_safetensors
@@ -132,3 +133,32 @@ def test_eight_steps_of_a_run_are_finite_and_its_folder_serves_every_command(fol
     trained, before = load_decoder(tmp_path / "out"), load_decoder(folder)
     assert trained.settings == before.settings
     assert not np.array_equal(trained.norm.scale[...], before.norm.scale[...])
+
+
+@pytest.fixture
+def without_weights(tmp_path):
+    """A folder with the settings of a decoder alone."""
+    (tmp_path / "new").mkdir()
+    shutil.copy(TINY / "config.json", tmp_path / "new")
+    return tmp_path / "new"
+
+
+def test_a_folder_without_weights_is_an_error_that_says_how_to_begin_at_random(without_weights, tmp_path):
+    with pytest.raises(UsageError, match=r"no safetensors in .*; to train .*, write --model.pretrained none"):
+        train(without_weights, tmp_path / "run", "")
+
+
+@pytest.mark.slow
+def test_with_pretrained_none_a_run_begins_with_the_random_values_of_its_seed(
+    without_weights, folder, tmp_path, capsys
+):
+    """Also if the folder has weights."""
+    zero = "--steps 1 --optimizer.learning_rate 0 --model.pretrained none --seed"
+    for name, source, seed in (("a", without_weights, 1), ("b", folder, 1), ("c", folder, 2)):
+        train(source, tmp_path / name, f"{zero} {seed}")
+        assert "the model begins with random weights: --model.pretrained none\n" in capsys.readouterr().out
+        export_run(Export(run=str(tmp_path / name), output=str(tmp_path / f"{name}_out"), layout="huggingface"))
+    a, b, c = (load_decoder(tmp_path / f"{name}_out").tokens.embedding[...] for name in "abc")
+    np.testing.assert_array_equal(a, b)
+    assert not np.allclose(a, c, atol=0.01)
+    assert not np.allclose(b, load_decoder(folder).tokens.embedding[...], atol=0.01)
