@@ -8,6 +8,7 @@ import inspect
 import math
 import pathlib
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -186,20 +187,21 @@ _WITHOUT_EFFECT = frozenset({"pool", "stem"})
 """Settings that are named, not refused, where a model does not read them: runs have been stored with them."""
 
 
-def advice_on(config: schema.Model) -> list[str]:
+def advice_on(config: schema.Model, fields: Fields = MappingProxyType({})) -> list[str]:
     """Advises, in a list of sentences, on settings that the model does not read, of the run and of its config.json.
 
-    Settings with their default values are not named. The user's own model reads no settings.
+    Settings with their default values are not named. The user's own model reads no settings. With the `fields` of a
+    batch, a sentence says if a network from a folder interpolates its position embeddings.
     """
     is_users_model = ":" in str(config.name) and not config.folder
     read = FROM_FOLDER if config.folder else () if is_users_model else ENTRIES[str(config.name)].settings
     unread = [f"--model.{name} {value}" for name, value in _given(config).items() if name not in read]
     why = "is your own model, which its code alone describes" if is_users_model else "does not read it"
     advice = [f"{', '.join(unread)} without effect: {config.name} {why}"] if unread else []
-    return advice + _advice_on_folder(config.folder) if config.folder else advice
+    return advice + _advice_on_folder(config.folder, fields) if config.folder else advice
 
 
-def _advice_on_folder(name: str) -> list[str]:
+def _advice_on_folder(name: str, fields: Fields) -> list[str]:
     from mpjax.models.encoder.config_json import advice_on_dropout, is_encoder
     from mpjax.models.pretrained.files import find_folder
     from mpjax.models.vision.config_json import is_vision
@@ -207,7 +209,7 @@ def _advice_on_folder(name: str) -> list[str]:
 
     folder = find_folder(name)
     if is_vision(folder):
-        return advice_on_images(folder)
+        return advice_on_images(folder, getattr(fields.get("image"), "shape", None))
     return advice_on_dropout(folder) if is_encoder(folder) else []
 
 
