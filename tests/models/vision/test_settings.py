@@ -11,7 +11,7 @@ from flax import nnx
 
 from mpjax import models
 from mpjax.config import Model
-from mpjax.data import Image, Label
+from mpjax.data import Image, Label, Labels, NumericTarget
 from mpjax.errors import UsageError
 from mpjax.models import ConvNeXtBlock, apply_remat, blocks_of, stacks_of
 from mpjax.models.vision import load_vision, make_network, require_statistics, settings_of
@@ -194,6 +194,9 @@ def test_other_data_and_settings_than_those_of_images_are_refused(tmp_path):
 
     fields = {"image": Image((16, 16, 3)), "label": Label(3)}
     assert type(nnx.eval_shape(lambda: built(fields))).__name__ == "VisionTransformer"
+    for outputs in ({"labels": Labels(("a", "b"))}, {"target": NumericTarget(("u", "v"), (0.0, 0.0), (1.0, 1.0))}):
+        model: Any = nnx.eval_shape(lambda outputs=outputs: built({"image": Image((16, 16, 3)), **outputs}))
+        assert model.head.out_features == 2
     with pytest.raises(UsageError, match="has no such setting"):
         built(fields, depth=3)
     with pytest.raises(UsageError, match="is for classification: it takes image, label"):
