@@ -76,6 +76,9 @@ def export_run(settings: Export) -> PretrainedReport | None:
     dtype, origin = settings.dtype or None, config.model.folder
     if origin and settings.layout == "huggingface" and not settings.output.endswith(".safetensors"):
         report = _export_folder(model, settings.output, source=origin, fields=source.fields, dtype=dtype)
+        if config.task == "regression":
+            target: Any = source.fields["target"]
+            print(printable(f"outputs are standardised: times {[*target.std]}, plus {[*target.mean]}, for the numbers"))
     else:
         report = export_safetensors(model, settings.output, dtype=dtype, layout=settings.layout)
     print(printable(f"checkpoint {position} of {folder}: {report.totals}"))

@@ -300,16 +300,17 @@ def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
         from mpjax.commands.lacking import raise_together
 
         raise_together(error, config)
+    fields = batch_fields(run.source, config.data)
     if config.loop.best:
         from mpjax.commands.own_parts import require_metric
 
-        require_metric(config.loop.best, metrics_of(run.task, batch_fields(run.source, config.data)))
+        require_metric(config.loop.best, metrics_of(run.task, fields))
     advised = [*advice(run.plan, config.precision, jax.devices()[0]), *advice_on(config.optimizer)]
     if config.training.lora:
         from mpjax.commands.base_weights import told_of_adapters
 
         advised.append(told_of_adapters(run.task, config.model))
-    return run, [fit, *run.source.notes, *advised, *advice_on_model(config.model)]
+    return run, [fit, *run.source.notes, *advised, *advice_on_model(config.model, fields)]
 
 
 def _listeners(

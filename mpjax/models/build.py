@@ -8,6 +8,7 @@ import inspect
 import math
 import pathlib
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -196,10 +197,11 @@ _WITHOUT_EFFECT = frozenset({"pool", "stem"})
 """Settings that are named, not refused, where a model does not read them: runs have been stored with them."""
 
 
-def advice_on(config: schema.Model) -> list[str]:
+def advice_on(config: schema.Model, fields: Fields = MappingProxyType({})) -> list[str]:
     """Advises, in a list of sentences, on settings that the model does not read, of the run and of its config.json.
 
-    Settings with their default values are not named. The user's own model reads no settings.
+    Settings with their default values are not named. The user's own model reads no settings. With the `fields` of a
+    batch, a sentence says if a network from a folder interpolates its position embeddings.
     """
     is_users_model = ":" in str(config.name) and not config.folder
     read = FROM_FOLDER if config.folder else () if is_users_model else ENTRIES[str(config.name)].settings
@@ -211,7 +213,8 @@ def advice_on(config: schema.Model) -> list[str]:
     from mpjax.models import folder_kinds
     from mpjax.models.pretrained.files import find_folder
 
-    return advice + folder_kinds.advice_on(find_folder(config.folder))
+    image_shape = getattr(fields.get("image"), "shape", None)
+    return advice + folder_kinds.advice_on(find_folder(config.folder), image_shape)
 
 
 def _own(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:

@@ -45,8 +45,11 @@ def read_settings(folder: pathlib.Path) -> Any:
     return _FILES[kind_of(folder)].read_settings(folder)
 
 
-def advice_on(folder: pathlib.Path) -> list[str]:
-    """Advises, in a list of sentences, on what training does not do as a folder's files say."""
+def advice_on(folder: pathlib.Path, image_shape: tuple[int, ...] | None = None) -> list[str]:
+    """Advises, in a list of sentences, on what training does not do as a folder's files say.
+
+    `image_shape` is that of the data's images: height, width and channels.
+    """
     match kind_of(folder):
         case "encoder":
             return encoder.advice_on_dropout(folder)
@@ -55,5 +58,5 @@ def advice_on(folder: pathlib.Path) -> list[str]:
         case "vision":
             from mpjax.models.vision.images import advice_on_images  # local, as it reads what images are made of
 
-            return advice_on_images(folder)
+            return advice_on_images(folder, image_shape)
     return []

@@ -24,7 +24,7 @@ def test_a_misspelled_model_is_answered_with_the_nearest(given, meant):
         parse_model_name(given)
 
 
-@pytest.mark.parametrize("given", ["", "efficientdet", "models/mine.py"])
+@pytest.mark.parametrize("given", ["", "yolov8", "models/mine.py"])
 def test_what_is_near_no_model_gets_no_guess_but_the_ways_to_name_one(given):
     with pytest.raises(UsageError, match="or FILE.py:NAME or package.module:NAME for your own") as raised:
         parse_model_name(given)

@@ -188,6 +188,7 @@ NOT_LIMITED_ALONE = {
     "precision.max_scale",
     "precision.hysteresis",
     "precision.tolerance",
+    "mesh.context",
     "mesh.data",
     "mesh.fsdp",
     "mesh.tensor",

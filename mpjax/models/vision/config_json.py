@@ -27,7 +27,12 @@ FAMILIES: Mapping[str, str] = {
 WITH_TEACHER = "DeiTForImageClassificationWithTeacher"
 """The class of transformers with a head for the second token."""
 
-_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "tanh_gelu", "gelu_pytorch_tanh": "tanh_gelu", "relu": "relu"}
+_ACTIVATIONS: Mapping[str, Any] = {
+    "gelu": "gelu",
+    "gelu_new": "tanh_gelu",
+    "gelu_pytorch_tanh": "tanh_gelu",
+    "relu": "relu",
+}
 
 _UNUSED = (
     "apply_layernorm",

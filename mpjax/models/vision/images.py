@@ -11,6 +11,8 @@ from typing import Any
 
 from mpjax.errors import UsageError
 from mpjax.models.config_keys import ConfigKeys, read_object
+from mpjax.models.vision.config_json import read_settings
+from mpjax.models.vision.settings import ViTSettings
 from mpjax.strict_json import encode
 
 
@@ -58,7 +60,7 @@ def require_statistics(folder: pathlib.Path, mean: Sequence[float], std: Sequenc
     if not keys.take("do_rescale", bool, True) or abs(factor * 255 - 1) > 1e-6:
         raise keys.refusal("rescale_factor", factor, "mpjax divides images by 255: wanted do_rescale and 1 / 255")
     normalizes = keys.take("do_normalize", bool, True)
-    wanted = {"mean": (0.0,), "std": (1.0,)}
+    wanted: dict[str, tuple[float, ...]] = {"mean": (0.0,), "std": (1.0,)}
     for name in wanted:
         if normalizes or values.get(f"image_{name}") is not None:
             numbers = keys.take(f"image_{name}", list)
@@ -78,14 +80,25 @@ def require_statistics(folder: pathlib.Path, mean: Sequence[float], std: Sequenc
         )
 
 
-def advice_on_images(folder: pathlib.Path) -> list[str]:
-    """Advises, in a list of at most one sentence, on what mpjax does not read or does not know about images."""
-    file = folder / PREPROCESSOR
+def advice_on_images(folder: pathlib.Path, image_shape: tuple[int, ...] | None = None) -> list[str]:
+    """Advises, in a list of sentences, on what mpjax does not read or does not know about images.
+
+    With the shape of images, height, width and channels, a sentence says if position embeddings are interpolated.
+    """
+    file, settings, advice = folder / PREPROCESSOR, read_settings(folder), []
+    if isinstance(settings, ViTSettings) and image_shape is not None:
+        size = settings.image_size
+        if any(side // settings.patch != size // settings.patch for side in image_shape[:2]):
+            shown = " x ".join(map(str, image_shape[:2]))
+            advice = [f"position embeddings of images of {size} x {size} pixels are interpolated to {shown}"]
     if not file.is_file():
-        return [f"{folder} has no {PREPROCESSOR}: no one knows if --data.mean and --data.std are those of the weights"]
+        unknown = f"{folder} has no {PREPROCESSOR}: no one knows if --data.mean and --data.std are those of the weights"
+        return [*advice, unknown]
     values: Any = read_object(file)
     told = [f"{key} {encode(values[key])}" for key in _SIZES if values.get(key) is not None]
-    return [f"{PREPROCESSOR}: {', '.join(told)} without effect: --data.image_size resizes images"] if told else []
+    if told:
+        advice.append(f"{PREPROCESSOR}: {', '.join(told)} without effect: --data.image_size resizes images")
+    return advice
 
 
 def _equal(one: Sequence[float], other: Sequence[float]) -> bool:

@@ -11,7 +11,7 @@ B H W C.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -151,7 +151,7 @@ class VisionBlock(nnx.Module):
 
     def __init__(self, settings: ViTSettings, *, implementation: Implementation = "auto", rngs: nnx.Rngs):
         width, hidden, scale = settings.width, settings.hidden, settings.layer_scale
-        inits = {"kernel_init": INIT, "out_init": INIT}
+        inits: dict[str, Any] = {"kernel_init": INIT, "out_init": INIT}
         self.norm1 = nnx.LayerNorm(width, epsilon=settings.epsilon, rngs=rngs)
         self.attention = Attention(width, settings.heads, implementation=implementation, **inits, rngs=rngs)
         self.norm2 = nnx.LayerNorm(width, epsilon=settings.epsilon, rngs=rngs)

@@ -1,6 +1,7 @@
 """What files say about a network for images is understood or refused; its images and its statistics are checked."""
 
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from flax import nnx
 
 from mpjax import models
 from mpjax.config import Model
-from mpjax.data import Image, Label
+from mpjax.data import Image, Label, Labels, NumericTarget
 from mpjax.errors import UsageError
 from mpjax.models import ConvNeXtBlock, apply_remat, blocks_of, stacks_of
 from mpjax.models.vision import load_vision, make_network, require_statistics, settings_of
@@ -32,7 +33,7 @@ GIANT = {"model_type": "dinov2_with_registers", "hidden_size": 1536, "num_hidden
 TINY = {"model_type": "convnextv2", "num_stages": 4, "image_size": 224}
 
 
-def network(config, size=16, classes=3, channels=3, **options):
+def network(config, size=16, classes=3, channels=3, **options) -> Any:
     shape = (size, size, channels)
     return make_network(settings_of(config), image_shape=shape, num_classes=classes, rngs=nnx.Rngs(0), **options)
 
@@ -88,7 +89,7 @@ def test_images_that_do_not_fit_are_refused():
         network(TINY, size=32, scan_blocks=True)
 
 
-def loss_and_gradients(options, remat="none", **changes):
+def loss_and_gradients(options, remat: Any = "none", **changes: Any):
     model = network(DINO | changes, **options)
     apply_remat(model, remat)
 
@@ -129,7 +130,7 @@ def test_sums_of_the_response_norm_are_float32_and_its_gradient_of_zeros_is_fini
     """In float16, squares of 300 overflow, and 64 x 64 of them before."""
     block = ConvNeXtBlock(8, 0.0, version=2, rngs=nnx.Rngs(0))
     apply_policy(block, "mixed_float16")
-    norm = block.response
+    norm: Any = block.response
     norm.scale[...] = jnp.ones(32)
     y = norm(jnp.full((1, 64, 64, 32), 300, jnp.float16))
     assert y.dtype == jnp.float16
@@ -174,15 +175,14 @@ def test_what_changes_pixels_is_an_error(tmp_path, changes, says):
 
 def test_what_is_not_read_about_images_is_told(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(VIT))
-    (line,) = models.advice_on(Model(name=f"hf:{tmp_path}"))
-    assert line.endswith(
-        "no preprocessor_config.json: no one knows if --data.mean and --data.std are those of the weights"
-    )
+    (line,) = models.advice_on(Model(name=f"hf:{tmp_path}"), {"image": Image((16, 16, 3))})
+    assert "has no preprocessor_config.json: no one knows if --data.mean and --data.std are those of" in line
+    line, _ = models.advice_on(Model(name=f"hf:{tmp_path}"), {"image": Image((16, 32, 3))})
+    assert line == "position embeddings of images of 16 x 16 pixels are interpolated to 16 x 32"
     written(tmp_path, size={"shortest_edge": 256}, crop_size=224)
     (line,) = models.advice_on(Model(name=f"hf:{tmp_path}"))
-    assert line.startswith(
-        'preprocessor_config.json: size {"shortest_edge": 256}, crop_size 224, resample 3 without effect'
-    )
+    told = 'size {"shortest_edge": 256}, crop_size 224, resample 3 without effect: --data.image_size resizes images'
+    assert line == f"preprocessor_config.json: {told}"
 
 
 def test_other_data_and_settings_than_those_of_images_are_refused(tmp_path):
@@ -194,6 +194,9 @@ def test_other_data_and_settings_than_those_of_images_are_refused(tmp_path):
 
     fields = {"image": Image((16, 16, 3)), "label": Label(3)}
     assert type(nnx.eval_shape(lambda: built(fields))).__name__ == "VisionTransformer"
+    for outputs in ({"labels": Labels(("a", "b"))}, {"target": NumericTarget(("u", "v"), (0.0, 0.0), (1.0, 1.0))}):
+        model: Any = nnx.eval_shape(lambda outputs=outputs: built({"image": Image((16, 16, 3)), **outputs}))
+        assert model.head.out_features == 2
     with pytest.raises(UsageError, match="has no such setting"):
         built(fields, depth=3)
     with pytest.raises(UsageError, match="is for classification: it takes image, label"):
