@@ -3,16 +3,15 @@
 import json
 import pathlib
 import shutil
-from typing import Any
 
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from mpjax.commands import diagnose_run, evaluate_run, export_run, predict_run
+from mpjax.commands import evaluate_run, export_run, predict_run
 from mpjax.commands import run as train
-from mpjax.config import Diagnose, Evaluation, Export, Prediction, load_config
-from mpjax.errors import UsageError
+from mpjax.config import Evaluation, Export, Prediction, load_config
+from mpjax.errors import Diverged, UsageError
 from mpjax.models.pretrained import export_safetensors
 from mpjax.models.t5 import T5, load_t5, read_settings
 
@@ -83,22 +82,25 @@ def test_every_command_reads_a_run_of_targets(flags, folder, tmp_path, capsys):
     load_t5(tmp_path / "out")
     predict_run(Prediction(run=f"hf:{tmp_path / 'out'}", prompt=("cc",), max_tokens=2))
     capsys.readouterr()
-    again = train(load_config(["--resume", run, "--steps", "62"]))
+    again = train(load_config([*flags, *more.replace("60", "62").split(), "--resume"]))
     assert (again["attempts"], again["skipped"]) == (62, 0)
 
 
 @pytest.mark.parametrize("folder", [OVERFLOWING], indirect=True, ids=["overflowing"])
 def test_an_overflow_in_a_feed_forward_is_found_named_and_repaired(flags, tmp_path):
-    start = [*flags, *"--precision.policy mixed_float16 --steps 3 --loop.eval_every 0".split()]
-    assert train(load_config(start))["skipped"] == 3
-    found: Any = diagnose_run(Diagnose(run=str(tmp_path / "run"), step=1))
-    assert (found.verdict, found.path, found.direction, found.operation) == (
+    start = [*flags, *"--precision.policy mixed_float16 --precision.initial_scale 4 --loop.eval_every 0".split()]
+    with pytest.raises(Diverged, match="first bad layer: encoder/blocks/1/mlp/down"):
+        train(load_config([*start, "--steps", "20"]))
+    (file,) = (tmp_path / "run").glob("diagnosis_*.json")
+    found = json.loads(file.read_text())
+    assert [found[name] for name in ("verdict", "path", "direction", "operation", "verified")] == [
         "overflow",
         "encoder/blocks/1/mlp/down",
         "forward",
         "dot_general",
-    )
-    assert found.rules == {"encoder/blocks/1/mlp/down": "float32"}
-    assert found.verified
-    rules = "--precision.rules encoder/blocks/1/mlp/down float32"
-    assert train(load_config([*start, "--output_dir", str(tmp_path / "repaired"), *rules.split()]))["skipped"] == 0
+        True,
+    ]
+    assert found["rules"] == {"encoder/blocks/1/mlp/down": "float32"}
+    rules = f"--precision.rules encoder/blocks/1/mlp/down float32 --steps 2 --output_dir {tmp_path / 'repaired'}"
+    summary = train(load_config([*start, *rules.split()]))
+    assert (summary["skipped"], summary["attempts"]) == (0, 2)
