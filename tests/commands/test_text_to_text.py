@@ -26,10 +26,13 @@ OVERFLOWING = 1e5
 @pytest.fixture
 def folder(tmp_path, request):
     """A folder of a small T5 with random weights, one layer of which may overflow in float16."""
-    folder = tmp_path / "t5"
+    folder, factor = tmp_path / "t5", getattr(request, "param", 1.0)
     shutil.copytree(TINY, folder)
+    if factor != 1:  # as published; with dropout, this network learns too slowly for the other test
+        config = (folder / "config.json").read_text().replace('"dropout_rate": 0.0', '"dropout_rate": 0.1')
+        (folder / "config.json").write_text(config)
     model = T5(read_settings(folder), rngs=nnx.Rngs(0))
-    model.encoder.blocks[1].mlp.down.kernel[...] *= getattr(request, "param", 1.0)
+    model.encoder.blocks[1].mlp.down.kernel[...] *= factor
     export_safetensors(model, folder / "model.safetensors", layout="huggingface")
     return folder
 
@@ -88,7 +91,7 @@ def test_every_command_reads_a_run_of_targets(flags, folder, tmp_path, capsys):
 
 @pytest.mark.parametrize("folder", [OVERFLOWING], indirect=True, ids=["overflowing"])
 def test_an_overflow_in_a_feed_forward_is_found_named_and_repaired(flags, tmp_path):
-    start = [*flags, *"--precision.policy mixed_float16 --precision.initial_scale 4 --loop.eval_every 0".split()]
+    start = [*flags, *"--precision.policy mixed_float16 --data.batch_size 4 --loop.eval_every 0".split()]
     with pytest.raises(Diverged, match="first bad layer: encoder/blocks/1/mlp/down"):
         train(load_config([*start, "--steps", "20"]))
     (file,) = (tmp_path / "run").glob("diagnosis_*.json")
