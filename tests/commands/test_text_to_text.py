@@ -91,7 +91,8 @@ def test_every_command_reads_a_run_of_targets(flags, folder, tmp_path, capsys):
 
 @pytest.mark.parametrize("folder", [OVERFLOWING], indirect=True, ids=["overflowing"])
 def test_an_overflow_in_a_feed_forward_is_found_named_and_repaired(flags, tmp_path):
-    start = [*flags, *"--precision.policy mixed_float16 --data.batch_size 4 --loop.eval_every 0".split()]
+    more = "--precision.policy mixed_float16 --data.batch_size 4 --loop.eval_every 0"
+    start = [*flags, *more.split()]
     with pytest.raises(Diverged, match="first bad layer: encoder/blocks/1/mlp/down"):
         train(load_config([*start, "--steps", "20"]))
     (file,) = (tmp_path / "run").glob("diagnosis_*.json")
