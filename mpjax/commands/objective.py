@@ -75,7 +75,7 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
         function = instructions(label_smoothing=smoothing, chunk=config.training.chunked_loss)
         complete = objectives.with_perplexity
     elif task == "text_to_text":
-        from mpjax.training.text_to_text import text_to_text
+        from mpjax.training.loss_of_targets import text_to_text
 
         function = text_to_text(label_smoothing=smoothing, chunk=config.training.chunked_loss)
         complete = objectives.with_perplexity

@@ -59,7 +59,7 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
 
         return text_pairs(table, config)
     if task == "text_to_text":
-        from mpjax.data.text.sources_and_targets import sources_and_targets  # late, as in _table
+        from mpjax.data.text.target_texts import sources_and_targets  # late, as in _table
 
         return sources_and_targets(table, config)
     if task in ("regression", "multilabel"):

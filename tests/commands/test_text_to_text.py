@@ -3,16 +3,16 @@
 import json
 import pathlib
 import shutil
-from typing import Any
 
+import jax
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from mpjax.commands import diagnose_run, evaluate_run, export_run, predict_run
+from mpjax.commands import evaluate_run, export_run, predict_run
 from mpjax.commands import run as train
-from mpjax.config import Diagnose, Evaluation, Export, Prediction, load_config
-from mpjax.errors import UsageError
+from mpjax.config import Evaluation, Export, Prediction, load_config
+from mpjax.errors import Diverged, UsageError
 from mpjax.models.pretrained import export_safetensors
 from mpjax.models.t5 import T5, load_t5, read_settings
 
@@ -27,10 +27,13 @@ OVERFLOWING = 1e5
 @pytest.fixture
 def folder(tmp_path, request):
     """A folder of a small T5 with random weights, one layer of which may overflow in float16."""
-    folder = tmp_path / "t5"
+    folder, factor = tmp_path / "t5", getattr(request, "param", 1.0)
     shutil.copytree(TINY, folder)
+    if factor != 1:  # as published; with dropout, this network learns too slowly for the other test
+        config = (folder / "config.json").read_text().replace('"dropout_rate": 0.0', '"dropout_rate": 0.1')
+        (folder / "config.json").write_text(config)
     model = T5(read_settings(folder), rngs=nnx.Rngs(0))
-    model.encoder.blocks[1].mlp.down.kernel[...] *= getattr(request, "param", 1.0)
+    model.encoder.blocks[1].mlp.down.kernel[...] *= factor
     export_safetensors(model, folder / "model.safetensors", layout="huggingface")
     return folder
 
@@ -83,22 +86,27 @@ def test_every_command_reads_a_run_of_targets(flags, folder, tmp_path, capsys):
     load_t5(tmp_path / "out")
     predict_run(Prediction(run=f"hf:{tmp_path / 'out'}", prompt=("cc",), max_tokens=2))
     capsys.readouterr()
-    again = train(load_config(["--resume", run, "--steps", "62"]))
+    again = train(load_config([*flags, *more.replace("60", "62").split(), "--resume"]))
     assert (again["attempts"], again["skipped"]) == (62, 0)
 
 
 @pytest.mark.parametrize("folder", [OVERFLOWING], indirect=True, ids=["overflowing"])
+@jax.numpy_dtype_promotion("standard")  # as users have it: behind a float32 layer, the residual stream is float32 too
 def test_an_overflow_in_a_feed_forward_is_found_named_and_repaired(flags, tmp_path):
-    start = [*flags, *["--precision.policy", "mixed_float16", "--steps", "3", "--loop.eval_every", "0"]]
-    assert train(load_config(start))["skipped"] == 3
-    found: Any = diagnose_run(Diagnose(run=str(tmp_path / "run"), step=1))
-    assert (found.verdict, found.path, found.direction, found.operation) == (
+    more = "--precision.policy mixed_float16 --data.batch_size 4 --loop.eval_every 0"
+    start = [*flags, *more.split()]
+    with pytest.raises(Diverged, match="first bad layer: encoder/blocks/1/mlp/down"):
+        train(load_config([*start, "--steps", "20"]))
+    (file,) = (tmp_path / "run").glob("diagnosis_*.json")
+    found = json.loads(file.read_text())
+    assert [found[name] for name in ("verdict", "path", "direction", "operation", "verified")] == [
         "overflow",
         "encoder/blocks/1/mlp/down",
         "forward",
         "dot_general",
-    )
-    assert found.rules == {"encoder/blocks/1/mlp/down": "float32"}
-    assert found.verified
-    rules = "--precision.rules encoder/blocks/1/mlp/down float32"
-    assert train(load_config([*start, "--output_dir", str(tmp_path / "repaired"), *rules.split()]))["skipped"] == 0
+        True,
+    ]
+    assert found["rules"] == {"encoder/blocks/1/mlp/down": "float32"}
+    rules = f"--precision.rules encoder/blocks/1/mlp/down float32 --steps 2 --output_dir {tmp_path / 'repaired'}"
+    summary = train(load_config([*start, *rules.split()]))
+    assert (summary["skipped"], summary["attempts"]) == (0, 2)
