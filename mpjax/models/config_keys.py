@@ -102,8 +102,8 @@ class ConfigKeys:
 
         A missing key returns the default. Raises UsageError for another value.
         """
-        value = self._rest.pop(key, default)
-        sides = value if isinstance(value, list) and len(value) == 2 else [value]
+        value: Any = self._rest.pop(key, default)
+        sides: list[Any] = value if isinstance(value, list) and len(value) == 2 else [value]
         if not all(type(side) is int and side >= 1 and side == sides[0] for side in sides):
             raise self.refusal(key, value, "wanted the side of a square, a whole number of at least 1")
         return sides[0]
