@@ -102,8 +102,9 @@ def test_what_does_not_fit_is_an_error(settings, says):
 
 def test_its_tokenizer_is_that_of_the_folder_unless_another_is_named():
     model = Model(name="hf:some/folder")
-    assert Config(model=model).data.tokenizer == "some/folder"
-    assert Config(model=model, data=Data(tokenizer="bytes")).data.tokenizer == "bytes"
+    assert Config(task="language_modeling", model=model).data.tokenizer == "some/folder"
+    assert Config(task="language_modeling", model=model, data=Data(tokenizer="bytes")).data.tokenizer == "bytes"
+    assert Config(task="classification", model=model).data.tokenizer == "bytes"  # of images
     assert Config().data.tokenizer == "bytes"
 
 
