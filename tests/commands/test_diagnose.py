@@ -169,8 +169,9 @@ def test_a_step_that_the_run_never_had_is_refused(healthy):
 
 def test_a_mesh_of_more_devices_than_are_here_is_replaced_with_a_warning():
     config = load_config([*FLAGS, "--mesh.data", "8"])
-    with pytest.warns(PrecisionWarning, match=r"mesh \(data 8, fsdp 1, tensor 1\) does not fit the devices here \(2\)"):
-        assert on_devices_here(config).mesh.sizes == {"data": -1, "fsdp": 1, "tensor": 1}
+    refused = r"mesh \(data 8, fsdp 1, context 1, tensor 1\) does not fit the devices here \(2\)"
+    with pytest.warns(PrecisionWarning, match=refused):
+        assert on_devices_here(config).mesh.sizes == {"data": -1, "fsdp": 1, "context": 1, "tensor": 1}
     fits = load_config([*FLAGS, "--mesh.fsdp", "2"])
     assert on_devices_here(fits) is fits
 

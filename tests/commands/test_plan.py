@@ -151,7 +151,9 @@ def test_a_search_prints_the_meshes_or_the_same_as_json(small, plan_of, monkeypa
     def search_mesh(gpu, step, devices, **settings):
         asked.append((gpu, step.policy, devices, settings["memory_fraction"]))
         settings["say"]("compiling")
-        plan = dataclasses.replace(plan_of("mixed_bfloat16", gpu), mesh={"data": 8, "fsdp": 1, "tensor": 1})
+        plan = dataclasses.replace(
+            plan_of("mixed_bfloat16", gpu), mesh={"data": 8, "fsdp": 1, "context": 1, "tensor": 1}
+        )
         return Search(gpu, devices, (plan,), {}, 0, {"no reason": 7})
 
     monkeypatch.setattr(plan, "search_mesh", search_mesh)
@@ -161,11 +163,11 @@ def test_a_search_prints_the_meshes_or_the_same_as_json(small, plan_of, monkeypa
     assert asked == [("h100", "mixed_float16", 8, 0.9), ("b200", "mixed_float16", 8, 0.9)]
     assert printed.out.count("best: --mesh.data 8 --mesh.fsdp 1 --mesh.tensor 1") == 2
     assert "left out, no reason: 7" in printed.out
-    assert "attention is not divided along the sequence" in " ".join(printed.out.split())
+    assert "There are no stages of a pipeline" in " ".join(printed.out.split())
     assert printed.err.splitlines() == ["compiling", "compiling"]
     plan_run(dataclasses.replace(settings, json=True), small)
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(result))
-    assert result["search"][0]["best"] == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert result["search"][0]["best"] == {"data": 8, "fsdp": 1, "context": 1, "tensor": 1}
     assert len(result["plans"]) == 2
 
 

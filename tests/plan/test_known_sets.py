@@ -76,5 +76,7 @@ def test_the_table_says_what_the_set_itself_says(name):
 def test_every_shipped_configuration_can_be_planned_without_its_data(pytestconfig):
     for file in sorted((pytestconfig.rootpath / "configs").glob("*.toml")):
         config = from_toml(file)
+        if config.model.folder:  # which its user makes: docs/nanochat.md
+            continue
         assert config.data.name in KNOWN
         assert fields_of(config)
