@@ -161,7 +161,7 @@ def test_a_search_prints_the_meshes_or_the_same_as_json(small, plan_of, monkeypa
     result = plan_run(settings, small)
     printed = capsys.readouterr()
     assert asked == [("h100", "mixed_float16", 8, 0.9), ("b200", "mixed_float16", 8, 0.9)]
-    assert printed.out.count("best: --mesh.data 8 --mesh.fsdp 1 --mesh.tensor 1") == 2
+    assert printed.out.count("best: --mesh.data 8 --mesh.fsdp 1 --mesh.context 1 --mesh.tensor 1") == 2
     assert "left out, no reason: 7" in printed.out
     assert "There are no stages of a pipeline" in " ".join(printed.out.split())
     assert printed.err.splitlines() == ["compiling", "compiling"]
