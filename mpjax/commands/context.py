@@ -19,10 +19,11 @@ from mpjax.training.setup import Task
 TASKS = ("language_modeling", "instructions")
 """The tasks whose loss is a mean over tokens, each a function of the features of its own position."""
 
-_CONTRACT = (
-    "give it the attribute `context = mpjax.models.WholeTexts()`, and let it read positions from "
-    "`self.context.places(length)` and attend by `self.context.attend(attend)`; or leave out --mesh.context"
+CONTRACT = (
+    "let it read positions from `self.context.places(length)`, attend by `self.context.attend(attend)`, and do all "
+    "else for each position alone; or leave out --mesh.context"
 )
+"""What a model has to do that is called with parts of texts, for messages."""
 
 
 def require_parts_of_texts(config: Config, task: Task, batch: Mapping[str, Any], mesh: Mesh) -> None:
@@ -54,7 +55,10 @@ def require_parts_of_texts(config: Config, task: Task, batch: Mapping[str, Any],
             f"{flag} does not divide texts of {length} tokens: write --data.length {length - length % parts or parts}"
         )
     if not isinstance(getattr(task.abstract, "context", None), WholeTexts):
-        raise UsageError(f"{flag}: --model.name {name} cannot be called with a part of each text; {_CONTRACT}")
+        raise UsageError(
+            f"{flag}: --model.name {name} has no `context`, and takes whole texts: give it the attribute `context = "
+            f"mpjax.models.WholeTexts()`, {CONTRACT}"
+        )
     graph, arrays = nnx.split(task.abstract)
 
     def features(arrays: Any, tokens: jax.Array) -> Any:
@@ -73,4 +77,4 @@ def require_parts_of_texts(config: Config, task: Task, batch: Mapping[str, Any],
     tokens = jax.ShapeDtypeStruct((1, length), batch["tokens"].dtype)
     exchanges = {eqn.primitive.name for _, eqn in equations(jax.make_jaxpr(on_each)(arrays, tokens).jaxpr)}
     if "all_to_all" not in exchanges:
-        raise UsageError(f"{flag}: --model.name {name} attends to its own part of each text alone; {_CONTRACT}")
+        raise UsageError(f"{flag}: --model.name {name} attends to its own part of each text alone: {CONTRACT}")

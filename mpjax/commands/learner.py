@@ -298,7 +298,7 @@ def _layout(learner: Learner, mesh: Mesh) -> Layout:
     if config.mesh.sequence:
         from mpjax.commands.sequence import require_positions  # local, because few runs divide positions
 
-        require_positions(config, plan, task, prepared_shapes(task, learner.fields), over_tensor, shards)
+        require_positions(config, plan, task, prepared_shapes(task, learner.fields), over_tensor, mesh)
     if all(mesh.shape[axis] == 1 for axis in PARAMETER_AXES):
         if config.mesh.float8_gather:
             raise UsageError("--mesh.float8_gather gathers over fsdp, and --mesh.fsdp is 1: leave it out")

@@ -6,9 +6,11 @@ from typing import Any, ClassVar
 
 import jax
 from flax import nnx
+from jax.sharding import Mesh
 
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError
+from mpjax.mesh_axes import CONTEXT, TENSOR
 from mpjax.precision.calls import modules_of, wrap
 from mpjax.training.precision_plan import PrecisionPlan
 from mpjax.training.sequence import divided_blocks
@@ -17,7 +19,7 @@ from mpjax.training.state import take_apart
 
 
 def require_positions(
-    config: Config, plan: PrecisionPlan, task: Task, batch: Mapping[str, Any], divided: Collection[str], parts: int
+    config: Config, plan: PrecisionPlan, task: Task, batch: Mapping[str, Any], divided: Collection[str], mesh: Mesh
 ) -> None:
     """Checks that the blocks of a model and their divided layers take and return positions that divide.
 
@@ -27,13 +29,14 @@ def require_positions(
       task: the task.
       batch: the shapes of a prepared batch, to trace the model.
       divided: the paths of the parameters that are divided over `tensor`.
-      parts: the size of the mesh's axis `tensor`.
+      mesh: the mesh, whose axis `tensor` divides positions, after `context`.
 
     Raises:
-      UsageError: `parts` is 1; the run trains adapters or multiplies in float8; no layer of a block is divided, or one
-        that is divided is a convolution; or a block has another argument or result than [B, T, D], or a T that `parts`
-        does not divide.
+      UsageError: `tensor` is 1; the run trains adapters or multiplies in float8; no layer of a block is divided, or one
+        that is divided is a convolution; or a block has another argument or result than [B, T, D], or a T that the
+        axes do not divide.
     """
+    parts, multiple = mesh.shape[TENSOR], mesh.shape[TENSOR] * mesh.shape[CONTEXT]
     if parts == 1:
         raise UsageError("--mesh.sequence divides positions over tensor, and --mesh.tensor is 1: leave it out")
     if config.training.lora:
@@ -70,7 +73,7 @@ def require_positions(
         return task.objective.loss_of(model, batch, key)[0]
 
     jax.eval_shape(loss_of, params, stats, jax.eval_shape(jax.random.key, 0), batch)
-    length = f"take a multiple of {parts} as --data.length, " if "tokens" in batch else ""
+    length = f"take a multiple of {multiple} as --data.length, " if "tokens" in batch else ""
     for path, value in values:
         shape = getattr(value, "shape", None)
         if shape is None or len(shape) != 3:
@@ -79,7 +82,7 @@ def require_positions(
                 f"--mesh.sequence divides positions, the second axis of [examples, positions, features], and {path} of "
                 f"{name} takes or returns {what}: leave it out"
             )
-        if shape[1] % parts:
+        if shape[1] % multiple:
             raise UsageError(
                 f"--mesh.sequence does not divide the {shape[1]} positions in {path} of {name} among --mesh.tensor "
                 f"{parts}: {length}write another --mesh.tensor, or leave it out"

@@ -23,7 +23,7 @@ from mpjax.config.folders import check_run_folder
 from mpjax.config.limits import is_auto, require_types
 from mpjax.config.schema import Config, Distributed
 from mpjax.config.score import score_of
-from mpjax.config.user_code import forget_files
+from mpjax.config.user_code import forget_files, may_name_code
 from mpjax.data.example_reader import batch_fields
 from mpjax.errors import CallbackError, UsageError
 from mpjax.extend import Writer
@@ -379,7 +379,7 @@ def _checked(
         first unless `precision.strict` is set.
 
     Raises:
-      UsageError: as `require_agreement` and `check_receipt`.
+      UsageError: as `require_agreement`, `check_receipt` and, for texts in parts, `require_same_logits`.
       MemoryError: as `require_memory`.
       DtypeError: as `check_receipt`.
     """
@@ -388,6 +388,10 @@ def _checked(
 
         require_agreement(company, run, {count: program.lowered for count, program in programs.items()}, state)
     require_memory(company, [program.compiled for program in programs.values()])
+    if run.layout.context and may_name_code(run.config.model.name) and not run.config.model.folder:
+        from mpjax.commands.parts_of_texts import require_same_logits
+
+        require_same_logits(run, run.packing.unpack(state))
     if not programs or not (company.first or run.config.precision.strict):
         return ""
     from mpjax.commands.receipt_of_run import check_receipt

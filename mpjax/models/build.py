@@ -153,12 +153,18 @@ def _require_fields(config: schema.Model, fields: Fields, task: TaskName) -> Non
     read = {name: field for name, field in fields.items() if name not in _OF_LOSS}
     if not _accepts(config.name, task, read):
         fitting = [name for name, other in ENTRIES.items() if _accepts(name, other.task, read)]
+        others = [f"hf:FOLDER of {kind}" for name, kind in _IN_FOLDERS.items() if name in fields]
+        names = " or ".join(fitting or [*others, "FILE.py:NAME of your own model"])
         raise UsageError(
             f"--model.name {config.name} is for {task}: it takes {', '.join(_FIELDS[task])}, but the data "
-            f"has {', '.join(fields)}; write --model.name {' or '.join(fitting) or 'FILE.py:NAME of your own model'}, "
+            f"has {', '.join(fields)}; write --model.name {names}, "
             f"or --task {task} for other data",
             repair={"model.name": fitting[0]} if len(fitting) == 1 else None,
         )
+
+
+_IN_FOLDERS = {"target_tokens": "a T5", "positive": "an encoder"}
+"""The networks of folders alone for data with a field."""
 
 
 def _accepts(name: object, task: TaskName, fields: Fields) -> bool:

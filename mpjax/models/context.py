@@ -69,8 +69,10 @@ class PartsOfTexts(WholeTexts):
 
     def attend(self, attends: Attend | None) -> Attend:
         """Makes the function of attention for a device's positions, which calls `attends` with whole texts."""
-        # A pytree, so that rematerialised blocks take the arrays of `attends` as arguments.
-        return jax.tree_util.Partial(self._exchanged, jax.tree_util.Partial(attends or attend))
+        # A pytree, so that rematerialised blocks take the arrays of `attends` as arguments. They would be no leaves of
+        # a Partial of a Partial.
+        is_tree = isinstance(attends, jax.tree_util.Partial)
+        return jax.tree_util.Partial(self._exchanged, attends if is_tree else jax.tree_util.Partial(attends or attend))
 
     def _first(self, length: int) -> jax.Array:
         return jax.lax.axis_index(self.axis) * jnp.int32(length)
@@ -119,7 +121,7 @@ class PartsOfTexts(WholeTexts):
         if heads % self.parts or self.parts % x.shape[2]:
             raise UsageError(
                 f"--mesh.{self.axis} {self.parts} does not divide the {heads} heads of a device, with {x.shape[2]} of "
-                f"keys and values: write --mesh.{self.axis} {self._fitting(heads, x.shape[2])}"
+                f"keys and values: write --mesh.data -1 --mesh.{self.axis} {self._fitting(heads, x.shape[2])}"
             )
         wide = x.astype(widest(x.dtype, FLOAT32))
         return jnp.repeat(wide, self.parts // x.shape[2], axis=2).astype(x.dtype)

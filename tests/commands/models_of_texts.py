@@ -42,3 +42,10 @@ class Divided(Alone):
         x = self.tokens(tokens).reshape(*tokens.shape, 2, 4)
         mixed = self.context.attend(attend)(x, x, x, is_causal=True)
         return self.head(mixed.reshape(*tokens.shape, 8))
+
+
+class Both(Divided):
+    """Attention by the function of its context, and a mean over the tokens of a text."""
+
+    def __call__(self, tokens):
+        return super().__call__(tokens) + self.head(jnp.mean(self.tokens(tokens), axis=1, keepdims=True))

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from mpjax.commands import fields_of, planned_step
+from mpjax.commands import fields_of, planned_step, train_all
 from mpjax.config import load_config
 from mpjax.errors import UsageError
 from mpjax.training import make_mesh
@@ -37,7 +37,7 @@ def build(flags: str, context: int = 2):
         (
             f"{GPT2} --data.length 8",
             4,
-            "--mesh.context 4 does not divide the 2 heads of a device, with 2 of keys and values: write "
+            "--mesh.context 4 does not divide the 2 heads of a device, with 2 of keys and values: write --mesh.data -1 "
             "--mesh.context 2",
         ),
         (
@@ -49,12 +49,12 @@ def build(flags: str, context: int = 2):
         (
             f"{TEXTS} --model.name {OWN}:Bag",
             2,
-            f"--mesh.context 2: --model.name {OWN}:Bag cannot be called with a part of each text; give it",
+            f"--mesh.context 2: --model.name {OWN}:Bag has no `context`, and takes whole texts: give it the",
         ),
         (
             f"{TEXTS} --model.name {OWN}:Alone",
             2,
-            f"--mesh.context 2: --model.name {OWN}:Alone attends to its own part of each text alone; give it",
+            f"--mesh.context 2: --model.name {OWN}:Alone attends to its own part of each text alone: let it",
         ),
     ],
 )
@@ -70,3 +70,17 @@ def test_a_model_of_ones_own_that_reads_its_context_is_divided():
     assert layout.context
     assert layout.terms == 2
     assert layout.shares == 1
+
+
+def test_a_model_whose_logits_depend_on_the_part_it_is_called_with_does_not_train(tmp_path):
+    run = f"{TEXTS} --data.tokenizer bytes --mesh.data 1 --mesh.context 2 --report.no_plot --report.no_tensorboard"
+    train_all(load_config(f"{run} --model.name {OWN}:Divided --output_dir {tmp_path}/divided".split()))
+    with pytest.raises(UsageError, match=f"{OWN}:Both computes other logits from parts of texts than from whole ones"):
+        train_all(load_config(f"{run} --model.name {OWN}:Both --output_dir {tmp_path}/both".split()))
+
+
+def test_positions_that_tensor_does_not_divide_after_context_are_an_error():
+    mesh = make_mesh(jax.devices() * 2, data=1, context=2, tensor=2)
+    flags = f"{GPT2} --mesh.sequence".replace("--model.heads 2", "--model.heads 4")
+    with pytest.raises(UsageError, match=r"does not divide the 6 positions in blocks/0 of GPT2 .* a multiple of 4 as"):
+        step_of(flags).build_on(mesh)

@@ -88,6 +88,7 @@ def test_heads_that_do_not_divide_are_named_with_a_size_that_does(heads, key_hea
     parts = PartsOfTexts("context", 4)
     key = jax.ShapeDtypeStruct((1, 2, key_heads, 8), jnp.float32)
     with pytest.raises(
-        UsageError, match=f"--mesh.context 4 does not divide the {heads} heads of .* --mesh.context {advice}$"
+        UsageError,
+        match=f"--mesh.context 4 does not divide the {heads} heads of .* --mesh.data -1 --mesh.context {advice}$",
     ):
         parts._repeated(key, heads)

@@ -120,5 +120,7 @@ def _joined(texts: list[np.ndarray], tokenizer: Tokenizer) -> Joined:
 def _texts(example: Mapping[str, Any], where: str) -> tuple[str, ...]:
     for side in FIELDS:
         if not isinstance(example.get(side), str):
-            raise UsageError(f"{where}: {side} is {example.get(side)!r:.60}; wanted a text")
+            value = example.get(side)
+            shown = value.item() if isinstance(value, np.generic) else value
+            raise UsageError(f"{where}: {side} is {shown!r:.60}; wanted a text, such as --data.preprocess can make")
     return tuple(example[side] for side in FIELDS)
