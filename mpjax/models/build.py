@@ -207,7 +207,8 @@ def advice_on(config: schema.Model, fields: Fields = MappingProxyType({})) -> li
     """Advises, in a list of sentences, on settings that the model does not read, of the run and of its config.json.
 
     Settings with their default values are not named. The user's own model reads no settings. With the `fields` of a
-    batch, a sentence says if a network from a folder interpolates its position embeddings.
+    batch, sentences say if a network from a folder interpolates its position embeddings, or has a head for classes of
+    other names.
     """
     is_users_model = ":" in str(config.name) and not config.folder
     read = FROM_FOLDER if config.folder else () if is_users_model else ENTRIES[str(config.name)].settings
@@ -219,8 +220,12 @@ def advice_on(config: schema.Model, fields: Fields = MappingProxyType({})) -> li
     from mpjax.models import folder_kinds
     from mpjax.models.pretrained.files import find_folder
 
-    image_shape = getattr(fields.get("image"), "shape", None)
-    return advice + folder_kinds.advice_on(find_folder(config.folder), image_shape)
+    folder, image_shape = find_folder(config.folder), getattr(fields.get("image"), "shape", None)
+    advice += folder_kinds.advice_on(folder, image_shape)
+    names = next((names for name in ("label", "labels") if (names := getattr(fields.get(name), "names", ()))), ())
+    if config.weights == config.folder and not any("head" in pattern for pattern in config.pretrained_skip):
+        advice += folder_kinds.advice_on_classes(folder, names)
+    return advice
 
 
 def _own(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from mpjax.errors import UsageError
@@ -59,4 +59,22 @@ def advice_on(folder: pathlib.Path, image_shape: tuple[int, ...] | None = None) 
             from mpjax.models.vision.images import advice_on_images  # local, as it reads what images are made of
 
             return advice_on_images(folder, image_shape)
+    return []
+
+
+def advice_on_classes(folder: pathlib.Path, names: Sequence[str]) -> list[str]:
+    """Says, in a list of at most one sentence, that the head of a folder is for as many other classes than `names`.
+
+    Names that transformers gives to classes without any, LABEL_0 and so on, tell nothing.
+    """
+    named = read_object(folder / CONFIG).get("id2label") or {}
+    theirs = [str(named.get(str(number))) for number in range(len(named))]
+    if len(theirs) != len(names) or all(name.startswith("LABEL_") for name in theirs):
+        return []
+    for number, (there, here) in enumerate(zip(theirs, names, strict=True)):
+        if there.casefold() != here.casefold():
+            return [
+                f"the head of {folder} is for other classes: number {number} is {there!r} there, and {here!r} in the "
+                'data; for a new head, write --model.pretrained_skip "head/*"'
+            ]
     return []

@@ -203,3 +203,20 @@ def test_other_data_and_settings_than_those_of_images_are_refused(tmp_path):
         built({"image": Image((16, 16, 3))})
     with pytest.raises(UsageError, match="no safetensors in"):
         load_vision(tmp_path, image_shape=(16, 16, 3), num_classes=3)
+
+
+def test_a_head_for_as_many_classes_of_other_names_is_told(tmp_path):
+    def told(names, **settings):
+        fields = {"image": Image((16, 16, 3)), "label": Label(2, names=names)}
+        return [line for line in models.advice_on(Model(name=f"hf:{tmp_path}", **settings), fields) if "head" in line]
+
+    (tmp_path / "config.json").write_text(json.dumps(DINO | {"id2label": {"0": "dog", "1": "cat"}}))
+    (line,) = told(("cat", "dog"))
+    assert line == (
+        f"the head of {tmp_path} is for other classes: number 0 is 'dog' there, and 'cat' in the data; for a new head, "
+        'write --model.pretrained_skip "head/*"'
+    )
+    assert told(("Dog", "cat")) == told(()) == told(("cat", "dog"), pretrained_skip=("head/*",)) == []
+    assert told(("cat", "dog"), pretrained="none") == []
+    (tmp_path / "config.json").write_text(json.dumps(DINO | {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}))
+    assert told(("cat", "dog")) == []
