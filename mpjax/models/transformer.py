@@ -6,7 +6,7 @@ Shapes: B batch, T positions, L positions in a table, D width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -173,6 +173,12 @@ class WholeTexts:
     def whole(self, tokens: Int[Array, "B T"]) -> Int[Array, "B S"]:
         """The tokens of the whole texts of which the model is called with some."""
         return tokens
+
+    @overload
+    def attend(self, attends: Attend) -> Attend: ...
+
+    @overload
+    def attend(self, attends: None) -> Attend | None: ...
 
     def attend(self, attends: Attend | None) -> Attend | None:
         """The function of attention for these positions; `attends` is that of whole texts, None the plain one."""
