@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from mpjax.errors import UsageError
-from mpjax.models import PartsOfTexts, attend
+from mpjax.models import PartsOfTexts, WholeTexts, attend
 from mpjax.precision.casting import equations
-from mpjax.training import make_mesh
+from mpjax.training import Mean, instructions, language_modeling, make_mesh
 
 
 PARTS = PartsOfTexts("context", 2)
@@ -92,3 +92,38 @@ def test_heads_that_do_not_divide_are_named_with_a_size_that_does(heads, key_hea
         match=f"--mesh.context 4 does not divide the {heads} heads of .* --mesh.data -1 --mesh.context {advice}$",
     ):
         parts._repeated(key, heads)
+
+
+class Bigrams:
+    """A language model that predicts each token from the one before it."""
+
+    def __init__(self, context):
+        self.context = context
+
+    def __call__(self, tokens):
+        return self.logits(self.features(tokens))
+
+    def features(self, tokens):
+        return jax.nn.one_hot(tokens, 8)
+
+    def logits(self, features):
+        return features @ jax.random.normal(jax.random.key(3), (8, 8))
+
+
+@pytest.mark.parametrize("objective", [language_modeling(), language_modeling(chunk=2), instructions(chunk=2)])
+def test_parts_of_a_loss_add_up_to_the_loss_of_whole_texts(objective):
+    """The answers are all in the second half."""
+
+    def sums(context, tokens, answers):
+        found = objective(Bigrams(context), {"tokens": tokens, "answers": answers}, None)["loss"]
+        found = found if isinstance(found, Mean) else Mean(found, jnp.ones_like(found))
+        return jax.tree.map(jnp.sum, found)
+
+    def added(tokens, answers):
+        return jax.tree.map(lambda x: jax.lax.psum(x, "context")[None], sums(PARTS, tokens, answers))
+
+    tokens = jax.random.randint(jax.random.key(4), (2, 7), 0, 8)
+    answers = jnp.asarray([[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 1, 0]], bool)
+    parts, whole = on_two(added, (P(), P()), P())(tokens, answers), sums(WholeTexts(), tokens, answers)
+    np.testing.assert_allclose(parts.total[0], whole.total, rtol=1e-6)
+    assert float(parts.weight[0]) == float(whole.weight) > 3

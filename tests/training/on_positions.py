@@ -48,8 +48,6 @@ MODELS = {
     "--training.chunked_loss 8 --training.accumulate 2 --precision.policy float32 --mesh.data 2 --mesh.tensor 2",
     "gpt2 of parts in float16": f"{WIDE} --model.depth 1 --precision.policy mixed_float16 --mesh.data 4",
     "decoder of parts": f"{DECODER} --data.documents apart --precision.policy float32 --mesh.data 4",
-    "instructions of parts": f"--task instructions --data.name docstrings --data.length 16 --model.name hf:{TINY} "
-    "--data.tokenizer bytes --precision.policy float32 --mesh.data 4",
     "decoder of parts in a loop": f"{DECODER} --model.scan_blocks --training.remat dots --precision.policy float32 "
     "--mesh.data 2 --mesh.fsdp 2",
 }

@@ -50,8 +50,7 @@ def test_losses_gradient_norms_and_parameters_are_the_same(model):
         ("gpt2 of parts in a loop", ("mesh.data=1", "mesh.context=2")),
         ("decoder of parts", ("mesh.data=1", "mesh.context=4")),
         ("decoder of parts", ("mesh.data=1", "mesh.context=2", "mesh.tensor=2")),
-        ("decoder of parts in a loop", ("mesh.data=1", "mesh.context=2")),
-        ("instructions of parts", ("mesh.data=1", "mesh.context=2", "mesh.fsdp=2")),
+        ("decoder of parts in a loop", ("mesh.data=1", "mesh.context=2", "mesh.fsdp=2")),
     ],
 )
 def test_texts_in_parts_give_the_losses_gradient_norms_and_parameters_of_whole_ones(model, divided):
