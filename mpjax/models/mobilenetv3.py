@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Array, Float
 
 
-class Row(NamedTuple):
+class Bneck(NamedTuple):
     """One block, a row in a table of the paper; numbers of channels are those where `width` is 16.
 
     Attributes:
@@ -58,37 +58,37 @@ def plain(channels: int, rngs: nnx.Rngs) -> Callable[[jax.Array], jax.Array]:
 
 
 LARGE_STAGES = (
-    (Row(3, 16, 16, plain, relu, 1),),
-    (Row(3, 64, 24, plain, relu, 2), Row(3, 72, 24, plain, relu, 1)),
-    (Row(5, 72, 40, squeezed, relu, 2), Row(5, 120, 40, squeezed, relu, 1), Row(5, 120, 40, squeezed, relu, 1)),
+    (Bneck(3, 16, 16, plain, relu, 1),),
+    (Bneck(3, 64, 24, plain, relu, 2), Bneck(3, 72, 24, plain, relu, 1)),
+    (Bneck(5, 72, 40, squeezed, relu, 2), Bneck(5, 120, 40, squeezed, relu, 1), Bneck(5, 120, 40, squeezed, relu, 1)),
     (
-        Row(3, 240, 80, plain, hard_swish, 2),
-        Row(3, 200, 80, plain, hard_swish, 1),
-        Row(3, 184, 80, plain, hard_swish, 1),
-        Row(3, 184, 80, plain, hard_swish, 1),
+        Bneck(3, 240, 80, plain, hard_swish, 2),
+        Bneck(3, 200, 80, plain, hard_swish, 1),
+        Bneck(3, 184, 80, plain, hard_swish, 1),
+        Bneck(3, 184, 80, plain, hard_swish, 1),
     ),
-    (Row(3, 480, 112, squeezed, hard_swish, 1), Row(3, 672, 112, squeezed, hard_swish, 1)),
+    (Bneck(3, 480, 112, squeezed, hard_swish, 1), Bneck(3, 672, 112, squeezed, hard_swish, 1)),
     (
-        Row(5, 672, 160, squeezed, hard_swish, 2),
-        Row(5, 960, 160, squeezed, hard_swish, 1),
-        Row(5, 960, 160, squeezed, hard_swish, 1),
+        Bneck(5, 672, 160, squeezed, hard_swish, 2),
+        Bneck(5, 960, 160, squeezed, hard_swish, 1),
+        Bneck(5, 960, 160, squeezed, hard_swish, 1),
     ),
 )
 """Table 1 of the paper, one tuple for each number of channels."""
 
 SMALL_STAGES = (
-    (Row(3, 16, 16, squeezed, relu, 2),),
-    (Row(3, 72, 24, plain, relu, 2), Row(3, 88, 24, plain, relu, 1)),
+    (Bneck(3, 16, 16, squeezed, relu, 2),),
+    (Bneck(3, 72, 24, plain, relu, 2), Bneck(3, 88, 24, plain, relu, 1)),
     (
-        Row(5, 96, 40, squeezed, hard_swish, 2),
-        Row(5, 240, 40, squeezed, hard_swish, 1),
-        Row(5, 240, 40, squeezed, hard_swish, 1),
+        Bneck(5, 96, 40, squeezed, hard_swish, 2),
+        Bneck(5, 240, 40, squeezed, hard_swish, 1),
+        Bneck(5, 240, 40, squeezed, hard_swish, 1),
     ),
-    (Row(5, 120, 48, squeezed, hard_swish, 1), Row(5, 144, 48, squeezed, hard_swish, 1)),
+    (Bneck(5, 120, 48, squeezed, hard_swish, 1), Bneck(5, 144, 48, squeezed, hard_swish, 1)),
     (
-        Row(5, 288, 96, squeezed, hard_swish, 2),
-        Row(5, 576, 96, squeezed, hard_swish, 1),
-        Row(5, 576, 96, squeezed, hard_swish, 1),
+        Bneck(5, 288, 96, squeezed, hard_swish, 2),
+        Bneck(5, 576, 96, squeezed, hard_swish, 1),
+        Bneck(5, 576, 96, squeezed, hard_swish, 1),
     ),
 )
 """Table 2 of the paper."""
@@ -112,7 +112,7 @@ class MobileNetV3(nnx.Module):
 
     def __init__(
         self,
-        stages: tuple[tuple[Row, ...], ...],
+        stages: tuple[tuple[Bneck, ...], ...],
         hidden: int,
         *,
         channels: int,

@@ -54,8 +54,8 @@ class T5(nnx.Module):
         normal = nnx.initializers.normal
         self.settings = settings
         self.tokens = nnx.Embed(settings.vocabulary, settings.width, embedding_init=normal(1.0), rngs=rngs)
-        self.encoder = Encoder(settings, scan_blocks=scan_blocks, rngs=rngs)
-        self.decoder = Decoder(settings, scan_blocks=scan_blocks, rngs=rngs)
+        self.encoder = T5Encoder(settings, scan_blocks=scan_blocks, rngs=rngs)
+        self.decoder = T5Decoder(settings, scan_blocks=scan_blocks, rngs=rngs)
         head = functools.partial(nnx.Linear, use_bias=False, kernel_init=normal(settings.width**-0.5), rngs=rngs)
         self.head = None if settings.tied else head(settings.width, settings.vocabulary)
 
@@ -91,12 +91,14 @@ class T5(nnx.Module):
         return self.tokens.attend(features) if self.head is None else self.head(features)
 
 
-class Encoder(nnx.Module):
+class T5Encoder(nnx.Module):
     """Blocks in which each token attends to all of its text, and a final norm."""
 
     def __init__(self, settings: T5Settings, *, scan_blocks: bool, rngs: nnx.Rngs):
         self.positions = _positions(settings, both_sides=True, rngs=rngs)
-        self.blocks = in_series(functools.partial(Block, settings), settings.encoder_depth, rngs=rngs, scan=scan_blocks)
+        self.blocks = in_series(
+            functools.partial(T5Block, settings), settings.encoder_depth, rngs=rngs, scan=scan_blocks
+        )
         self.norm = _norm(settings, rngs)
         self.dropout = dropping(settings.dropout, rngs)
 
@@ -108,7 +110,7 @@ class Encoder(nnx.Module):
         return self.dropout(self.norm(x))
 
 
-class Decoder(nnx.Module):
+class T5Decoder(nnx.Module):
     """Blocks in which each token attends to those before it and to the source, and a final norm."""
 
     def __init__(self, settings: T5Settings, *, scan_blocks: bool, rngs: nnx.Rngs):
@@ -159,12 +161,12 @@ class Decoder(nnx.Module):
         return self.dropout(self.norm(y))[:, 0]
 
 
-class Block(nnx.Module):
+class T5Block(nnx.Module):
     """Attention and an MLP, each with a norm before it and a residual connection around norm and layer."""
 
     def __init__(self, settings: T5Settings, *, rngs: nnx.Rngs):
         self.norm1 = _norm(settings, rngs)
-        self.attention = Attention(settings, rngs=rngs)
+        self.attention = T5Attention(settings, rngs=rngs)
         self.norm2 = _norm(settings, rngs)
         self.mlp = _mlp(settings, rngs)
         self.dropout = dropping(settings.dropout, rngs)
@@ -185,13 +187,13 @@ class Block(nnx.Module):
 
 
 class CrossBlock(nnx.Module):
-    """A block like `Block`, with attention to a source between its attention and its MLP."""
+    """A block like `T5Block`, with attention to a source between its attention and its MLP."""
 
     def __init__(self, settings: T5Settings, *, rngs: nnx.Rngs):
         self.norm1 = _norm(settings, rngs)
-        self.attention = Attention(settings, rngs=rngs)
+        self.attention = T5Attention(settings, rngs=rngs)
         self.cross_norm = _norm(settings, rngs)
-        self.cross = Attention(settings, rngs=rngs)
+        self.cross = T5Attention(settings, rngs=rngs)
         self.norm2 = _norm(settings, rngs)
         self.mlp = _mlp(settings, rngs)
         self.dropout = dropping(settings.dropout, rngs)
@@ -223,7 +225,7 @@ class CrossBlock(nnx.Module):
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
-class Attention(nnx.Module):
+class T5Attention(nnx.Module):
     """Attention without a scale of the scores, and without biases of its layers."""
 
     def __init__(self, settings: T5Settings, *, rngs: nnx.Rngs):
@@ -252,7 +254,7 @@ class Attention(nnx.Module):
         return self.out(dot_product_attention(self.query(x), key, value, bias=bias, mask=mask, scale=1.0))
 
 
-class MLP(nnx.Module):
+class T5MLP(nnx.Module):
     """Two linear layers without biases, with a ReLU between them."""
 
     def __init__(self, settings: T5Settings, *, rngs: nnx.Rngs):
@@ -272,9 +274,9 @@ def mask_of(lengths: Int[Array, " B"] | None, length: int) -> Bool[Array, "B 1 1
     return (jnp.arange(length, dtype=jnp.int32)[None] < jnp.maximum(lengths, 1)[:, None])[:, None, None]
 
 
-def _mlp(settings: T5Settings, rngs: nnx.Rngs) -> MLP | GatedMLP:
+def _mlp(settings: T5Settings, rngs: nnx.Rngs) -> T5MLP | GatedMLP:
     if not settings.gated:
-        return MLP(settings, rngs=rngs)
+        return T5MLP(settings, rngs=rngs)
     return GatedMLP(
         settings.width,
         settings.hidden,
