@@ -28,9 +28,6 @@ from mpjax.models.generation.continuations import check_prompt, generate
 from mpjax.models.generation.programs import SplitModel, split, uncast
 from mpjax.models.generation.sampling import Sampling
 from mpjax.models.pretrained.files import find_folder
-from mpjax.models.t5.folder import load_t5
-from mpjax.models.t5.generation import split_t5
-from mpjax.models.t5.network import T5
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
 from mpjax.training.precision_plan import plan_precision
@@ -143,6 +140,8 @@ def _of_files(settings: Prediction) -> TextGenerator:
         )
     set_up_jax(config, plan)
     if kind_of(folder) == "t5":
+        from mpjax.models.t5.folder import load_t5  # local, because few texts are written by a T5
+
         return _of_targets(settings, load_t5(folder, policy=plan.module_policy), uncast, str(folder), ())
     model = split(load_decoder(folder, policy=plan.module_policy))
     if settings.chat:
@@ -164,6 +163,9 @@ def _of_targets(
     Raises:
       UsageError: prompts are to be chats, or the model is the user's own.
     """
+    from mpjax.models.t5.generation import split_t5  # local, because few texts are written by a T5
+    from mpjax.models.t5.network import T5
+
     if settings.chat:
         raise UsageError(f"--chat: {settings.run} writes targets from sources, without a chat template; leave it out")
     if not isinstance(model, T5):
