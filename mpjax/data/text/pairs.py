@@ -1,6 +1,5 @@
 """Turns pairs of texts, such as questions and their answers, into tokens; a third text may be a wrong answer."""
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from mpjax.config.schema import Data
-from mpjax.data.examples import Example, Examples, MappedExamples, Source, renamed
+from mpjax.data.examples import Examples, MappedExamples, Source, renamed
 from mpjax.data.fields import Field, Length, Tokens
 from mpjax.data.table import Table, require_columns
 from mpjax.data.text.blocks import chunks, framed
+from mpjax.data.text.padded_texts import PaddedTexts
 from mpjax.data.text.plain_tokenizers import Ragged, Tokenizer
 from mpjax.data.text.tokenizers import load_tokenizer
 from mpjax.data.user_function import PreprocessedExamples, load_preprocess
@@ -28,36 +28,6 @@ FIELDS = {
     NEGATIVE: ("negative", "negative_length"),
 }
 """For each text of an example, the fields of its tokens and of their number."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TextPairs(Examples):
-    """Examples with the fields `FIELDS` of each text: tokens, int32 [length], padded at the end, and their number.
-
-    Args:
-      texts: for each text of an example, the tokens of all examples: concatenated, unsigned, and int64 [N + 1], the
-        index at which each begins, and the total.
-      length: the number of tokens of a text, with padding.
-      padding: the padding token.
-    """
-
-    texts: Mapping[str, tuple[np.ndarray, np.ndarray]]
-    length: int
-    padding: int
-
-    def __len__(self) -> int:
-        return len(self.texts[QUERY][1]) - 1
-
-    def __getitem__(self, index: int) -> Example:
-        index = range(len(self))[index]
-        example: Example = {}
-        for side, (values, starts) in self.texts.items():
-            text = values[starts[index] : starts[index + 1]]
-            tokens = np.full(self.length, self.padding, np.int32)
-            tokens[: len(text)] = text
-            name, count = FIELDS[side]
-            example |= {name: tokens, count: len(text)}
-        return example
 
 
 def text_pairs(table: Table, config: Data) -> Source:
@@ -128,7 +98,7 @@ def _unread(table: Table, columns: Mapping[str, str]) -> list[str]:
 
 def _tokenized(
     examples: Examples, sides: Sequence[str], tokenizer: Tokenizer, length: int, split: str, notes: list[str]
-) -> TextPairs:
+) -> PaddedTexts:
     encoded: dict[str, list[Ragged]] = {side: [] for side in sides}
     number = empty = 0
     for chunk in chunks(examples):
@@ -151,7 +121,8 @@ def _tokenized(
         notes.append(f"{split}: {empty:,} of {len(examples):,} examples have an empty text and are left out")
     if not encoded[QUERY]:
         raise UsageError(f"{split}: none of {len(examples):,} examples has texts that are not empty")
-    return TextPairs({side: _joined(parts, tokenizer) for side, parts in encoded.items()}, length, tokenizer.padding)
+    texts = {side: _joined(parts, tokenizer) for side, parts in encoded.items()}
+    return PaddedTexts(texts, FIELDS, length, tokenizer.padding)
 
 
 def _joined(parts: Sequence[Ragged], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:

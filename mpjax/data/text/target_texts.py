@@ -1,16 +1,16 @@
 """Turns pairs of a source and a target, such as a text and its translation, into tokens."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from mpjax.config.schema import Data
-from mpjax.data.examples import Example, Examples, Source
+from mpjax.data.examples import Examples, Source
 from mpjax.data.fields import Field, Length, Tokens
 from mpjax.data.table import Table
 from mpjax.data.text.instructions import read_in_chunks, stored_rows
+from mpjax.data.text.padded_texts import PaddedTexts
 from mpjax.data.text.plain_tokenizers import Tokenizer
 from mpjax.data.text.tokenizers import load_tokenizer
 from mpjax.errors import UsageError
@@ -21,35 +21,6 @@ FIELDS = {"source": ("tokens", "length"), "target": ("target_tokens", "target_le
 
 Joined = tuple[np.ndarray, np.ndarray]
 """The tokens of all texts, one after the other, unsigned, and int64 [N + 1], where each begins, and the total."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SourcesAndTargets(Examples):
-    """Examples with the fields `FIELDS` of each text: tokens, int32 [length], padded at the end, and their number.
-
-    Args:
-      texts: the sources and the targets.
-      length: the number of tokens of a text, with padding.
-      padding: the padding token.
-    """
-
-    texts: Mapping[str, Joined]
-    length: int
-    padding: int
-
-    def __len__(self) -> int:
-        return len(self.texts["source"][1]) - 1
-
-    def __getitem__(self, index: int) -> Example:
-        index = range(len(self))[index]
-        example: Example = {}
-        for side, (values, starts) in self.texts.items():
-            text = values[starts[index] : starts[index + 1]]
-            tokens = np.full(self.length, self.padding, np.int32)
-            tokens[: len(text)] = text
-            name, count = FIELDS[side]
-            example |= {name: tokens, count: len(text)}
-        return example
 
 
 def sources_and_targets(table: Table, config: Data) -> Source:
@@ -86,9 +57,7 @@ def with_end(texts: list[str], tokenizer: Tokenizer, length: int) -> tuple[list[
     return [np.append(text, tokenizer.end) for text in kept], int(np.sum(lengths > length - 1))
 
 
-def _tokenized(
-    examples: Examples, tokenizer: Tokenizer, length: int, split: str, notes: list[str]
-) -> SourcesAndTargets:
+def _tokenized(examples: Examples, tokenizer: Tokenizer, length: int, split: str, notes: list[str]) -> PaddedTexts:
     encoded: dict[str, list[np.ndarray]] = {side: [] for side in FIELDS}
     empty, cut = 0, dict.fromkeys(FIELDS, 0)
     for read in read_in_chunks(examples, split, _texts):
@@ -109,7 +78,7 @@ def _tokenized(
     if not encoded["source"]:
         raise UsageError(f"{split}: none of {len(examples):,} examples has texts that are not empty")
     texts = {side: _joined(tokens, tokenizer) for side, tokens in encoded.items()}
-    return SourcesAndTargets(texts, length, tokenizer.padding)
+    return PaddedTexts(texts, FIELDS, length, tokenizer.padding)
 
 
 def _joined(texts: list[np.ndarray], tokenizer: Tokenizer) -> Joined:

@@ -11,7 +11,6 @@ from jax.typing import DTypeLike
 from safetensors.numpy import load_file
 
 from mpjax.config.paths import expanded
-from mpjax.errors import UsageError
 from mpjax.models.attention import Implementation
 from mpjax.models.config_keys import CONFIG, read_object
 from mpjax.models.encoder.config_json import FAMILIES, read_settings
@@ -21,7 +20,13 @@ from mpjax.models.pretrained.export import write_tensors
 from mpjax.models.pretrained.files import SINGLE, find_files, find_folder, open_tensors
 from mpjax.models.pretrained.load import cast
 from mpjax.models.pretrained.report import PretrainedReport
-from mpjax.models.pretrained.whole_folder import TOKENIZER_FILES, export_folder, load_folder
+from mpjax.models.pretrained.whole_folder import (
+    TOKENIZER_FILES,
+    export_folder,
+    load_folder,
+    named_classes,
+    require_settings,
+)
 from mpjax.precision.dtypes import widest
 from mpjax.precision.policy import Policy
 
@@ -96,8 +101,7 @@ def export_encoder(
         or flush to zero without `allow_lossy`.
     """
     origin, folder = find_folder(source), expanded(path)
-    if read_settings(origin) != model.settings:
-        raise UsageError(f"{origin} has other settings than the model: name the folder that it was loaded from")
+    require_settings(origin, read_settings(origin), model.settings)
     is_sentences = not isinstance(model, AnyClassifier)
     modules = folders_of_modules(origin) if is_sentences else []
     of_sentences = [*_OF_SENTENCES, *(f"{name}/{CONFIG}" for name in modules)] if is_sentences else []
@@ -122,13 +126,8 @@ def _changes(model: AnyEncoder, config: Mapping[str, Any], classes: Sequence[str
     name = FAMILIES[config["model_type"]]
     if not isinstance(model, AnyClassifier):
         return {"architectures": [f"{name}Model"]}
-    changes: dict[str, Any] = {"architectures": [f"{name}ForSequenceClassification"]}
-    number_of_classes = model.head.kernel[...].shape[1]
-    if classes or len(config.get("id2label", ())) != number_of_classes:
-        names = classes or [f"LABEL_{number}" for number in range(number_of_classes)]
-        changes["id2label"] = {str(number): label for number, label in enumerate(names)}
-        changes["label2id"] = {label: number for number, label in enumerate(names)}
-    return changes
+    named = named_classes(config, model.head.kernel[...].shape[1], classes)
+    return {"architectures": [f"{name}ForSequenceClassification"], **named}
 
 
 def _add_pooler(file: pathlib.Path, origin: pathlib.Path, dtype: np.dtype) -> None:

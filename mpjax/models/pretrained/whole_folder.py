@@ -3,7 +3,7 @@
 import json
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -58,6 +58,28 @@ def _begin_streams(model: nnx.Module) -> None:
             stream.set_value(keys.reshape(stream.get_value().shape))
         else:
             stream.set_value(jnp.zeros(stream.get_value().shape, stream.get_value().dtype))
+
+
+def require_settings(origin: pathlib.Path, of_origin: Any, of_model: Any) -> None:
+    """Raises UsageError if the settings of a folder are not those of the model that it is to describe."""
+    if of_origin != of_model:
+        raise UsageError(
+            f"{origin / CONFIG} has other settings than the model: name the folder that it was loaded from"
+        )
+
+
+def named_classes(config: Mapping[str, Any], outputs: int, classes: Sequence[str]) -> dict[str, Any]:
+    """The keys of config.json that name the classes of `outputs` logits: those in `config` stay if they are as many.
+
+    `classes` are the names; empty: those in `config`, or else `LABEL_0`, `LABEL_1`, ...
+    """
+    if not classes and len(config.get("id2label", ())) == outputs:
+        return {}
+    names = classes or [f"LABEL_{number}" for number in range(outputs)]
+    return {
+        "id2label": {str(number): label for number, label in enumerate(names)},
+        "label2id": {label: number for number, label in enumerate(names)},
+    }
 
 
 def export_folder(

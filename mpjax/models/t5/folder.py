@@ -6,11 +6,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from mpjax.config.paths import expanded
-from mpjax.errors import UsageError
-from mpjax.models.config_keys import CONFIG
 from mpjax.models.pretrained.files import find_folder
 from mpjax.models.pretrained.report import PretrainedReport
-from mpjax.models.pretrained.whole_folder import TOKENIZER_FILES, export_folder, load_folder
+from mpjax.models.pretrained.whole_folder import TOKENIZER_FILES, export_folder, load_folder, require_settings
 from mpjax.models.t5.config_json import read_settings
 from mpjax.models.t5.network import T5
 from mpjax.precision.policy import Policy
@@ -64,8 +62,5 @@ def export_t5(
         or flush to zero without `allow_lossy`.
     """
     origin, folder = find_folder(source), expanded(path)
-    if read_settings(origin) != model.settings:
-        raise UsageError(
-            f"{origin / CONFIG} has other settings than the model: name the folder that it was loaded from"
-        )
+    require_settings(origin, read_settings(origin), model.settings)
     return export_folder(model, folder, origin=origin, copied=COPIED, dtype=dtype, allow_lossy=allow_lossy)

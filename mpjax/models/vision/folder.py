@@ -11,13 +11,12 @@ from jax.typing import DTypeLike
 from safetensors.numpy import load_file
 
 from mpjax.config.paths import expanded
-from mpjax.errors import UsageError
 from mpjax.models.config_keys import CONFIG, read_object
 from mpjax.models.pretrained.export import write_tensors
 from mpjax.models.pretrained.files import SINGLE, find_files, find_folder, open_tensors
 from mpjax.models.pretrained.load import cast
 from mpjax.models.pretrained.report import PretrainedReport
-from mpjax.models.pretrained.whole_folder import export_folder, load_folder
+from mpjax.models.pretrained.whole_folder import export_folder, load_folder, named_classes, require_settings
 from mpjax.models.vision.config_json import FAMILIES, WITH_TEACHER, read_settings
 from mpjax.models.vision.images import PREPROCESSOR
 from mpjax.models.vision.kinds import AnyVision, make_network
@@ -91,18 +90,14 @@ def export_vision(
         or flush to zero without `allow_lossy`.
     """
     origin, folder = find_folder(source), expanded(path)
-    if read_settings(origin) != model.settings:
-        raise UsageError(f"{origin} has other settings than the model: name the folder that it was loaded from")
+    require_settings(origin, read_settings(origin), model.settings)
     config = read_object(origin / CONFIG)
     two = isinstance(model.head, TwoHeads)
     kind = WITH_TEACHER if two else f"{FAMILIES[config['model_type']]}ForImageClassification"
     changes: dict[str, Any] = {"architectures": [kind]} | ({"problem_type": problem} if problem else {})
     head: Any = model.head.first if isinstance(model.head, TwoHeads) else model.head
     outputs = head.kernel[...].shape[1]
-    if classes or len(config.get("id2label", ())) != outputs:
-        names = classes or [f"LABEL_{number}" for number in range(outputs)]
-        changes["id2label"] = {str(number): label for number, label in enumerate(names)}
-        changes["label2id"] = {label: number for number, label in enumerate(names)}
+    changes |= named_classes(config, outputs, classes)
     report = export_folder(
         model, folder, origin=origin, copied=[PREPROCESSOR], changes=changes, dtype=dtype, allow_lossy=allow_lossy
     )
