@@ -1,8 +1,8 @@
 """What every architecture learns in 50 steps on real data, under each policy and over three seeds.
 
 A policy holds the loss if the mean of its seeds differs from float32's by no more than seeds of float32 do. Networks of
-folders are built from a config.json, with random weights: texts are what Python's standard library says of itself, images
-the handwritten digits.
+folders are built from a config.json, with random weights. Texts are what Python's standard library says of itself, and
+images the handwritten digits.
 
     python benchmarks/architectures.py --output benchmarks/results/architectures_cpu.json
     python benchmarks/architectures.py --only qwen3 t5 --policies float32 mixed_float16

@@ -5,16 +5,20 @@ of their layers; the dtypes that run do not depend on more.
 
     python scripts/plan.py --install
     python benchmarks/receipts.py --output benchmarks/results/receipts.json
+    python benchmarks/receipts.py --models qwen3 t5 --presets mixed_float16 --devices h200
 
-Finished receipts in the output file are kept, so that it can be stopped and started again.
+Networks of folders are those of `architectures.py`. Finished receipts in the output file are kept, so that it can be
+stopped and started again.
 """
 
 import argparse
 import collections
 import concurrent.futures
+import itertools
 import json
 import pathlib
 import sys
+import tempfile
 from typing import Any
 
 import jax
@@ -22,6 +26,7 @@ import jax
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+from architectures import FOLDERS, flags_of
 from machine import describe
 
 from mpjax.commands import fields_of, planned_step
@@ -52,7 +57,8 @@ MODELS = {
     "bert": f"--task text_classification {_WORDS} --model.name bert",
     "gpt2": f"--task language_modeling {_WORDS} --model.name gpt2",
 }
-TRANSFORMERS = ("vit", "bert", "gpt2")
+MODELS |= {name: "" for name in FOLDERS if name not in MODELS}
+TRANSFORMERS = ("vit", "bert", "gpt2", *FOLDERS)
 
 
 def presets_of(model: str) -> tuple[str, ...]:
@@ -60,8 +66,9 @@ def presets_of(model: str) -> tuple[str, ...]:
     return PRESETS + FLOAT8 if model in TRANSFORMERS else PRESETS
 
 
-def step_of(model: str, preset: str) -> PlannedStep:
-    config = load_config(f"{MODELS[model]} --precision.policy {preset}".split())
+def step_of(model: str, preset: str, folder: pathlib.Path) -> PlannedStep:
+    flags = MODELS[model] or f"{flags_of(model, folder)} --data.batch_size 8"
+    config = load_config(f"{flags} --precision.policy {preset}".split())
     return planned_step(config, fields_of(config))
 
 
@@ -88,10 +95,13 @@ def receipt(step: PlannedStep, device: str) -> Receipt:
     )
 
 
-def summary(model: str, preset: str, device: str) -> dict[str, Any]:
-    """Returns the line of a receipt, and what is not as asked though the device could do otherwise."""
+def summary(model: str, preset: str, device: str, folder: pathlib.Path) -> dict[str, Any]:
+    """Returns the line of a receipt, and what is not as asked though the device could do otherwise.
+
+    What the step reads is written into `folder`.
+    """
     try:
-        found = receipt(step_of(model, preset), device)
+        found = receipt(step_of(model, preset, folder), device)
     except UsageError as error:  # such as float8 on a GPU without units for it
         return {"refused": str(error)}
     rows = [row for row in found if row.verdict != "as asked"]
@@ -125,16 +135,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=pathlib.Path, help="JSON file for the receipts")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--presets", nargs="+", choices=[*PRESETS, *FLOAT8], default=[*PRESETS, *FLOAT8])
     parser.add_argument("--devices", nargs="+", choices=DEVICES, default=list(DEVICES))
     arguments = parser.parse_args()
     saved = arguments.output and arguments.output.exists()
     results: dict = json.loads(arguments.output.read_text())["results"] if saved else {}
-    for model in arguments.models:
-        for preset in presets_of(model):
-            for device in arguments.devices:
+    with tempfile.TemporaryDirectory() as folder:
+        for model, device in itertools.product(arguments.models, arguments.devices):
+            for preset in [preset for preset in presets_of(model) if preset in arguments.presets]:
                 by_device = results.setdefault(model, {}).setdefault(preset, {})
                 if device not in by_device:
-                    by_device[device] = summary(model, preset, device)
+                    by_device[device] = summary(model, preset, device, pathlib.Path(folder))
                     print(model, preset, device, json.dumps(by_device[device]), file=sys.stderr, flush=True)
             if arguments.output:
                 arguments.output.write_text(json.dumps({**describe(), "results": results}, indent=2) + "\n")
