@@ -148,12 +148,15 @@ class _Matching:
         whole_products = collections.Counter((product.module, product.size) for product in self.traced)
         alone = collections.Counter((compiled.module, shards * compiled.size) for compiled in self.compiled)
         for compiled in [compiled for compiled in self.compiled if compiled.size]:
-            whole = shards * compiled.size
-            if whole_products[compiled.module, whole] >= alone[compiled.module, whole]:
+            if (
+                whole_products[compiled.module, shards * compiled.size]
+                >= alone[compiled.module, shards * compiled.size]
+            ):
                 continue
-            for seed in [
-                product for product in self.traced if product.module == compiled.module and 0 < product.size < whole
-            ]:
+            for seed in [product for product in self.traced if product.module == compiled.module and product.size]:
+                whole = shards * _without_padding(compiled, seed.size // seed.elements)
+                if whole <= seed.size:
+                    continue
                 near = [
                     product for product in self.traced if product.size and product is not seed and alike(product, seed)
                 ]
@@ -284,6 +287,16 @@ def _by(compiled: Iterable[CompiledProduct]) -> str:
 def _extent(product: TracedProduct | CompiledProduct) -> int:
     """The multiplications of a matrix product; of any other kind, the elements of the result."""
     return product.size if product.size else product.elements
+
+
+def _without_padding(compiled: CompiledProduct, terms: int) -> int:
+    """The multiplications of a product whose results are sums of so many terms, before XLA split and padded the sums.
+
+    A sum of 136 terms becomes 4 sums of 40, and their results are added.
+    """
+    padded = compiled.size // compiled.elements
+    parts = -(-terms // padded)
+    return compiled.size if terms % padded == 0 or padded > terms else compiled.elements // parts * terms
 
 
 def _same_dtypes(traced: TracedProduct, compiled: CompiledProduct) -> bool:

@@ -59,6 +59,16 @@ def test_three_of_one_size_in_one_product():
     ]
 
 
+def test_three_in_one_product_whose_sums_are_split_and_padded():
+    """Sums of 34 terms, for 4 results each, are 4 sums of 10 terms for each of 12 results."""
+    traced = [ask(f"b/{name}", 4 * 34, elements=4) for name in ("query", "key", "value")]
+    assert [pair[1:] for pair in pairs(traced, [run("b/value", 4 * 12 * 10, elements=4 * 12)])] == [
+        (F16, f"{MERGED} b/value"),
+        (F16, f"{MERGED} b/value"),
+        (F16, ""),
+    ]
+
+
 def test_different_sizes_in_one_product():
     traced = [ask("b/query", 32), ask("b/key", 8), ask("b/value", 8)]
     assert [pair[1] for pair in pairs(traced, [run("b/query", 48)])] == [F16, F16, F16]
