@@ -199,9 +199,14 @@ def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedRepo
     have the paths of single blocks. Without `config.weights` the result is `({}, None)`.
 
     Raises:
-      UsageError: as `mpjax.load_pretrained`.
+      UsageError: there are patterns of weights to skip, but no weights; or as `mpjax.load_pretrained`.
     """
     if not config.weights:
+        if config.pretrained_skip:
+            raise UsageError(
+                f"--model.pretrained_skip {' '.join(config.pretrained_skip)}: all weights are random, as "
+                f"--model.pretrained is {config.pretrained or 'empty'}; leave it out, or name the weights"
+            )
         return {}, None
     model: Any = one_by_one(nnx.eval_shape(task.make_model, jax.random.key(0)))
     report = load_pretrained(model, config.weights, skip=config.pretrained_skip)

@@ -23,6 +23,7 @@ from mpjax.training import (
     make_mesh,
     make_train_step,
     plan_precision,
+    pretrained_arrays,
     state_shapes,
     take_apart,
 )
@@ -202,3 +203,9 @@ def test_the_gradients_of_biases_are_summed_in_float32_and_in_the_scope_of_their
         if eqn.primitive.name == "reduce_sum" and scope
     }
     assert sums == {"layers/0": "float32", "layers/1": "float32", "head": "float32"}
+
+
+def test_weights_are_not_skipped_where_there_are_none():
+    model = Model(name="mlp", pretrained="none", pretrained_skip=("head/*",))
+    with pytest.raises(UsageError, match=r"--model.pretrained_skip head/\*: all weights are random, .* is none; leave"):
+        pretrained_arrays(task_of(), model)
