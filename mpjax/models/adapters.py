@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from mpjax.models.quantised import axes_of_kernel, dtype_of_kernel, kernel_of
 from mpjax.precision.calls import modules_of, wrappers_of
@@ -24,6 +25,10 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 SCOPE = "lora"
 """The named scope of an adapter's products, inside that of its layer: they are not in float8, as the layer's may be."""
+
+
+ADAPTED = "adapted"
+"""The name of the output of a layer with an adapter, for policies of `jax.checkpoint`."""
 
 
 class Adapter(nnx.Param):
@@ -49,7 +54,7 @@ class Added:
     def __call__(self, call, module, inputs, *args, **kwargs):
         """Calls a layer and adds the adapter's product, in the dtype of the layer's output."""
         y = call(module, inputs, *args, **kwargs)
-        return _wide_sum(y, _change(module, inputs, y) * self.scale(module)).astype(y.dtype)
+        return _kept(_wide_sum(y, _change(module, inputs, y) * self.scale(module)).astype(y.dtype))
 
     def scale(self, layer: Any) -> float:
         """The factor of the adapter's product: s."""
@@ -81,7 +86,7 @@ class Renormalised(Added):
         scaled = (rows * jnp.broadcast_to(factors.astype(rows.dtype), rows.shape)).reshape(changed.shape)
         if module.bias is not None:
             scaled = _wide_sum(scaled, jnp.broadcast_to(module.bias[...].astype(scaled.dtype), scaled.shape))
-        return scaled.astype(y.dtype)
+        return _kept(scaled.astype(y.dtype))
 
     def weight(self, layer: Any) -> np.ndarray:
         """Computes the weight that the layer stands for, float32 [*S, in, out], on the host."""
@@ -130,6 +135,11 @@ def _change(layer: Any, inputs: jax.Array, like: jax.Array) -> jax.Array:
 def _arrays(layer: Any, dtype: Any) -> tuple[jax.Array, jax.Array]:
     """A and B of a layer, in a dtype."""
     return layer.lora_a[...].astype(dtype), layer.lora_b[...].astype(dtype)
+
+
+def _kept(y: jax.Array) -> jax.Array:
+    """Marks the output of a layer, which a backward pass that recomputes keeps in place of its float32 terms."""
+    return checkpoint_name(y, ADAPTED)
 
 
 def _wide_sum(x: jax.Array, change: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 
 from mpjax.errors import UsageError
+from mpjax.models.adapters import ADAPTED
 from mpjax.models.scan import run_by, stacks_by_block
 from mpjax.precision.calls import has_call, wrap
 from mpjax.precision.casting.model_arguments import take_models_apart
@@ -23,6 +24,8 @@ Remat = Literal["none", "dots", "full"]
 def products(primitive, *_, **params) -> bool:
     """True if "dots" keeps the result of a primitive: matrix products, in float8 too, and convolutions.
 
+    Of a layer with an adapter, the sum of its products is kept in their place.
+
     Products with batch dimensions, such as attention scores, are recomputed: they are large and cheap to compute. A
     policy for `jax.checkpoint` (JAX's documentation, "Control autodiff's saved values with jax.checkpoint").
     """
@@ -32,7 +35,7 @@ def products(primitive, *_, **params) -> bool:
     if primitive.name == "custom_vjp_call":  # a function with its own derivative, such as a product in float8
         inside = (eqn for body in bodies(params["call_jaxpr"]) for eqn in body.eqns)
         return any(products(eqn.primitive, **eqn.params) for eqn in inside)
-    return primitive.name == "conv_general_dilated"
+    return primitive.name == "conv_general_dilated" or (primitive.name == "name" and params["name"] == ADAPTED)
 
 
 def all_but_gathered(primitive, *_, **params) -> bool:

@@ -29,7 +29,7 @@ from mpjax.precision.rules import covers, is_typed, scope_lineage
 _CHEAP = (
     (ARRANGES | FUNCTIONS | COMPARES | ELEMENTWISE.keys())
     | {"div", "clamp", "and", "or", "xor", "not", "is_finite", "select_n", "convert_element_type"}
-    | {"optimization_barrier", "iota", "pad", "slice"}
+    | {"optimization_barrier", "iota", "pad", "slice", "split", "concatenate"}
 )
 """Primitives that read and write each value once. Fused with the consumers of their result, they cost nothing."""
 

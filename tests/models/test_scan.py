@@ -10,7 +10,22 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models import BERT, GPT2, Stack, ViT, apart, apply_remat, in_series, one_by_one, require_alike, stacks_of
+from mpjax.models import (
+    BERT,
+    GPT2,
+    LayerKind,
+    Rope,
+    Stack,
+    ViT,
+    add_lora,
+    apart,
+    apply_remat,
+    in_series,
+    one_by_one,
+    require_alike,
+    stacks_of,
+)
+from mpjax.models.decoder import Decoder, DecoderSettings
 from mpjax.precision import apply_policy, name_scopes
 from mpjax.precision.casting import equations
 from mpjax.training import named, take_apart
@@ -241,3 +256,24 @@ def test_of_dropout_the_loop_keeps_a_byte_for_each_value():
     others = {var.aval.dtype.name for var in forward.outvars[1:] if var.aval.ndim > 1}
     assert masks == [(3, 2, 6, 8)] * 2
     assert others == {"bool", "float32"}
+
+
+@pytest.mark.parametrize(("lora", "remat"), [(False, "none"), (True, "none"), (True, "dots")])
+def test_the_loop_of_a_decoder_keeps_no_features_in_float32(lora, remat):
+    """Neither rotated queries and keys, which are cheap to rotate again, nor what adapters add to rounded products."""
+    layers = (LayerKind(rope=Rope()),) * 3
+    settings = DecoderSettings(
+        vocabulary=11, length=6, width=8, heads=2, key_heads=2, head_features=4, hidden=16, layers=layers
+    )
+    made = Decoder(settings, scan_blocks=True, rngs=nnx.Rngs(0))
+    name_scopes(made)
+    if lora:
+        add_lora(made, ["blocks/*"], rank=3, rngs=nnx.Rngs(1))
+    apply_policy(made, "mixed_bfloat16")
+    apply_remat(made, remat)
+    structure, params, _ = take_apart(made)
+    grad = jax.make_jaxpr(jax.grad(lambda params: jnp.mean(structure.assemble(params, {})(TOKENS))))(params)
+    forward = next(eqn for eqn in grad.eqns if eqn.primitive.name == "scan")
+    features = [var.aval for var in forward.outvars[1:] if var.aval.shape[-1:] != (6,) and var.aval.ndim > 3]
+    assert len(features) >= 7  # of query, key, value, out, gate, up and what enters a block
+    assert {value.dtype.name for value in features} == {"bfloat16"}
