@@ -51,6 +51,8 @@ def advice_on(folder: pathlib.Path, image_shape: tuple[int, ...] | None = None) 
     `image_shape` is that of the data's images: height, width and channels.
     """
     match kind_of(folder):
+        case "decoder":
+            return decoder.advice_on_balance(folder)
         case "encoder":
             return encoder.advice_on_dropout(folder)
         case "t5":

@@ -36,6 +36,17 @@ def read_settings(folder: pathlib.Path) -> DecoderSettings:
         raise UsageError(f"{file}: {error}") from error
 
 
+def advice_on_balance(folder: pathlib.Path) -> list[str]:
+    """Says, in a list of at most one sentence, that a loss of the experts in a folder is added to that of tokens."""
+    experts = read_settings(folder).experts
+    if experts is None or not experts.balance:
+        return []
+    return [
+        f"{folder} has experts: the losses of next tokens and of answers add {experts.balance:g} (router_aux_loss_coef) "
+        "times their load-balancing loss, which is the metric router_loss; other losses do not"
+    ]
+
+
 def settings_of(config: Mapping[str, Any]) -> DecoderSettings:
     """Converts the content of a `config.json` to the settings of a decoder.
 

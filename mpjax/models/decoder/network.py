@@ -85,6 +85,11 @@ class Decoder(nnx.Module):
         """The largest number of tokens in a text."""
         return self.settings.length
 
+    @property
+    def balance(self) -> float:
+        """The factor of the load-balancing loss of experts (`mpjax.training.expert_balance`); 0 without experts."""
+        return self.settings.experts.balance if self.settings.experts else 0.0
+
     def features(self, tokens: Int[Array, "B T"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
         """Computes the features of each position after the final norm, from which `logits` predicts the next token.
 

@@ -152,9 +152,11 @@ def test_logits_of_padded_texts_are_theirs(saved):
 @pytest.mark.parametrize("policy", ["bfloat16", "mixed_bfloat16"])
 def test_logits_in_bfloat16_are_as_near_to_float32_as_theirs(saved, policy):
     exact = logits_there(saved)
+    # A token that other experts compute in bfloat16 is far off, here and there. How many are is chance.
+    average = np.median if read_settings(pathlib.Path(saved.folder)).experts else np.mean
 
     def error(logits):
-        return np.sqrt(np.mean((logits - exact) ** 2))
+        return np.sqrt(average((logits - exact) ** 2))
 
     theirs = error(logits_there(saved, torch.bfloat16))
     assert 0 < error(np.asarray(logits(load_decoder(saved.folder, policy=policy), INPUTS))) < 1.25 * theirs
