@@ -224,10 +224,11 @@ class CausalConv(nnx.Module):
         x = x.astype(dtype)
         taps = jnp.zeros((x.shape[0], reach, x.shape[2]), dtype) if taps is None else taps.astype(dtype)
         whole = jnp.concatenate([taps, x], axis=1)
+        terms = whole.astype(wide)  # once, so that the gradients of an input's uses are added in this dtype
         rows = jnp.broadcast_to(kernel.astype(dtype).astype(wide)[:, None, None], (reach + 1, *x.shape))
         total = jnp.zeros(x.shape, wide)
         for number in range(reach + 1):
-            part = whole[:, number : number + length].astype(wide)
+            part = terms[:, number : number + length]
             if segments is not None and number < reach:
                 padded = jnp.pad(segments, ((0, 0), (reach, 0)), constant_values=-1)[:, number : number + length]
                 part = part * (padded == segments)[..., None].astype(wide)
