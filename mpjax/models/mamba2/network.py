@@ -9,6 +9,7 @@ the convolution, W its positions, V vocabulary.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -173,15 +174,19 @@ class Mixer(nnx.Module):
         taps = before.taps if before is not None else None
         features, taps_after = self.conv(mixed, segments, taps, None if memory is None else memory.lengths)
         values, inputs, outputs = jnp.split(features, (settings.inner, settings.inner + shared), axis=-1)
-        y, state = self.space(
-            values.reshape(batch, length, settings.heads, settings.head_features),
+        values = values.reshape(batch, length, settings.heads, settings.head_features)
+        steps, rates, skip = self.space(steps, None if memory is None else memory.lengths)
+        y, state = state_space(
+            values,
             steps,
+            rates,
             inputs.reshape(batch, length, settings.groups, settings.state),
             outputs.reshape(batch, length, settings.groups, settings.state),
-            segments,
-            None if before is None else before.state,
-            None if memory is None else memory.lengths,
+            chunk=settings.chunk,
+            before=None if before is None else before.state,
+            segments=segments,
         )
+        y = y + values.astype(y.dtype) * jnp.broadcast_to(skip.astype(y.dtype)[:, None], values.shape)
         if memory is not None:
             memory.kept = Memory(taps_after, state)
         return self.out_proj(self.norm(y.reshape(batch, length, settings.inner), gate))
@@ -242,10 +247,10 @@ class CausalConv(nnx.Module):
 
 
 class StateSpace(nnx.Module):
-    """The recurrence of each head; see `mpjax.models.mamba2.scan.state_space`.
+    """The time steps of each position, and the rates of decay and the factors of each head.
 
-    Time steps, rates, their sums and exponentials, and states are computed in `dtype`, which `apply_policy` sets to
-    float32 by the rule `type:StateSpace`; products are in the dtype of the features. The result is in `dtype`.
+    They are computed in `dtype`, which `apply_policy` sets to float32 by the rule `type:StateSpace`, in float16 throughout
+    too. What follows from them, sums, exponentials and states, is float32 or wider (`mpjax.models.mamba2.scan`).
 
     Attributes:
       log_rates: [H], the logarithms of the rates of decay.
@@ -257,39 +262,25 @@ class StateSpace(nnx.Module):
         heads, (low, high) = settings.heads, settings.initial_steps
         self.log_rates = nnx.Param(jnp.log(jnp.arange(1, heads + 1, dtype=FLOAT32)))
         self.skip = nnx.Param(jnp.ones(heads, FLOAT32))
-        spread = jax.random.uniform(rngs.params(), (heads,), FLOAT32)
-        low, high = max(low, 1e-4), max(high, 1e-4)
-        steps = jnp.exp(spread * jnp.float32(jnp.log(high / low)) + jnp.float32(jnp.log(low)))
+        low, high = (math.log(max(step, 1e-4)) for step in (low, high))
+        steps = jnp.exp(jax.random.uniform(rngs.params(), (heads,), FLOAT32, low, max(low, high)))
         self.step_bias = nnx.Param(steps + jnp.log(-jnp.expm1(-steps)))  # the inverse of softplus
         self.limits = settings.steps
-        self.chunk = settings.chunk
         self.dtype: Any = None
 
     def __call__(
-        self,
-        x: Float[Array, "B T H P"],
-        steps: Float[Array, "B T H"],
-        inputs: Float[Array, "B T G N"],
-        outputs: Float[Array, "B T G N"],
-        segments: Int[Array, "B T"] | None,
-        before: Float[Array, "B H P N"] | None,
-        lengths: Int[Array, " B"] | None,
-    ) -> tuple[Float[Array, "B T H P"], Float[Array, "B H P N"]]:
-        """Computes the results and the state behind the last position, or behind position `lengths[b]` of text b."""
-        dtype = self.dtype or widest(x.dtype, FLOAT32)
+        self, steps: Float[Array, "B T H"], lengths: Int[Array, " B"] | None = None
+    ) -> tuple[Float[Array, "B T H"], Float[Array, " H"], Float[Array, " H"]]:
+        """Computes the time steps, the rates and the factors; steps of positions from `lengths[b]` on are 0."""
+        dtype = self.dtype or widest(steps.dtype, FLOAT32)
         biases = jnp.broadcast_to(self.step_bias[...].astype(dtype), steps.shape)
         steps = jax.nn.softplus(steps.astype(dtype) + biases)
         low, high = self.limits
         steps = jnp.clip(steps, low if low > 0 else None, high if high < float("inf") else None)
         if lengths is not None:
-            there = jnp.arange(x.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
+            there = jnp.arange(steps.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
             steps = steps * there[..., None].astype(dtype)
-        rates = -jnp.exp(self.log_rates[...].astype(dtype))
-        y, state = state_space(
-            x, steps, rates, inputs, outputs, chunk=self.chunk, before=before, segments=segments
-        )
-        skip = jnp.broadcast_to(self.skip[...].astype(dtype)[:, None], x.shape)
-        return y + x.astype(dtype) * skip, state
+        return steps, -jnp.exp(self.log_rates[...].astype(dtype)), self.skip[...].astype(dtype)
 
 
 class GatedRMSNorm(RMSNorm):
