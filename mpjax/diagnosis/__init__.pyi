@@ -17,6 +17,8 @@ from mpjax.diagnosis.diagnosis import Diagnosis as Diagnosis
 from mpjax.diagnosis.emulate import Emulator as Emulator
 from mpjax.diagnosis.emulate import everywhere as everywhere
 from mpjax.diagnosis.emulate import nowhere as nowhere
+from mpjax.diagnosis.expert_flips import ExpertFlips as ExpertFlips
+from mpjax.diagnosis.expert_flips import expert_flips as expert_flips
 from mpjax.diagnosis.facts import Facts as Facts
 from mpjax.diagnosis.facts import ScaleStep as ScaleStep
 from mpjax.diagnosis.fastest import Fastest as Fastest
@@ -44,8 +46,6 @@ from mpjax.diagnosis.layer_probe import probe_function as probe_function
 from mpjax.diagnosis.layers import Layer as Layer
 from mpjax.diagnosis.layers import LayerRecorder as LayerRecorder
 from mpjax.diagnosis.log_ratios import Mismatch as Mismatch
-from mpjax.diagnosis.expert_flips import ExpertFlips as ExpertFlips
-from mpjax.diagnosis.expert_flips import expert_flips as expert_flips
 from mpjax.diagnosis.log_ratios import mismatch as mismatch
 from mpjax.diagnosis.loss_path import only_in_derivative as only_in_derivative
 from mpjax.diagnosis.measurements import EXPONENTS as EXPONENTS

@@ -103,16 +103,14 @@ def state_space(
     return y, last.reshape(batch, heads, features, states)
 
 
-def _chunked_segments(
-    segments: Int[Array, "B T"] | None, count: int, size: int, room: int
-) -> Int[Array, "_ C Q"]:
+def _chunked_segments(segments: Int[Array, "B T"] | None, count: int, size: int, room: int) -> Int[Array, "_ C Q"]:
     """Divides the documents of positions into chunks; positions behind the last are of the last document."""
     if segments is None:
         return jnp.zeros((1, count, size), jnp.int32)
     return jnp.pad(segments, [(0, 0), (0, room)], mode="edge").reshape(-1, count, size)
 
 
-def _alike(segments: Int[Array, "_ C Q"]) -> tuple[Bool[Array, "..."], ...]:
+def _alike(segments: Int[Array, "_ C Q"]) -> tuple[Bool[Array, ...], ...]:
     """Says which positions are of one document.
 
     Returns:

@@ -153,7 +153,9 @@ def _stacked(tensors: Mapping[str, Tensor], layout: WeightMap) -> Mapping[str, T
     if not keys:
         return tensors
     ends = {(head.split(".")[-2], tail) for head, tail in keys}
-    pattern = re.compile("|".join(rf"(?:.*\.)?{re.escape(name)}\.(\d+){re.escape(tail)}" for name, tail in sorted(ends)))
+    pattern = re.compile(
+        "|".join(rf"(?:.*\.)?{re.escape(name)}\.(\d+){re.escape(tail)}" for name, tail in sorted(ends))
+    )
     rows: dict[str, dict[int, Tensor]] = {}
     rest: dict[str, Tensor | StackedTensor] = {}
     for key, tensor in tensors.items():

@@ -85,7 +85,13 @@ CASES = {
     "smollm 3": ("SmolLM3Config", {"no_rope_layers": [1, 0, 1]}),
     "qwen 3 moe": (
         "Qwen3MoeConfig",
-        {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True},
+        {
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
     ),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "sliding_window": 5}),
     "olmoe": ("OlmoeConfig", {"num_experts": 6, "num_experts_per_tok": 2, "attention_bias": True}),
