@@ -31,7 +31,7 @@ class LayerFlips:
     Attributes:
       layer: the number of the layer among those with experts, from 0.
       flipped: the share of tokens whose set of experts differs; NaN without tokens.
-      margin: the mean margin of all tokens: the probability of the last chosen expert minus that of the first expert that
+      margin: the mean margin of all tokens: the probability of the last chosen expert minus that of the first one that
         is not chosen, in the first pass.
       flipped_margin: the largest margin of a flipped token; NaN without flips.
     """

@@ -1,8 +1,8 @@
 """The load-balancing loss of mixtures of experts: small if all experts of a batch are used alike.
 
 Fedus et al., "Switch Transformers", 2022 (arXiv:2101.03961), equations 4 to 6, over all layers together, as in
-transformers. The share of tokens that chose an expert has no gradient, so the loss is a mean over tokens, and shards of a
-batch add up to that of the batch.
+transformers. The share of tokens that chose an expert has no gradient, so the loss is a mean over tokens, and shards of
+a batch add up to that of the batch.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ from mpjax.training.objective import Mean
 def features_and_balance(model: Any, tokens: jax.Array, counted: jax.Array) -> tuple[jax.Array, Mean]:
     """Computes the features of tokens, and the load-balancing loss as a `Mean` over counted tokens, each [1].
 
-    The loss is E times the sum over the E experts of f p: f is the share of tokens and layers that chose the expert, of
-    all devices' tokens and of one micro-batch; p is the mean probability of the expert. All of it is in float32. It is K,
-    the number of experts of a token, if all are used alike.
+    The loss is E times the sum over the E experts of f p: f is the share of tokens and layers that chose the expert,
+    of all devices' tokens and of one micro-batch; p is the mean probability of the expert. All of it is in float32. It
+    is K, the number of experts of a token, if all are used alike.
 
     Args:
       model: a decoder with experts.

@@ -34,7 +34,7 @@ class Kernels:
       stacks: the stacks of blocks in the model.
       others: the paths of biases and of parameters of norms, which are no kernels with any number of axes.
       matrices: the numbers of input and output axes of the kernels of linear layers, except heads, and of the matrices
-        of their adapters, by path; the experts of a layer are one array of several matrices. The output axes are the last axes of a kernel, and the input axes come before them.
+        of their adapters, by path. The output axes are the last axes of a kernel, and the input axes come before them.
         None: not known.
 
     Paths are those of single blocks, `blocks/3/mlp/up/kernel`.

@@ -1,6 +1,6 @@
 """The objective of instructions: each next token of a conversation, counted where it is one of an answer."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,9 @@ def instructions(*, label_smoothing: float = 0.0, chunk: int = 0) -> "Objective"
             counted = labels != _UNCOUNTED
             return jnp.where(counted, losses, 0), jnp.where(counted, hits, False).astype(jnp.float32)
 
-        outputs = {}
+        outputs: dict[str, Any] = {}
+        features: Any = None
+        balance: Any = None
         factor = 0.0 if key is None else getattr(model, "balance", 0.0)  # of the load-balancing loss of experts
         if factor:
             from mpjax.training.expert_balance import features_and_balance  # local, as few models have experts

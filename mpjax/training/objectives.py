@@ -129,6 +129,8 @@ def language_modeling(*, label_smoothing: float = 0.0, chunk: int = 0) -> "Objec
             losses, hits = with_labels(smoothing, logits, labels)
             return losses, hits.astype(jnp.float32)
 
+        features: Any = None
+        balance: Any = None
         factor = 0.0 if key is None else getattr(model, "balance", 0.0)  # of the load-balancing loss of experts
         if factor:
             from mpjax.training.expert_balance import features_and_balance  # local, as few models have experts

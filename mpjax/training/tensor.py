@@ -94,8 +94,8 @@ def _hidden_axes(path: str, experts: Any, hidden: Mapping[str, int], parts: int)
         shape = getattr(experts, name).shape
         if shape[axis] % parts:
             raise UsageError(
-                f"--mesh.tensor {parts} does not divide {path}, whose experts have {shape[axis]} hidden units: wanted a "
-                f"divisor of {shape[axis]}, or --mesh.rules '{path}' whole"
+                f"--mesh.tensor {parts} does not divide {path}, whose experts have {shape[axis]} hidden units: "
+                f"wanted a divisor of {shape[axis]}, or --mesh.rules '{path}' whole"
             )
         yield f"{path}/{name}", len(shape) + axis
 

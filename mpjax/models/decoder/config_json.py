@@ -42,8 +42,8 @@ def advice_on_balance(folder: pathlib.Path) -> list[str]:
     if experts is None or not experts.balance:
         return []
     return [
-        f"{folder} has experts: the losses of next tokens and of answers add {experts.balance:g} (router_aux_loss_coef) "
-        "times their load-balancing loss, which is the metric router_loss; other losses do not"
+        f"{folder} has experts: the losses of next tokens and of answers add {experts.balance:g} "
+        "(router_aux_loss_coef) times their load-balancing loss, which is the metric router_loss; other losses do not"
     ]
 
 

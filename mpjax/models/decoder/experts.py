@@ -3,8 +3,9 @@
 Shazeer et al., "Outrageously Large Neural Networks", 2017 (arXiv:1701.06538); no token is dropped. The balance of
 experts: Fedus et al., "Switch Transformers", 2022 (arXiv:2101.03961), equations 4 to 6.
 
-XLA compiles `jax.lax.ragged_dot` for an H200 to a product with all experts, most rows of which are zeros. So tokens are
-sorted by expert here, and each expert's are padded to whole tiles: a product of tiles with the weights of their experts.
+XLA compiles `jax.lax.ragged_dot` for an H200 to a product with all experts, most rows of which are zeros. So tokens
+are sorted by expert here, and each expert's are padded to whole tiles, which are multiplied by the kernels of their
+experts.
 
 Shapes: B batch, T positions, D width, E experts, K experts of a token, F hidden width of an expert, N = B T tokens,
 S tiles, M rows of a tile.
@@ -12,7 +13,8 @@ S tiles, M rows of a tile.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -124,7 +126,7 @@ class Experts(nnx.Module):
 
     stacked_kernels = ("gate", "up", "down")
     """Parameters that are kernels [inputs, outputs] behind one leading axis."""
-    hidden_axes = {"gate": -1, "up": -1, "down": -2}
+    hidden_axes: ClassVar[Mapping[str, int]] = {"gate": -1, "up": -1, "down": -2}
     """The axis of each parameter that `--mesh.tensor` divides."""
 
     def __init__(self, width: int, settings: ExpertSettings, *, activation: str, out_init: Any, rngs: nnx.Rngs):
@@ -171,8 +173,8 @@ class Tiles(NamedTuple):
 def tiles_of(chosen: Int[Array, "N K"], experts: int) -> Tiles:
     """Sorts the choices of tokens by expert, and pads those of each expert to whole tiles. None is left out.
 
-    A tile has as many rows as an expert has tokens on average, rounded down to a power of two, at most 512. There are as
-    many tiles as the least balanced choice needs.
+    A tile has as many rows as an expert has tokens on average, rounded down to a power of two, at most 512. There are
+    as many tiles as the least balanced choice needs.
     """
     pairs = chosen.size
     rows = min(LARGEST_TILE, 1 << (max(1, pairs // experts).bit_length() - 1))

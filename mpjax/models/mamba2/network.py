@@ -2,8 +2,8 @@
 
 Dao & Gu, 2024 (arXiv:2405.21060), section 7, with the layers and names of Hugging Face transformers.
 
-Shapes: B batch, T tokens, D width, H heads, P features of a head, I = H P, G groups, N states, F = I + 2 G N features of
-the convolution, W its positions, V vocabulary.
+Shapes: B batch, T tokens, D width, H heads, P features of a head, I = H P, G groups, N states, F = I + 2 G N features
+of the convolution, W its positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Mamba2(nnx.Module):
     def continued(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], attend_by: Sequence[Any]
     ) -> Float[Array, "B T D"]:
-        """Computes the features of tokens after those that each block remembers: `attend_by`, of `Reads` or `Continues`."""
+        """Computes the features of tokens after those that blocks remember: `attend_by`, `Reads` or `Continues`."""
         del positions
         x = self._embedded(tokens)
         for block, memory in zip(self.blocks, attend_by, strict=True):
@@ -249,8 +249,9 @@ class CausalConv(nnx.Module):
 class StateSpace(nnx.Module):
     """The time steps of each position, and the rates of decay and the factors of each head.
 
-    They are computed in `dtype`, which `apply_policy` sets to float32 by the rule `type:StateSpace`, in float16 throughout
-    too. What follows from them, sums, exponentials and states, is float32 or wider (`mpjax.models.mamba2.scan`).
+    They are computed in `dtype`, which `apply_policy` sets to float32 by the rule `type:StateSpace`, in float16
+    throughout too. What follows from them, sums, exponentials and states, is float32 or wider
+    (`mpjax.models.mamba2.scan`).
 
     Attributes:
       log_rates: [H], the logarithms of the rates of decay.

@@ -1,12 +1,12 @@
 """The recurrence of Mamba-2, by chunks: inside a chunk as products of matrices, from chunk to chunk as a loop.
 
 Dao & Gu, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State Space Duality",
-2024 (arXiv:2405.21060), section 6. With h the state of a head, d the time step and a < 0 the rate of its decay:
+2024 (arXiv:2405.21060), section 6. With h the state of a head, d the time step and a < 0 the rate of decay:
 h_t = exp(d_t a) h_(t-1) + d_t x_t B_t, and y_t = C_t h_t.
 
-Rates are added up over a chunk, and their exponentials are what remains of earlier positions. A sum over 512 positions in
-bfloat16 is off by several units, and its exponential by their powers of e. So sums, exponentials, and the states from
-chunk to chunk are float32 or wider; the operands of products have the dtype of x.
+Rates are added up over a chunk, and exponentials of differences of these sums are what remains of earlier positions.
+The sum of 512 times -0.1 in bfloat16 ends at -51.5, and its last differences are 0 or -0.25. So sums, exponentials, and
+the states from chunk to chunk are float32 or wider; the operands of products have the dtype of x.
 
 Shapes: B batch, T positions, H heads, P features of a head, G groups, E = H / G heads of a group, N states,
 C chunks, Q positions of a chunk.
@@ -48,8 +48,8 @@ def state_space(
       outputs: C, in the dtype of x.
       chunk: Q.
       before: the state before the first position; None: zeros.
-      segments: the number of each position's document, which never falls; the state is zero before the first position of
-        each. None: one document, that of `before`.
+      segments: the number of each position's document, which never falls; the state is zero before the first position
+        of each. None: one document, that of `before`.
 
     Returns:
       y, and the state after the last position.

@@ -87,9 +87,7 @@ def test_a_program_has_no_product_of_all_experts_with_all_tokens():
     """64 tokens with 2 of 4 experts: 128 rows in tiles of 32, at most 7 of them."""
     normal = nnx.initializers.normal(0.5)
     experts = Experts(6, SETTINGS, activation="silu", out_init=normal, rngs=nnx.Rngs(0))
-    program = jax.make_jaxpr(lambda x, chosen, weights: experts(x, chosen, weights))(
-        jnp.zeros((64, 6)), jnp.zeros((64, 2), jnp.int32), jnp.zeros((64, 2))
-    )
+    program = jax.make_jaxpr(experts.__call__)(jnp.zeros((64, 6)), jnp.zeros((64, 2), jnp.int32), jnp.zeros((64, 2)))
     shapes = {eqn.outvars[0].aval.shape for _, eqn in equations(program.jaxpr) if eqn.primitive.name == "dot_general"}
     assert shapes == {(7, 32, 8), (7, 32, 6)}
 
