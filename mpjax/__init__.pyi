@@ -44,8 +44,6 @@ from mpjax.training.objective import Mean as Mean
 # Results.
 from mpjax.diagnosis.one_step import diagnose_function as diagnose_function
 from mpjax.diagnosis.diagnosis import Diagnosis as Diagnosis
-from mpjax.diagnosis.expert_flips import ExpertFlips as ExpertFlips
-from mpjax.diagnosis.expert_flips import expert_flips as expert_flips
 from mpjax.diagnosis.log_ratios import mismatch as mismatch
 from mpjax.diagnosis.log_ratios import Mismatch as Mismatch
 from mpjax.plan.receipt import Receipt as Receipt

@@ -17,8 +17,7 @@ from mpjax.diagnosis.diagnosis import Diagnosis as Diagnosis
 from mpjax.diagnosis.emulate import Emulator as Emulator
 from mpjax.diagnosis.emulate import everywhere as everywhere
 from mpjax.diagnosis.emulate import nowhere as nowhere
-from mpjax.diagnosis.expert_flips import ExpertFlips as ExpertFlips
-from mpjax.diagnosis.expert_flips import expert_flips as expert_flips
+from mpjax.diagnosis.flipped_experts import expert_flips as expert_flips
 from mpjax.diagnosis.facts import Facts as Facts
 from mpjax.diagnosis.facts import ScaleStep as ScaleStep
 from mpjax.diagnosis.fastest import Fastest as Fastest

@@ -5,6 +5,7 @@ import pytest
 from flax import nnx
 
 import mpjax
+from mpjax.diagnosis import expert_flips
 from mpjax.errors import UsageError
 from mpjax.models.decoder import Decoder, settings_of
 
@@ -38,7 +39,7 @@ IN_BFLOAT16 = mpjax.Policy("float32", "float32", "float32", rules={"type:Router"
 
 
 def test_flips_are_tokens_with_another_set_of_experts():
-    flips = mpjax.expert_flips(model(), jnp.asarray([[0, 1, 2, 3]]), "float32", IN_BFLOAT16)
+    flips = expert_flips(model(), jnp.asarray([[0, 1, 2, 3]]), "float32", IN_BFLOAT16)
     assert (flips.tokens, flips.flipped, flips.anywhere) == (4, 0.5, 0.5)  # tokens 0 and 1
     (layer,) = flips.layers
     assert layer.flipped == 0.5
@@ -47,16 +48,16 @@ def test_flips_are_tokens_with_another_set_of_experts():
 
 
 def test_padding_is_not_compared():
-    flips = mpjax.expert_flips(model(), jnp.asarray([[2, 3, 0, 1]]), "float32", IN_BFLOAT16, lengths=jnp.asarray([2]))
+    flips = expert_flips(model(), jnp.asarray([[2, 3, 0, 1]]), "float32", IN_BFLOAT16, lengths=jnp.asarray([2]))
     assert (flips.tokens, flips.flipped) == (2, 0.0)
 
 
 def test_a_router_in_float32_does_not_flip_under_a_half_precision_policy():
-    assert mpjax.expert_flips(model(), jnp.asarray([[0, 1, 2, 3]]), "float32", "mixed_bfloat16").flipped == 0.0
+    assert expert_flips(model(), jnp.asarray([[0, 1, 2, 3]]), "float32", "mixed_bfloat16").flipped == 0.0
 
 
 def test_a_model_without_experts_is_refused():
     with pytest.raises(UsageError, match="MLP has no experts whose choice could flip"):
-        mpjax.expert_flips(type("MLP", (), {})(), jnp.zeros((1, 1), jnp.int32))
+        expert_flips(type("MLP", (), {})(), jnp.zeros((1, 1), jnp.int32))
     with pytest.raises(UsageError, match="no tokens to compare"):
-        mpjax.expert_flips(model(), jnp.zeros((1, 0), jnp.int32))
+        expert_flips(model(), jnp.zeros((1, 0), jnp.int32))

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 import mpjax
+from mpjax.diagnosis import expert_flips
 from mpjax.errors import UsageError
 from mpjax.models import stacks_of
 from mpjax.models.decoder import Decoder, Experts, ExpertSettings, Router, settings_of, tiles_of
@@ -151,7 +152,7 @@ def test_experts_whose_use_is_even_have_the_smallest_balance_loss():
 def test_layers_without_experts_stand_among_others():
     model = Decoder(settings_of({**CONFIG, "mlp_only_layers": [0]}), rngs=nnx.Rngs(0))
     assert [type(block.mlp).__name__ for block in model.blocks] == ["GatedMLP", "MixtureOfExperts"]
-    flips = mpjax.expert_flips(model, TOKENS, "float32", "float32")
+    flips = expert_flips(model, TOKENS, "float32", "float32")
     assert (flips.tokens, flips.flipped, len(flips.layers)) == (16, 0.0, 1)
     with pytest.raises(UsageError, match=r"scan_blocks: block 1 differs from block 0 in structure"):
         Decoder(settings_of({**CONFIG, "mlp_only_layers": [0]}), scan_blocks=True, rngs=nnx.Rngs(0))
