@@ -126,10 +126,9 @@ def expert_flips(
 
 def _routings(model: Any, policy: str | Policy, tokens: jax.Array, lengths: jax.Array | None) -> list[Any]:
     """What the routers of a copy of the model decide under a policy, as arrays of NumPy, layer by layer."""
-    copy = nnx.merge(*nnx.split(one_by_one(model)))
-    copy.eval()
-    apply_policy(copy, policy)
-    return list(jax.device_get(_decided(copy, tokens, lengths)).layers)
+    model = nnx.merge(*nnx.split(one_by_one(model)))
+    apply_policy(model, policy)
+    return list(jax.device_get(_decided(model, tokens, lengths)).layers)
 
 
 @nnx.jit
