@@ -13,8 +13,9 @@ from mpjax.diagnosis import expert_flips
 from mpjax.errors import UsageError
 from mpjax.models import stacks_of
 from mpjax.models.decoder import Decoder, Experts, ExpertSettings, Router, settings_of, tiles_of
+from mpjax.models.generation import through_cache
 from mpjax.precision.casting import equations
-from mpjax.training import kernels_of, language_modeling, tensor_axes
+from mpjax.training import kernels_of, language_modeling, make_mesh, tensor_axes
 
 
 CONFIG = {
@@ -189,3 +190,25 @@ def test_kernels_of_experts_decay_are_matrices_and_are_divided_by_hidden_units()
 def test_settings_of_experts_that_are_not_understood_are_refused(change, message):
     with pytest.raises(UsageError, match=message):
         settings_of({**CONFIG, **change})
+
+
+def test_generation_computes_the_logits_of_whole_texts():
+    model = Decoder(settings_of(CONFIG), rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(through_cache(model, TOKENS, prompt=5), model(TOKENS), atol=1e-5)
+
+
+def test_the_balance_loss_of_shards_is_that_of_the_batch():
+    """Not the mean of the shards' losses: the shares of experts are those of all tokens."""
+    graph, params = nnx.split(Decoder(settings_of(CONFIG), rngs=nnx.Rngs(0)))
+    tokens = jnp.asarray([[1, 1, 1, 1, 1, 1], [2, 9, 4, 3, 7, 5]])
+
+    def balance(tokens):
+        values = language_modeling()(nnx.merge(graph, params), {"tokens": tokens}, jax.random.key(0))
+        return values["router_loss"]
+
+    mesh, spec = make_mesh(jax.devices()[:2], data=2), jax.sharding.PartitionSpec("data")
+    parts = jax.jit(jax.shard_map(balance, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))(tokens)
+    whole = balance(tokens)
+    assert float(jnp.sum(parts.total) / jnp.sum(parts.weight)) == pytest.approx(float(whole.value), rel=1e-6)
+    alone = [float(balance(row[None]).value) for row in tokens]
+    assert abs(np.mean(alone) - float(whole.value)) > 1e-3
