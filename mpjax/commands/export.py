@@ -112,6 +112,12 @@ def _export_folder(model: Any, output: str, *, source: str, fields: Fields, dtyp
         from mpjax.models.t5.folder import export_t5
 
         return export_t5(model, output, source=source, dtype=dtype)
+    from mpjax.models.mamba2.network import Mamba2
+
+    if isinstance(model, Mamba2):
+        from mpjax.models.mamba2.folder import export_mamba2
+
+        return export_mamba2(model, output, source=source, dtype=dtype)
     from mpjax.models.decoder.folder import export_decoder
 
     return export_decoder(model, output, source=source, dtype=dtype)

@@ -24,6 +24,7 @@ from mpjax.diagnosis.fastest import fastest_policy as fastest_policy
 from mpjax.diagnosis.fastest import fastest_policy_of_function as fastest_policy_of_function
 from mpjax.diagnosis.finding import Finding as Finding
 from mpjax.diagnosis.finding import named as named
+from mpjax.diagnosis.flipped_experts import expert_flips as expert_flips
 from mpjax.diagnosis.float8_search import Float8Layers as Float8Layers
 from mpjax.diagnosis.float8_search import float8_layers as float8_layers
 from mpjax.diagnosis.float8_search import noise_in_blocks as noise_in_blocks

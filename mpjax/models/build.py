@@ -82,7 +82,7 @@ def _from_folder(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Mo
 
     _refuse_others(config, FROM_FOLDER)
     folder = find_folder(config.folder)
-    build = {"decoder": _decoder, "encoder": _encoder, "t5": _t5, "vision": _vision}[kind_of(folder)]
+    build = {"decoder": _decoder, "mamba2": _mamba2, "encoder": _encoder, "t5": _t5, "vision": _vision}[kind_of(folder)]
     return build(config, folder, fields, rngs)
 
 
@@ -95,6 +95,17 @@ def _decoder(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: n
     tokens: Any = fields["tokens"]
     _require_tokens(config, settings, tokens.vocabulary, tokens.length - 1)
     return Decoder(settings, scan_blocks=config.scan_blocks, rngs=rngs)
+
+
+def _mamba2(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+    from mpjax.models.mamba2.config_json import read_settings
+    from mpjax.models.mamba2.network import Mamba2
+
+    _require_fields(config, fields, "language_modeling")
+    settings = read_settings(folder)
+    tokens: Any = fields["tokens"]
+    _require_tokens(config, settings, tokens.vocabulary, tokens.length - 1)
+    return Mamba2(settings, scan_blocks=config.scan_blocks, rngs=rngs)
 
 
 def _encoder(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:

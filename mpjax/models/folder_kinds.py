@@ -10,14 +10,21 @@ from mpjax.errors import UsageError
 from mpjax.models.config_keys import CONFIG, read_object
 from mpjax.models.decoder import config_json as decoder
 from mpjax.models.encoder import config_json as encoder
+from mpjax.models.mamba2 import config_json as mamba2
 from mpjax.models.t5 import config_json as t5
 from mpjax.models.vision import config_json as vision
 from mpjax.strict_json import encode
 
 
-Kind = Literal["decoder", "encoder", "t5", "vision"]
+Kind = Literal["decoder", "mamba2", "encoder", "t5", "vision"]
 
-_FILES: Mapping[Kind, Any] = {"decoder": decoder, "encoder": encoder, "t5": t5, "vision": vision}
+_FILES: Mapping[Kind, Any] = {
+    "decoder": decoder,
+    "mamba2": mamba2,
+    "encoder": encoder,
+    "t5": t5,
+    "vision": vision,
+}
 """For each kind, the file that reads its config.json, with the names of its `FAMILIES`."""
 
 
@@ -51,6 +58,8 @@ def advice_on(folder: pathlib.Path, image_shape: tuple[int, ...] | None = None) 
     `image_shape` is that of the data's images: height, width and channels.
     """
     match kind_of(folder):
+        case "decoder":
+            return decoder.advice_on_balance(folder)
         case "encoder":
             return encoder.advice_on_dropout(folder)
         case "t5":

@@ -18,6 +18,7 @@ from mpjax.precision.float8.layers import (
     nothing_quantised,
     reason_not_in_float8,
     set_products,
+    stacked_not_covered,
 )
 from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.heads import layer_tags, leave_in_float32
@@ -31,7 +32,9 @@ from mpjax.precision.rules import (
     HEAD,
     LINEAR,
     NORM,
+    ROUTER,
     SMALL_PRODUCT,
+    STATE_SPACE,
     Rules,
     by_path,
     decide,
@@ -115,6 +118,7 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
     _require_products(policy, any(map(is_quantised, modules.values())), decided, tags)
     if policy.recipes:
         notes += not_covered(rules, modules, tags)
+        notes += stacked_not_covered(modules)
     return PolicyReport(rows, notes)
 
 
@@ -212,13 +216,14 @@ def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.d
 
 
 def rules_for_modules(policy: Policy) -> Rules:
-    """Adds default rules after the policy's rules: for norms, and for the layer that produces the output (the head).
+    """Adds default rules after the policy's rules: for norms, routers, recurrences, and the head.
 
-    By default norms compute in float32 (or wider), and the head follows the policy without its rules. A default rule is
+    The head is the layer that produces the output. By default norms, routers of experts and recurrences (`StateSpace`)
+    compute in float32 (or wider), and the head follows the policy without its rules. A default rule is
     left out if the policy has a rule with the same pattern. The rule for the head is added only if the policy computes
     in half precision and its outputs are wider.
     """
-    default: dict[str, Any] = {NORM: widest(policy.compute_dtype, FLOAT32)}
+    default: dict[str, Any] = dict.fromkeys((NORM, ROUTER, STATE_SPACE), widest(policy.compute_dtype, FLOAT32))
     if policy.compute_dtype in HALF and policy.output_dtype not in HALF:
         default[HEAD] = dataclasses.replace(policy, rules=())
     return Rules(
@@ -241,6 +246,8 @@ def storage_policy(policy: Policy) -> Policy:
 def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
     """Converts the `type:` patterns of a policy's rules to the module paths of a model, for `autocast` of that model.
 
+    A model with routers has the default rule for them too, behind the policy's rules.
+
     Raises:
       UsageError: the policy's products are in float8, and the default rules keep all linear layers of the model, if it
         has any, out of float8.
@@ -252,7 +259,11 @@ def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
     # Layers from outside Flax may multiply by weights too; autocast finds their products.
     in_float8 = has_products_in_float8(model, policy) or not any(LINEAR in module_tags for module_tags in tags.values())
     _require_products(policy, in_float8, decided, tags)
-    return dataclasses.replace(policy, rules=by_path(policy.rules, lineages))
+    rules = policy.rules
+    routers = {ROUTER.removeprefix("type:")} & {name for lineage in lineages for name in lineage[-1][1]}
+    if routers and ROUTER not in rules:
+        rules = Rules({**rules, ROUTER: widest(policy.compute_dtype, FLOAT32)})
+    return dataclasses.replace(policy, rules=by_path(rules, lineages))
 
 
 def has_products_in_float8(model: "nnx.Module", policy: Policy) -> bool:

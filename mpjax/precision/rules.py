@@ -26,13 +26,19 @@ A tag is a further name of a module, which rules match after `type:` like the na
 HEAD = "type:head"
 """The pattern of the layer that produces a model's output; `mpjax.precision.heads` finds it."""
 
+ROUTER = "type:Router"
+"""The pattern of routers, which choose the experts of each token, and of modules in them; the class has this name."""
+
+STATE_SPACE = "type:StateSpace"
+"""The pattern of recurrences, whose decay is an exponential of a long sum; the class has this name."""
+
 FIRST_OR_LAST = "type:first_or_last"
 """The pattern of the first and last layers of a model; `tags_of` in `mpjax.precision.float8.layers` finds them."""
 
 SMALL_PRODUCT = "type:small_product"
 """The pattern of linear layers whose number of inputs or outputs is below 64 or not a multiple of 16."""
 
-DEFAULTS = frozenset({NORM, HEAD, FIRST_OR_LAST, SMALL_PRODUCT})
+DEFAULTS = frozenset({NORM, ROUTER, STATE_SPACE, HEAD, FIRST_OR_LAST, SMALL_PRODUCT})
 """The patterns of rules in presets. Only these may match nothing, because a model need not have these layers."""
 
 NORM_TYPES = frozenset({"BatchNorm", "LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm", "WeightNorm", "SpectralNorm"})

@@ -79,6 +79,7 @@ def kernels_of(model: nnx.Module) -> Kernels:
         if isinstance(module, nnx.Linear | nnx.LinearGeneral) and path not in heads:
             matrices[f"{prefix}kernel"] = (_count(module.in_features), _count(module.out_features))
             matrices |= {f"{prefix}{name}": (1, 1) for name in held if name in _ADAPTER}
+        matrices |= {f"{prefix}{name}": (1, 1) for name in getattr(type(module), "stacked_kernels", ())}
     return Kernels(stacks_of(model), frozenset(others), matrices)
 
 

@@ -1,6 +1,6 @@
 """The objective of instructions: each next token of a conversation, counted where it is one of an answer."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -42,9 +42,18 @@ def instructions(*, label_smoothing: float = 0.0, chunk: int = 0) -> "Objective"
             counted = labels != _UNCOUNTED
             return jnp.where(counted, losses, 0), jnp.where(counted, hits, False).astype(jnp.float32)
 
-        outputs = {}
-        if chunk:
+        outputs: dict[str, Any] = {}
+        features: Any = None
+        balance: Any = None
+        factor = 0.0 if key is None else getattr(model, "balance", 0.0)  # of the load-balancing loss of experts
+        if factor:
+            from mpjax.training.expert_balance import features_and_balance  # local, as few models have experts
+
+            features, balance = features_and_balance(model, tokens, labels != _UNCOUNTED)
+            outputs = {"router_loss": balance}
+        elif chunk:
             features = model.features(tokens)
+        if chunk:
 
             def of_chunk(features: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
                 return compare(model.logits(features), labels)
@@ -54,8 +63,13 @@ def instructions(*, label_smoothing: float = 0.0, chunk: int = 0) -> "Objective"
                 sums = sums_in_chunks(of_chunk, chunk, features, labels, unit=unit)
                 total = jnp.sum(counts, keepdims=True)
                 loss, accuracy = (Mean(x[None], total.astype(x.dtype)) for x in sums)
-                return {"loss": loss, "accuracy": accuracy}
+                if factor:
+                    loss = Mean(loss.total + factor * balance.total, loss.weight)
+                return {"loss": loss, "accuracy": accuracy} | outputs
             losses, hits = in_chunks(of_chunk, chunk, features, labels)
+        elif factor:
+            losses, hits = compare(model.logits(features), labels)
+            losses = losses + factor * balance.value * (labels != _UNCOUNTED).astype(losses.dtype)
         else:
             outputs = {OUTPUTS: model(tokens)}
             losses, hits = compare(outputs[OUTPUTS], labels)

@@ -7,7 +7,7 @@ often a forgotten sum.
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -129,8 +129,16 @@ def language_modeling(*, label_smoothing: float = 0.0, chunk: int = 0) -> "Objec
             losses, hits = with_labels(smoothing, logits, labels)
             return losses, hits.astype(jnp.float32)
 
-        if chunk:
+        features: Any = None
+        balance: Any = None
+        factor = 0.0 if key is None else getattr(model, "balance", 0.0)  # of the load-balancing loss of experts
+        if factor:
+            from mpjax.training.expert_balance import features_and_balance  # local, as few models have experts
+
+            features, balance = features_and_balance(model, tokens, jnp.ones(labels.shape, bool))
+        elif chunk:
             features = model.features(tokens)
+        if chunk:
 
             def of_chunk(features: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
                 return compare(model.logits(features), labels)
@@ -140,7 +148,14 @@ def language_modeling(*, label_smoothing: float = 0.0, chunk: int = 0) -> "Objec
                 return {"loss": losses, "accuracy": hits}
             sums = sums_in_chunks(of_chunk, chunk, features, labels, unit=token_cotangent(labels.size))
             loss, accuracy = (Mean(x[None], jnp.full((1,), labels.size, x.dtype)) for x in sums)
+            if factor:
+                loss = Mean(loss.total + factor * balance.total, loss.weight)
+                return {"loss": loss, "accuracy": accuracy, "router_loss": balance}
             return {"loss": loss, "accuracy": accuracy}
+        if factor:
+            losses, hits = compare(model.logits(features), labels)
+            losses = losses + factor * balance.value  # the mean of a batch grows by it
+            return {"loss": losses, "accuracy": hits, "router_loss": balance}
         logits = model(tokens)
         losses, hits = compare(logits, labels)
         return {"loss": losses, "accuracy": hits, OUTPUTS: logits}

@@ -26,6 +26,7 @@ TRANSFORMERS: Mapping[str, Way] = {
     "*mlp/gate": "columns",
     "*mlp/up": "columns",
     "*mlp/down": "rows",
+    "*mlp/experts": "columns",
 }
 """The rules for the Transformers of `mpjax.models`."""
 
@@ -59,6 +60,10 @@ def tensor_axes(model: nnx.Module, parts: int, rules: Mapping[str, str]) -> dict
     idle = {pattern for pattern, way in user_rules.items() if way != "whole"}
     for lineage in lineages:
         path, pattern = lineage[-1][0], winner(every, lineage)
+        hidden = getattr(type(modules[path]), "hidden_axes", {})
+        if pattern is not None and every[pattern] != "whole" and hidden:
+            axes |= dict(_hidden_axes(path, modules[path], hidden, parts))
+            idle.discard(pattern)
         if pattern is not None and every[pattern] != "whole" and isinstance(modules[path], LAYERS):
             if hasattr(modules[path], SCALES):
                 raise UsageError(
@@ -78,6 +83,21 @@ def tensor_axes(model: nnx.Module, parts: int, rules: Mapping[str, str]) -> dict
             "'layers/*/up' columns 'layers/*/down' rows, or write --mesh.tensor 1"
         )
     return axes
+
+
+def _hidden_axes(path: str, experts: Any, hidden: Mapping[str, int], parts: int) -> Iterator[tuple[str, int]]:
+    """Yields `(path, axis to divide)` of the kernels of experts: each expert's hidden units are divided.
+
+    Raises UsageError if `parts` does not divide their number.
+    """
+    for name, axis in hidden.items():
+        shape = getattr(experts, name).shape
+        if shape[axis] % parts:
+            raise UsageError(
+                f"--mesh.tensor {parts} does not divide {path}, whose experts have {shape[axis]} hidden units: "
+                f"wanted a divisor of {shape[axis]}, or --mesh.rules '{path}' whole"
+            )
+        yield f"{path}/{name}", len(shape) + axis
 
 
 def _axes(path: str, layer: Any, way: Way, parts: int, lead: int) -> Iterator[tuple[str, int]]:

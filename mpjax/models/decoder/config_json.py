@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from mpjax.errors import UsageError
 from mpjax.models.config_keys import CONFIG, ConfigKeys, read_object
-from mpjax.models.decoder.settings import DecoderSettings
+from mpjax.models.decoder.settings import DecoderSettings, ExpertSettings
 from mpjax.models.layer_kinds import LayerKind
 from mpjax.models.rope_keys import kinds_of_layers, rope_of
 from mpjax.models.rotary import Rope
@@ -34,6 +34,17 @@ def read_settings(folder: pathlib.Path) -> DecoderSettings:
         return settings_of(config)
     except UsageError as error:
         raise UsageError(f"{file}: {error}") from error
+
+
+def advice_on_balance(folder: pathlib.Path) -> list[str]:
+    """Says, in a list of at most one sentence, that a loss of the experts in a folder is added to that of tokens."""
+    experts = read_settings(folder).experts
+    if experts is None or not experts.balance:
+        return []
+    return [
+        f"{folder} has experts: the losses of next tokens and of answers add {experts.balance:g} "
+        "(router_aux_loss_coef) times their load-balancing loss, which is the metric router_loss; other losses do not"
+    ]
 
 
 def settings_of(config: Mapping[str, Any]) -> DecoderSettings:
@@ -61,6 +72,7 @@ def _sizes(
     head_dim: int | None = None,
     key_heads: int | None = None,
     activation: tuple[str, str] = ("hidden_act", "silu"),
+    epsilon: float = 1e-6,
 ) -> dict[str, Any]:
     """Takes the keys of sizes, activation and epsilon, and returns them as arguments of `DecoderSettings` by name.
 
@@ -72,6 +84,7 @@ def _sizes(
       head_dim: the default of `head_dim`; None: `hidden_size` divided by `num_attention_heads`.
       key_heads: the default of `num_key_value_heads`; None: as many as heads.
       activation: the key of the activation, and its default.
+      epsilon: the default of `rms_norm_eps`.
     """
     width, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     features = keys.size("head_dim", head_dim)
@@ -92,7 +105,7 @@ def _sizes(
         "head_features": features,
         "hidden": keys.size("intermediate_size"),
         "activation": _ACTIVATIONS[keys.one_of(activation[0], _ACTIVATIONS, activation[1])],
-        "epsilon": keys.number("rms_norm_eps", 1e-6),
+        "epsilon": keys.number("rms_norm_eps", epsilon),
     }
 
 
@@ -141,6 +154,97 @@ def _qwen3(keys: ConfigKeys) -> DecoderSettings:
         out_bias=bias,
         tied=keys.take("tie_word_embeddings", bool, False),
     )
+
+
+def _qwen3_moe(keys: ConfigKeys) -> DecoderSettings:
+    sizes = _sizes(keys, key_heads=4)
+    layers = _behind(keys, _rope(keys, sizes["length"]))
+    every, dense = keys.size("decoder_sparse_step", 1), keys.take("mlp_only_layers", list, None) or []
+    if not all(type(number) is int and 0 <= number < len(layers) for number in dense):
+        raise keys.refusal("mlp_only_layers", dense, f"wanted numbers of layers, from 0 to {len(layers) - 1}")
+    sparse = tuple(number not in dense and (number + 1) % every == 0 for number in range(len(layers)))
+    bias = keys.take("attention_bias", bool, False)
+    hidden = keys.size("moe_intermediate_size", 768)
+    return DecoderSettings(
+        **sizes,
+        layers=layers,
+        norms_of_heads=True,
+        qkv_bias=bias,
+        out_bias=bias,
+        tied=keys.take("tie_word_embeddings", bool, False),
+        experts=_experts(keys, ("num_experts", "num_local_experts"), 128, 8, hidden, sparse),
+    )
+
+
+def _olmoe(keys: ConfigKeys) -> DecoderSettings:
+    sizes = _sizes(keys, epsilon=1e-5)
+    kind = LayerKind(rope=_rope(keys, sizes["length"]))
+    count = keys.size("num_hidden_layers")
+    keys.only("clip_qkv", None)
+    bias = keys.take("attention_bias", bool, False)
+    return DecoderSettings(
+        **sizes,
+        layers=(kind,) * count,
+        norms_of_projections=True,
+        qkv_bias=bias,
+        out_bias=bias,
+        tied=keys.take("tie_word_embeddings", bool, False),
+        experts=_experts(keys, ("num_experts",), 64, 8, sizes["hidden"], (True,) * count, balance=0.01),
+    )
+
+
+def _mixtral(keys: ConfigKeys) -> DecoderSettings:
+    sizes = _sizes(keys, key_heads=8, epsilon=1e-5)
+    window = keys.size("sliding_window", None, null=True)
+    kind = LayerKind(rope=_rope(keys, sizes["length"], theta=1_000_000.0), window=window)
+    count = keys.size("num_hidden_layers")
+    keys.only("router_jitter_noise", 0.0, 0)
+    experts = _experts(
+        keys, ("num_local_experts",), 8, 2, sizes["hidden"], (True,) * count, normalised=True, files="mixtral"
+    )
+    tied = keys.take("tie_word_embeddings", bool, False)
+    return DecoderSettings(**sizes, layers=(kind,) * count, tied=tied, experts=experts)
+
+
+def _experts(
+    keys: ConfigKeys,
+    names: tuple[str, ...],
+    count: int,
+    each: int,
+    hidden: int,
+    sparse: tuple[bool, ...],
+    *,
+    normalised: bool | None = None,
+    balance: float = 0.001,
+    files: Literal["mixtral", "qwen"] = "qwen",
+) -> ExpertSettings | None:
+    """Takes the keys of experts; None if no layer has any.
+
+    Args:
+      keys: the keys.
+      names: the keys of the number of experts, of which a file has one.
+      count: the default of the number of experts.
+      each: the default of `num_experts_per_tok`.
+      hidden: the hidden width of an expert.
+      sparse: for each layer, whether it has experts.
+      normalised: whether weights are divided by their sum; None: `norm_topk_prob` says it.
+      balance: the default of `router_aux_loss_coef`.
+      files: the names in files.
+    """
+    keys.take("output_router_logits", bool, False)  # what transformers returns beside the logits
+    numbers = [number for name in names if (number := keys.size(name, None)) is not None]
+    if len(set(numbers)) > 1:
+        raise keys.refusal(names[0], numbers[0], f"{names[1]} is {numbers[1]}")
+    settings = ExpertSettings(
+        count=(numbers or [count])[0],
+        each=keys.size("num_experts_per_tok", each),
+        hidden=hidden,
+        normalised=keys.take("norm_topk_prob", bool, False) if normalised is None else normalised,
+        sparse=sparse,
+        balance=keys.number("router_aux_loss_coef", balance),
+        files=files,
+    )
+    return settings if any(sparse) else None
 
 
 def _behind(keys: ConfigKeys, rope: Rope) -> tuple[LayerKind, ...]:
@@ -236,6 +340,9 @@ FAMILIES: Mapping[str, tuple[str, Callable[[ConfigKeys], DecoderSettings]]] = {
     "gemma2": ("Gemma2ForCausalLM", _gemma2),
     "gemma3_text": ("Gemma3ForCausalLM", _gemma3),
     "smollm3": ("SmolLM3ForCausalLM", _smollm3),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", _qwen3_moe),
+    "mixtral": ("MixtralForCausalLM", _mixtral),
+    "olmoe": ("OlmoeForCausalLM", _olmoe),
 }
 """For each `model_type`: the class of transformers, and the function that reads its keys."""
 

@@ -9,8 +9,8 @@ Shapes: B batch, T tokens, D width, N query heads, K key and value heads, H feat
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,7 @@ class Decoder(nnx.Module):
         normal = nnx.initializers.normal(0.02)
         self.settings = settings
         self.tokens = nnx.Embed(settings.vocabulary, settings.width, embedding_init=normal, rngs=rngs)
-        block = functools.partial(DecoderBlock, settings, implementation=implementation)
+        block = functools.partial(DecoderBlock, settings, _mlps(settings), implementation=implementation)
         self.blocks = in_series(block, len(settings.layers), rngs=rngs, scan=scan_blocks)
         self.norm = _norm(settings, settings.width, rngs)
         head = functools.partial(nnx.Linear, use_bias=False, kernel_init=normal, rngs=rngs)
@@ -85,11 +85,29 @@ class Decoder(nnx.Module):
         """The largest number of tokens in a text."""
         return self.settings.length
 
+    @property
+    def balance(self) -> float:
+        """The factor of the load-balancing loss of experts (`mpjax.training.expert_balance`); 0 without experts."""
+        return self.settings.experts.balance if self.settings.experts else 0.0
+
     def features(self, tokens: Int[Array, "B T"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
         """Computes the features of each position after the final norm, from which `logits` predicts the next token.
 
         Arguments and errors are those of a call of the model.
         """
+        return self.norm(self._through_blocks(tokens, lengths, same))
+
+    def features_and_load(
+        self, tokens: Int[Array, "B T"], load: Any, lengths: Int[Array, " B"] | None = None
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        """Computes `features`, and how much each expert was used, of a decoder with experts.
+
+        `load` is that before the first layer: a `Load` or `Routings` of `mpjax.models.decoder.experts`.
+        """
+        x, load = self._through_blocks(tokens, lengths, lambda x: (x, load))
+        return self.norm(x), load
+
+    def _through_blocks(self, tokens: jax.Array, lengths: jax.Array | None, carried: Callable) -> Any:
         whole = self.context.whole(tokens)
         check_length(whole, self.length)
         layers = self.settings.layers
@@ -97,8 +115,8 @@ class Decoder(nnx.Module):
         x = self._embedded(tokens)
         options = self._attention_options(kinds, self.context.places(tokens.shape[1])[None], x.dtype)
         attends = self.context.attend(None if self.documents is None else self.documents.attend(whole))
-        x = through(self.blocks, x, lengths, attends, options=options, chosen=[kinds.index(kind) for kind in layers])
-        return self.norm(x)
+        chosen = [kinds.index(kind) for kind in layers]
+        return through(self.blocks, carried(x), lengths, attends, options=options, chosen=chosen)
 
     def continued(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], attend_by: Sequence[Attend]
@@ -135,12 +153,55 @@ class DecoderBlock(nnx.Module):
     With `settings.norms_after`, the output of each is normalized before it is added to the residual.
     """
 
-    def __init__(self, settings: DecoderSettings, *, implementation: Implementation, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        settings: DecoderSettings,
+        mlps: Iterator[Callable[[nnx.Rngs], nnx.Module]],
+        *,
+        implementation: Implementation,
+        rngs: nnx.Rngs,
+    ):
         norm = functools.partial(_norm, settings, settings.width, rngs)
         self.norm1 = norm()
         self.attention = GroupedAttention(settings, implementation=implementation, rngs=rngs)
         self.norm2 = norm()
-        self.mlp = GatedMLP(
+        self.mlp: Any = next(mlps)(rngs)
+        self.norm_after_attention = norm() if settings.norms_after else same
+        self.norm_after_mlp = norm() if settings.norms_after else same
+
+    def __call__(
+        self,
+        x: Any,
+        lengths: Int[Array, " B"] | None,
+        attends: Attend | None,
+        rotary: Rotation,
+        window: int | jax.Array,
+    ) -> Any:
+        """Maps features to features.
+
+        Args:
+          x: the features; with experts, also a tuple of features and a load, and so is the result
+            (`mpjax.models.decoder.experts.Load`).
+          lengths: the number of positions of each text to attend to; all if None.
+          attends: takes the place of `mpjax.models.attention.attend`; None: that one.
+          rotary: the rotary cosines and sines of each position, for queries and keys.
+          window: the number of positions that a position attends to, itself and those right before it.
+        """
+        x, load = x if isinstance(x, tuple) else (x, None)
+        x = x + self.norm_after_attention(self.attention(self.norm1(x), lengths, attends, rotary, window))
+        if load is None:
+            return x + self.norm_after_mlp(self.mlp(self.norm2(x)))
+        if isinstance(self.mlp, GatedMLP):  # a layer without experts among others with some
+            return x + self.norm_after_mlp(self.mlp(self.norm2(x))), load
+        change, load = self.mlp(self.norm2(x), load)
+        return x + self.norm_after_mlp(change), load
+
+
+def _mlps(settings: DecoderSettings) -> Iterator[Callable[[nnx.Rngs], nnx.Module]]:
+    """Yields for each layer the function that makes its MLP, or its mixture of experts."""
+
+    def dense(rngs: nnx.Rngs) -> nnx.Module:
+        return GatedMLP(
             settings.width,
             settings.hidden,
             activation=settings.activation,
@@ -149,28 +210,18 @@ class DecoderBlock(nnx.Module):
             out_init=nnx.initializers.normal(_of_branch(settings)),
             rngs=rngs,
         )
-        self.norm_after_attention = norm() if settings.norms_after else same
-        self.norm_after_mlp = norm() if settings.norms_after else same
 
-    def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        lengths: Int[Array, " B"] | None,
-        attends: Attend | None,
-        rotary: Rotation,
-        window: int | jax.Array,
-    ) -> Float[Array, "B T D"]:
-        """Maps features to features.
+    experts = settings.experts
+    if experts is None:
+        yield from [dense] * len(settings.layers)
+        return
+    from mpjax.models.decoder.experts import MixtureOfExperts  # local, because few decoders have experts
 
-        Args:
-          x: the features.
-          lengths: the number of positions of each text to attend to; all if None.
-          attends: takes the place of `mpjax.models.attention.attend`; None: that one.
-          rotary: the rotary cosines and sines of each position, for queries and keys.
-          window: the number of positions that a position attends to, itself and those right before it.
-        """
-        x = x + self.norm_after_attention(self.attention(self.norm1(x), lengths, attends, rotary, window))
-        return x + self.norm_after_mlp(self.mlp(self.norm2(x)))
+    def sparse(rngs: nnx.Rngs) -> nnx.Module:
+        out_init = nnx.initializers.normal(_of_branch(settings))
+        return MixtureOfExperts(settings.width, experts, activation=settings.activation, out_init=out_init, rngs=rngs)
+
+    yield from (sparse if has_experts else dense for has_experts in experts.sparse)
 
 
 class GroupedAttention(nnx.Module):
@@ -193,8 +244,12 @@ class GroupedAttention(nnx.Module):
             use_bias=settings.out_bias,
             rngs=rngs,
         )
-        self.query_norm = _norm(settings, features, rngs) if settings.norms_of_heads else same
-        self.key_norm = _norm(settings, features, rngs) if settings.norms_of_heads else same
+        joint = settings.norms_of_projections
+        sizes = [features * count if joint else features for count in (heads, settings.key_heads)]
+        self.query_norm, self.key_norm = (
+            _norm(settings, size, rngs) if joint or settings.norms_of_heads else same for size in sizes
+        )
+        self.joint_norms = joint
         self.scale = settings.score_scale
         self.cap = settings.score_cap
         self.implementation: Implementation = implementation
@@ -207,8 +262,15 @@ class GroupedAttention(nnx.Module):
         rotary: Rotation,
         window: int | jax.Array,
     ) -> Float[Array, "B T D"]:
-        query = rotate(self.query_norm(self.query(x)), rotary)
-        key = rotate(self.key_norm(self.key(x)), rotary)
+        query, key = self.query(x), self.key(x)
+        if self.joint_norms:
+            query, key = (
+                norm(heads.reshape(*heads.shape[:-2], -1)).reshape(heads.shape)
+                for norm, heads in ((self.query_norm, query), (self.key_norm, key))
+            )
+        else:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key = rotate(query, rotary), rotate(key, rotary)
         mixed = (attends or attend)(
             query,
             key,

@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.generation.cache import Continues, Reads, Slots
+from mpjax.models.generation.cache import Continues, Reads
 from mpjax.models.generation.sampling import Sampling, sampled
 from mpjax.models.remat import Rematerialised
 from mpjax.models.scan import one_by_one
@@ -81,13 +81,13 @@ class DecodeState(NamedTuple):
     """What a step takes and returns. It is donated: a step writes into the cache of the one before.
 
     Attributes:
-      cache: the keys and values of each block.
+      cache: the keys and values of each block (`mpjax.models.generation.cache.Slots`), or what else a model keeps.
       tokens: int32 [B], the last token of each text, which the model has not read.
       positions: int32 [B], their positions.
       keys: the random key of each text, which never changes.
     """
 
-    cache: tuple[Slots, ...]
+    cache: tuple[Any, ...]
     tokens: jax.Array
     positions: jax.Array
     keys: jax.Array
@@ -204,7 +204,7 @@ def _programs(graph: Any, form: Form, sampling: Sampling, cast: Callable[[Callab
         @cast
         def of_size(arrays, tokens, lengths, keys):
             model: Any = nnx.merge(graph, form.state(arrays))
-            features, cache = first_features(model, tokens, size)
+            features, cache = first_features(model, tokens, size, lengths)
             last = jnp.take_along_axis(features, (lengths - 1)[:, None, None], axis=1)[:, 0]
             out = drawn(model, last, lengths, keys)
             return out, DecodeState(cache, out.tokens, lengths, keys)
@@ -223,19 +223,26 @@ def _programs(graph: Any, form: Form, sampling: Sampling, cast: Callable[[Callab
     return Programs(read, step)
 
 
-def first_features(model: LanguageModel, tokens: Int[Array, "B T"], size: int) -> tuple[jax.Array, tuple[Slots, ...]]:
-    """Computes the features [B, T, D] of the first tokens of texts, and a cache of `size` slots with their keys."""
+def first_features(
+    model: LanguageModel, tokens: Int[Array, "B T"], size: int, lengths: Int[Array, " B"] | None = None
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    """Computes the features [B, T, D] of the first tokens of texts, and a cache of `size` slots with their keys.
+
+    A model that keeps something else has `reads` and `continues`, which make what takes the place of `Reads(size)` and
+    `Continues(kept, positions)`: `reads(lengths)` for texts of `lengths` tokens without padding, and `continues(...)`.
+    """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-    blocks = [Reads(size) for _ in model.blocks]
+    reads = getattr(model, "reads", None)
+    blocks = [Reads(size) if reads is None else reads(lengths) for _ in model.blocks]
     features = model.continued(tokens, positions, blocks)
     return features, tuple(block.kept for block in blocks)
 
 
 def next_features(
-    model: LanguageModel, tokens: Int[Array, " B"], positions: Int[Array, " B"], cache: tuple[Slots, ...]
-) -> tuple[jax.Array, tuple[Slots, ...]]:
+    model: LanguageModel, tokens: Int[Array, " B"], positions: Int[Array, " B"], cache: tuple[Any, ...]
+) -> tuple[jax.Array, tuple[Any, ...]]:
     """Computes the features [B, D] of one more token of each text, and the cache with its keys."""
-    blocks = [Continues(slots, positions) for slots in cache]
+    blocks = [getattr(model, "continues", Continues)(kept, positions) for kept in cache]
     features = model.continued(tokens[:, None], positions[:, None], blocks)
     return features[:, 0], tuple(block.kept for block in blocks)
 

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from mpjax.errors import CheckpointWarning, UsageError
 from mpjax.files import replacing
 from mpjax.models.pretrained.files import variables_of
-from mpjax.models.pretrained.layouts.entry import WeightMap
+from mpjax.models.pretrained.layouts.entry import ROW, WeightMap
 from mpjax.models.pretrained.layouts.families import layouts_of
 from mpjax.models.pretrained.load import cast, losses, refusal
 from mpjax.models.pretrained.report import PretrainedReport, WeightRow
@@ -103,9 +103,9 @@ def export_safetensors(
 
 
 def _foreign(arrays: Mapping[str, np.ndarray], layout: WeightMap) -> dict[str, np.ndarray]:
-    """Converts arrays by our path to tensors by the file's key, in its axis order and shape, and joins fused tensors.
+    """Converts arrays by our path to tensors by the file's key, in its axis order and shape.
 
-    Adds the layout's `filler`.
+    Fused tensors are joined, stacked ones are taken apart. Adds the layout's `filler`.
     """
     fused = collections.defaultdict(dict)
     whole = dict(layout.filler)
@@ -114,6 +114,8 @@ def _foreign(arrays: Mapping[str, np.ndarray], layout: WeightMap) -> dict[str, n
         file_array = entry.transform.write(array)
         if entry.part:
             fused[entry.key, entry.part.axis, entry.part.count][entry.part.index] = file_array
+        elif entry.rows:
+            whole |= {entry.key.replace(ROW, str(number)): row for number, row in enumerate(file_array)}
         else:
             whole[entry.key] = file_array
     for (key, axis, count), pieces in fused.items():

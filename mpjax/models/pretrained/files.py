@@ -69,6 +69,19 @@ class Tensor(NamedTuple):
             ) from error
 
 
+class StackedTensor(NamedTuple):
+    """Tensors of equal shapes and dtypes, stacked along a new first axis; otherwise like a `Tensor`."""
+
+    rows: tuple[Tensor, ...]
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def read(self) -> np.ndarray:
+        """Reads the values."""
+        return np.stack([row.read() for row in self.rows])
+
+
 @contextlib.contextmanager
 def open_tensors(files: Sequence[pathlib.Path]) -> Iterator[Mapping[str, Tensor]]:
     """Context that yields the tensors of all files in one dict by name; read them only inside the `with` block.

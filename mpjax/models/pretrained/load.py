@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.errors import UsageError
-from mpjax.models.pretrained.files import Tensor, find_files, open_tensors, variables_of
+from mpjax.models.pretrained.files import StackedTensor, Tensor, find_files, open_tensors, variables_of
 from mpjax.models.pretrained.layouts.entry import FileEntry
 from mpjax.models.pretrained.match import Match, match_arrays
 from mpjax.models.pretrained.other_networks import refuse_other_networks
@@ -170,7 +170,7 @@ def _read(fit: Match) -> Iterator[tuple[str, np.ndarray]]:
         yield name, read_entry(tensor, fit.layout.entries[name])
 
 
-def read_entry(tensor: Tensor, entry: FileEntry) -> np.ndarray:
+def read_entry(tensor: Tensor | StackedTensor, entry: FileEntry) -> np.ndarray:
     """Reads a variable from a file, in the file's dtype and our axis order and shape; of a fused tensor, its part."""
     array = tensor.read()
     if entry.part:

@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import fnmatch
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.errors import UsageError
-from mpjax.models.pretrained.files import FLOATING, Tensor, variables_of
-from mpjax.models.pretrained.layouts.entry import FileEntry, WeightMap
+from mpjax.models.pretrained.files import FLOATING, StackedTensor, Tensor, variables_of
+from mpjax.models.pretrained.layouts.entry import ROW, FileEntry, WeightMap
 from mpjax.models.pretrained.layouts.families import layouts_of
 
 
@@ -39,9 +40,9 @@ class Match:
     """
 
     layout: WeightMap
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor | StackedTensor]
     ignored: tuple[str, ...]
-    tied: tuple[tuple[Tensor, Tensor], ...]
+    tied: tuple[tuple[Tensor | StackedTensor, Tensor | StackedTensor], ...]
 
 
 def match_arrays(
@@ -62,9 +63,9 @@ def match_arrays(
     """
     chosen = _choose(model, tensors, layout)
     variables = variables_of(model)
-    keys, layout_keys = _plain_keys(tensors, chosen)
+    keys, layout_keys = _plain_keys(stacked := _stacked(tensors, chosen), chosen)
     skipped = {path for path in variables if _matches(path, skip)}
-    _refuse_idle(skip, [*variables, *tensors, *keys])
+    _refuse_idle(skip, [*variables, *tensors, *stacked, *keys])
 
     # Entries of the layout for variables that this model does not have are ignored.
     key_of = {path: key for path, key in layout_keys.items() if path in variables}
@@ -130,7 +131,7 @@ def _choose(model: "nnx.Module", tensors: Mapping[str, Tensor], name: str | None
         except UsageError as error:
             reasons.append(f"\n  {title}: {error}")
             continue
-        keys, layout_keys = _plain_keys(tensors, layout)
+        keys, layout_keys = _plain_keys(_stacked(tensors, layout), layout)
         hits = sum(key in keys for key in layout_keys.values())
         first = next(iter(layout.entries.values()), None)
         reasons.append(f"\n  {title}: expects keys such as {first.key if first else '(none)'}")
@@ -142,7 +143,46 @@ def _choose(model: "nnx.Module", tensors: Mapping[str, Tensor], name: str | None
     return best
 
 
-def _plain_keys(tensors: Mapping[str, Tensor], layout: WeightMap) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _stacked(tensors: Mapping[str, Tensor], layout: WeightMap) -> Mapping[str, Tensor | StackedTensor]:
+    """Replaces the tensors that a layout stacks (`FileEntry.rows`) by their stacks, whose keys have `ROW` in them.
+
+    Raises:
+      UsageError: a stack lacks a row, or its rows differ in shape or dtype.
+    """
+    keys = [entry.key.split(ROW, 1) for entry in layout.entries.values() if entry.rows]
+    if not keys:
+        return tensors
+    ends = {(head.split(".")[-2], tail) for head, tail in keys}
+    pattern = re.compile(
+        "|".join(rf"(?:.*\.)?{re.escape(name)}\.(\d+){re.escape(tail)}" for name, tail in sorted(ends))
+    )
+    rows: dict[str, dict[int, Tensor]] = {}
+    rest: dict[str, Tensor | StackedTensor] = {}
+    for key, tensor in tensors.items():
+        if match := pattern.fullmatch(key):
+            group = match.lastindex or 0
+            name = f"{key[: match.start(group)]}{ROW}{key[match.end(group) :]}"
+            rows.setdefault(name, {})[int(match[group])] = tensor
+        else:
+            rest[key] = tensor
+    for name, numbered in rows.items():
+        first = numbered[min(numbered)]
+        if absent := [name.replace(ROW, str(n)) for n in range(max(numbered) + 1) if n not in numbered]:
+            raise UsageError(f"missing: {', '.join(absent[:_SHOWN])}, but {first.key} is there; nothing was loaded")
+        for row in numbered.values():
+            if (row.shape, row.dtype) != (first.shape, first.dtype):
+                raise UsageError(
+                    f"{row.key} is {row.dtype} {row.shape}, and {first.key} is {first.dtype} {first.shape}: wanted "
+                    "equal shapes and dtypes; nothing was loaded"
+                )
+        ordered = tuple(numbered[number] for number in range(len(numbered)))
+        rest[name] = StackedTensor(ordered, name, (len(ordered), *first.shape), first.dtype)
+    return rest
+
+
+def _plain_keys(
+    tensors: Mapping[str, Tensor | StackedTensor], layout: WeightMap
+) -> tuple[dict[str, Tensor | StackedTensor], dict[str, str]]:
     """Strips prefixes from keys: returns the tensors by stripped key, and the stripped key of each of our paths.
 
     The layout's `base` is removed, and keys of the file get the layout's new names (`renamed`). Raises UsageError if
@@ -196,7 +236,7 @@ def _refuse_idle(skip: Sequence[str], names: Sequence[str]) -> None:
         )
 
 
-def _unfit(path: str, value, entry: FileEntry, tensor: Tensor) -> list[str]:
+def _unfit(path: str, value, entry: FileEntry, tensor: Tensor | StackedTensor) -> list[str]:
     """Describes, in a list of at most one fault, why a tensor of the file does not fit a variable of the model."""
     expected = foreign_shape(value.shape, entry)
     if tensor.shape != expected:

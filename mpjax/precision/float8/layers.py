@@ -236,6 +236,16 @@ def not_covered(rules: Iterable[str], modules: Mapping[str, Any], tags: Mapping[
     return [f"rule 'type:Linear' does not cover LinearGeneral ({shown}): 'type:{LINEAR}' covers all linear layers"]
 
 
+def stacked_not_covered(modules: Mapping[str, Any]) -> list[str]:
+    """Explains, in a list of at most one note, that products of the stacked kernels of experts are not in float8."""
+    paths = [path for path, module in modules.items() if getattr(type(module), "stacked_kernels", ())]
+    if not paths:
+        return []
+    shown = f"{', '.join(paths[:3])}{', ...' if paths[3:] else ''}"
+    dtype = modules[paths[0]].dtype
+    return [f"{shown} multiply in {dtype}, not in float8: products with the stacked kernels of experts have no scales"]
+
+
 def nothing_quantised(recipe: Recipe, decided: Mapping[str, str | None], tags: Mapping[str, frozenset[str]]) -> str:
     """Explains why no layer of a model multiplies in float8: it has no linear layer, or rules or sides exclude all.
 

@@ -86,6 +86,10 @@ class FusedPart(NamedTuple):
     axis: int
 
 
+ROW = "*"
+"""What stands in the key of a `FileEntry` for the number of a row."""
+
+
 @dataclasses.dataclass(frozen=True)
 class FileEntry:
     """Where and how a file stores one variable of the model.
@@ -94,11 +98,14 @@ class FileEntry:
       key: the tensor's name in the file.
       transform: the transform between the file's tensor (or its `part`) and our array.
       part: the part of the file's tensor that holds this variable; None for the whole tensor.
+      rows: the number of the file's tensors that are stacked along a new first axis, such as the experts of a layer;
+        the key has `ROW` where each has its number. None: one tensor.
     """
 
     key: str
     transform: Transform = SAME
     part: FusedPart | None = None
+    rows: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
