@@ -1,0 +1,6 @@
+"""What `mpjax.models.diffusion` offers."""
+
+from mpjax.models.diffusion.conditioning import sines as sines
+from mpjax.models.diffusion.dit import DiT as DiT
+from mpjax.models.diffusion.dit import dit_s2 as dit_s2
+from mpjax.models.diffusion.unet import DiffusionUNet as DiffusionUNet
