@@ -18,7 +18,7 @@ from mpjax.errors import UsageError
 from mpjax.training.ddim import ddim_steps, drawing
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh, put_on_devices
-from mpjax.training.noise_schedule import noise_schedule
+from mpjax.training.noise_levels import noise_schedule
 from mpjax.training.predict_step import make_predict_step
 
 
@@ -71,8 +71,8 @@ def draw_images(settings: Prediction, file: TextIO) -> int:
         for number in range(start, min(start + size, settings.images)):
             if not drawn["finite"][number - start]:
                 raise UsageError(
-                    f"image {number}: an output of the model is not finite under {plan.policy}; write --policy float32, "
-                    "or another --checkpoint"
+                    f"image {number}: an output of the model is not finite under {plan.policy}; write --policy "
+                    "float32, or another --checkpoint"
                 )
             pixels = _pixels(drawn["image"][number - start])
             if grid:
@@ -124,7 +124,7 @@ def _named(classes: np.ndarray, number: int, names: Sequence[str], settings: Pre
 def _prepared(output: str, *, grid: bool) -> pathlib.Path:
     """Creates the folder of the images, with its parents, if absent; of a grid, its folder has to be there."""
     if not output:
-        raise UsageError("--output is empty: wanted a folder for the images, as in --output images, or grid.png for one")
+        raise UsageError("--output is empty: wanted a folder for the images, or a file such as grid.png for all")
     path = expanded(output)
     if grid and not path.parent.is_dir():
         raise UsageError(f"--output {output}: there is no folder {path.parent}")

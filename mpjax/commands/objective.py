@@ -128,8 +128,8 @@ def _of_embedding(config: Config, prepare: Prepare, policy: Policy) -> RunObject
 
 def _of_diffusion(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -> RunObjective:
     """Builds the objective of diffusion, whose batches get noise where they are prepared."""
-    from mpjax.training.diffusion import diffusion, with_noise  # local, like all imports that few runs need
-    from mpjax.training.noise_schedule import noise_schedule
+    from mpjax.training.loss_of_noise import diffusion, with_noise  # local, like all imports that few runs need
+    from mpjax.training.noise_levels import noise_schedule
 
     training, label = config.training, fields.get("label")
     noising = with_noise(

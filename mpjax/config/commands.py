@@ -143,7 +143,7 @@ class Prediction(CommandSettings):
     sampler_steps: Annotated[int, Limit("1 to 1000", lambda value: 1 <= value <= 1000)] = 50
     """Images: steps of the sampler, DDIM, from noise to an image."""
     eta: Annotated[float, Limit("0 to 1", lambda value: 0 <= value <= 1)] = 0.0
-    """Images: share of the noise that DDPM adds in each step; 0: none, so that an image follows from its first noise."""
+    """Images: share of the noise that DDPM adds in each step; 0: none, an image follows from its first noise."""
     guidance: NotNegative = 1.0
     """Images: weight of the class against the output for no class (classifier-free guidance); 1: the class alone,
     0: no class."""

@@ -159,7 +159,7 @@ def _of_embedding(config: Config) -> Iterator[str]:
 
 
 def _of_diffusion(config: Config) -> Iterator[str]:
-    """Yields messages about settings that a diffusion needs, lacks, or has alone, and about networks of another task."""
+    """Yields messages about settings that a diffusion lacks or has alone, and about networks of another task."""
     data, training, usual, name = config.data, config.training, Training(), config.model.name
     diffuses = config.task == "diffusion"
     of_loss = ("drop_label", "min_snr")  # a sampler reads the others, also of a run with its own loss
@@ -183,8 +183,8 @@ def _of_diffusion(config: Config) -> Iterator[str]:
         value = getattr(data, setting)
         if value != getattr(Data(), setting) and set(value) != {0.5}:
             yield (
-                f"--data.{setting} {_written(value)}: --task diffusion scales images to [-1, 1], from which its samples "
-                "are scaled back; leave it out"
+                f"--data.{setting} {_written(value)}: --task diffusion scales images to [-1, 1], from which those "
+                "that it draws are scaled back; leave it out"
             )
     for setting in ("mixup", "cutmix", "random_erasing", "randaugment_ops"):
         if value := getattr(data, setting):

@@ -125,8 +125,8 @@ class Data:
     """Numbers of image files of more than 8 bits (16-bit, 32-bit or float grayscale) that become 0 and 1:
     `--data.range 0 4095`; empty: all that the bits hold, and floats as they are stored."""
     mean: Annotated[Floats, Limit("finite numbers", lambda means: all(map(math.isfinite, means)))] = (0.0,)
-    """Mean per channel, subtracted from images scaled to [0, 1]; one value applies to all channels. Diffusion: not used,
-    images are scaled to [-1, 1]."""
+    """Mean per channel, subtracted from images scaled to [0, 1]; one value applies to all channels. Not for
+    diffusion, whose images are scaled to [-1, 1]."""
     std: Annotated[Floats, Limit("positive numbers", lambda stds: all(0 < std < math.inf for std in stds))] = (1.0,)
     """Standard deviation per channel; images are divided by it after the mean is subtracted."""
     crop_padding: Annotated[int, Limit("a number of pixels, 0 for none", lambda value: -1 <= value < 2**31)] = -1

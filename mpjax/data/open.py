@@ -36,8 +36,8 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
     that function numbers them. For a text task, all texts are tokenized now, and the tokens are held in memory. For the
     task `own`, every column is a field (`all_columns`). For `instructions` and `preference`, conversations are
     tokenized (`conversations`, `preferences`), for `embedding` pairs of texts (`text_pairs`), for
-    `text_to_text` sources and targets (`sources_and_targets`). For `diffusion`, images may have no label. A sample of the masks is
-    read to find their values. The numbers of a regression are standardised by the statistics of the `encoding`, or else
+    `text_to_text` sources and targets (`sources_and_targets`). For `diffusion`, images may have no label. A sample of
+    the masks is read to find their values. The numbers of a regression are standardised by the statistics of the `encoding`, or else
     by those of the training split, whose numbers are all read now (`with_targets`).
 
     Raises:
@@ -231,7 +231,8 @@ def _as_named(config: Data, data_dir: pathlib.Path, task: TaskName, encoding: "E
     if str(config.name).partition(":")[0] == synthetic.NAME:
         if task not in ("classification", "diffusion", "own"):
             raise UsageError(
-                f"data set '{config.name}' has only images and labels: it supports classification and diffusion, not {task}"
+                f"data set '{config.name}' has only images and labels: it supports classification and diffusion, not "
+                f"{task}"
             )
         ignored = [
             name for name in ("preprocess", "columns", "num_classes", "ignore_index", "range") if getattr(config, name)

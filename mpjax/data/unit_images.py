@@ -23,9 +23,9 @@ class UnitImage(Image):
         value = super().settle(name, value)
         if value.dtype != np.uint8 and value.size and (value.min() < 0 or value.max() > 1):
             raise UsageError(
-                f"{called(name, self)}: pixels from {value.min():.6g} to {value.max():.6g}; --task diffusion wants uint8 "
-                "in 0..255 or floating point in [0, 1], which it scales to [-1, 1]; scale them in the function of "
-                "--data.preprocess, or write --data.range for images of more than 8 bits"
+                f"{called(name, self)}: pixels from {value.min():.6g} to {value.max():.6g}; --task diffusion wants "
+                "uint8 in 0..255 or floating point in [0, 1], which it scales to [-1, 1]; scale them in the "
+                "function of --data.preprocess, or write --data.range for images of more than 8 bits"
             )
         return value
 

@@ -19,7 +19,7 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
-from mpjax.training.noise_schedule import TIMES, NoiseSchedule, Prediction, image_of
+from mpjax.training.noise_levels import TIMES, NoiseSchedule, Prediction, image_of
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers

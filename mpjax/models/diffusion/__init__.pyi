@@ -2,5 +2,4 @@
 
 from mpjax.models.diffusion.conditioning import sines as sines
 from mpjax.models.diffusion.dit import DiT as DiT
-from mpjax.models.diffusion.dit import dit_s2 as dit_s2
 from mpjax.models.diffusion.unet import DiffusionUNet as DiffusionUNet

@@ -58,7 +58,7 @@ class Condition(nnx.Module):
         self.features = features
 
     def __call__(self, times: Int[Array, " B"], labels: Int[Array, " B"] | None) -> Float[Array, "B D"]:
-        """Computes SiLU of the vectors, which is all that layers read of them; the label K stands for none of K classes.
+        """Computes SiLU of the vectors, all that layers read of them; the label K stands for none of K classes.
 
         Raises:
           UsageError: there are labels, and the network has no classes, or the other way round.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.precision.policy import Policy
-from mpjax.training.noise_schedule import TIMES, NoiseSchedule, Prediction, loss_weights, noisy, target_of
+from mpjax.training.noise_levels import TIMES, NoiseSchedule, Prediction, loss_weights, noisy, target_of
 from mpjax.training.objective import OUTPUTS, Batch, Prepare, Values
 from mpjax.training.softmax_cross_entropy import as_float32
 
