@@ -22,7 +22,10 @@ def test_sines_are_those_of_the_time_at_falling_frequencies():
     assert sines(jnp.array([0]), 4)[0].tolist() == [1, 1, 0, 0]
 
 
-SMALL = {"dit_s2": Model(name="dit_s2", width=8, depth=2, heads=2), "unet_ddpm": Model(name="unet_ddpm", width=8, depth=1)}
+SMALL = {
+    "dit_s2": Model(name="dit_s2", width=8, depth=2, heads=2),
+    "unet_ddpm": Model(name="unet_ddpm", width=8, depth=1),
+}
 FIELDS = labelled_images(3, (6, 6, 1))
 IMAGES = jnp.asarray(np.random.default_rng(0).uniform(-1, 1, (2, 6, 6, 1)), jnp.float32)
 
