@@ -37,8 +37,8 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
     task `own`, every column is a field (`all_columns`). For `instructions` and `preference`, conversations are
     tokenized (`conversations`, `preferences`), for `embedding` pairs of texts (`text_pairs`), for
     `text_to_text` sources and targets (`sources_and_targets`). For `diffusion`, images may have no label. A sample of
-    the masks is read to find their values. The numbers of a regression are standardised by the statistics of the `encoding`, or else
-    by those of the training split, whose numbers are all read now (`with_targets`).
+    the masks is read to find their values. The numbers of a regression are standardised by the statistics of the
+    `encoding`, or else by those of the training split, whose numbers are all read now (`with_targets`).
 
     Raises:
       UsageError: a field has no column, a column does not fit its field, or the data set needs a setting that is

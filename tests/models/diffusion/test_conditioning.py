@@ -84,7 +84,7 @@ def test_sizes_that_do_not_fit_are_refused():
 
 
 def test_dit_xl_has_as_many_parameters_as_published_without_a_variance():
-    """675,129,632 in the original for 4 channels, 1000 classes and positions of 256 patches, which are no parameters."""
+    """The original has 675,129,632, of which the positions of 256 patches are no parameters here."""
 
     def build():
         sizes = {"width": 1152, "depth": 28, "heads": 16, "patch": 2}
