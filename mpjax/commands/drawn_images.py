@@ -14,6 +14,7 @@ from mpjax.commands.evaluate import open_split, stored_settings, trained_state
 from mpjax.config.commands import Prediction
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
+from mpjax.data.example_reader import batch_fields
 from mpjax.errors import UsageError
 from mpjax.training.ddim import ddim_steps, drawing
 from mpjax.training.layout import Layout
@@ -35,9 +36,8 @@ def draw_images(settings: Prediction, file: TextIO) -> int:
     if config.task != "diffusion":
         raise UsageError(f"the run in {settings.run} is for {config.task}: --images wants one with --task diffusion")
     plan, source, task = open_split(settings, config)
-    shape = tuple(getattr(source.fields["image"], "shape", ()))
-    side = config.data.image_size
-    shape = (side, side, shape[2]) if side else shape
+    image: Any = batch_fields(source, config.data)["image"]
+    shape = image.shape
     if shape[2] > 4:
         raise UsageError(f"images of {shape[2]} channels cannot be written as PNG: wanted 1 to 4")
     label: Any = source.fields.get("label")

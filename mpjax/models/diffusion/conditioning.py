@@ -68,7 +68,7 @@ class Condition(nnx.Module):
             knows = "no classes" if self.labels is None else f"{self.labels.num_embeddings - 1} classes"
             raise UsageError(f"a diffusion network of {knows} is called with {has}: build it with the data's classes")
         vectors = self.down(silu(self.up(sines(times, self.features))))
-        if self.labels is not None:
+        if self.labels is not None and labels is not None:
             vectors = vectors + self.labels(labels)
         return silu(vectors)
 
