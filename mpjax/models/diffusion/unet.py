@@ -20,6 +20,7 @@ from mpjax.models.activations import silu
 from mpjax.models.attention import Attention
 from mpjax.models.diffusion.conditioning import Condition, modulated
 from mpjax.models.transformer import dropping
+from mpjax.precision.dtypes import FLOAT32, widest
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -113,7 +114,8 @@ class Doubling(nnx.Module):
         self.conv = Conv3(channels, channels, rngs=rngs)
 
     def __call__(self, x: Float[Array, "B H W C"], rows: int, columns: int) -> Float[Array, "B _ _ C"]:
-        doubled = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
+        wide = x.astype(widest(x.dtype, FLOAT32))  # the gradient of a pixel is a sum of four
+        doubled = jnp.repeat(jnp.repeat(wide, 2, axis=1), 2, axis=2).astype(x.dtype)
         return self.conv(doubled[:, :rows, :columns])
 
 
