@@ -31,6 +31,7 @@ def test_the_shipped_files_are_these():
         "cifar10_resnet18",
         "cifar10_wrn28_10",
         "digits",
+        "digits_dit",
         "digits_unet",
         "digits_vit",
     ]

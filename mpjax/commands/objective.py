@@ -83,6 +83,8 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
         from mpjax.training.dpo import preference
 
         function = preference(beta=config.training.beta)
+    elif task == "diffusion":
+        return _of_diffusion(config, prepare, policy, fields)
     elif task == "embedding":
         return _of_embedding(config, prepare, policy)
     elif task == "segmentation":
@@ -122,6 +124,23 @@ def _of_embedding(config: Config, prepare: Prepare, policy: Policy) -> RunObject
         temperature=training.temperature, symmetric=training.symmetric, micro_batches=training.accumulate
     )
     return RunObjective(function, prepare, divides=True)
+
+
+def _of_diffusion(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -> RunObjective:
+    """Builds the objective of diffusion, whose batches get noise where they are prepared."""
+    from mpjax.training.loss_of_noise import diffusion, with_noise  # local, like all imports that few runs need
+    from mpjax.training.noise_levels import noise_schedule
+
+    training, label = config.training, fields.get("label")
+    noising = with_noise(
+        prepare,
+        noise_schedule(training.noise_schedule),
+        prediction=training.prediction,
+        num_classes=getattr(label, "num_classes", 0),
+        drop_label=training.drop_label,
+        min_snr=training.min_snr,
+    )
+    return RunObjective(diffusion(policy), noising)
 
 
 def _require_one_for_each_class(config: Config, fields: Fields) -> None:

@@ -41,7 +41,8 @@ def predict_run(settings: Prediction) -> int:
     """Predicts with a checkpoint, writes a JSON line for each input in order, and returns the number of lines.
 
     The lines go to the file `settings.output`, or to stdout if it is empty. For segmentation, `settings.output` is a
-    folder: the predicted masks are written there as PNG, and the lines, with their paths, go to stdout.
+    folder: the predicted masks are written there as PNG, and the lines, with their paths, go to stdout. So do images
+    that are drawn.
 
     Raises:
       UsageError: there is no such run, checkpoint, input or split, the task is the user's own, an input cannot be read
@@ -54,7 +55,13 @@ def predict_run(settings: Prediction) -> int:
 
         with _lines(settings.output) as file:
             return continue_texts(settings, file)
+    if settings.images:
+        from mpjax.commands.drawn_images import draw_images  # local, because most runs draw no images
+
+        return draw_images(settings, sys.stdout)
     config = stored_settings(settings)
+    if config.task == "diffusion":
+        raise UsageError(f"the run in {settings.run} is for diffusion, which draws: write --images N --output FOLDER")
     if config.task == "own":
         raise UsageError(
             f"the run in {settings.run} has a task of its own (--task own): only its objective can read it"

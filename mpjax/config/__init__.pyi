@@ -5,6 +5,7 @@ from mpjax.config.arguments import parse as parse
 from mpjax.config.arguments import parse_with as parse_with
 from mpjax.config.choices import AUTO as AUTO
 from mpjax.config.choices import BEST as BEST
+from mpjax.config.choices import DIFFUSION_MODELS as DIFFUSION_MODELS
 from mpjax.config.choices import GENERATED as GENERATED
 from mpjax.config.choices import MODELS as MODELS
 from mpjax.config.choices import TASKS as TASKS

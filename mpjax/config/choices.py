@@ -36,9 +36,17 @@ MODELS: Mapping[str, str] = {
     "vit_s16": "Vision Transformer, width 384, patches of 16 pixels",
     "vit_b16": "Vision Transformer, width 768, patches of 16 pixels",
     "unet": "U-Net, a class for every pixel",
+    "dit_s2": "Diffusion Transformer, width 384, patches of 2 pixels",
+    "dit_b2": "Diffusion Transformer, width 768, patches of 2 pixels",
+    "dit_l2": "Diffusion Transformer, width 1024, patches of 2 pixels",
+    "dit_xl2": "Diffusion Transformer, width 1152, patches of 2 pixels",
+    "unet_ddpm": "U-Net with a time embedding, for diffusion",
     "bert": "BERT-style text encoder (BERT-base)",
     "gpt2": "GPT-2-style decoder (GPT-2 small)",
 }
+
+DIFFUSION_MODELS = ("dit_s2", "dit_b2", "dit_l2", "dit_xl2", "unet_ddpm")
+"""The names of `MODELS` for the task `diffusion`."""
 
 
 HF = "hf:"
@@ -153,6 +161,7 @@ TaskName = Literal[
     "multilabel",
     "embedding",
     "text_to_text",
+    "diffusion",
     "own",
 ]
 
@@ -190,6 +199,7 @@ TASKS: Mapping[TaskName, TaskKind] = {
     "multilabel": TaskKind(("image", "labels"), "f1"),
     "embedding": TaskKind((), "accuracy"),
     "text_to_text": TaskKind((), "perplexity"),
+    "diffusion": TaskKind(("image",), "loss"),
     "own": TaskKind((), "loss"),
 }
 

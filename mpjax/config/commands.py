@@ -77,8 +77,10 @@ class Evaluation(CommandSettings):
 FROM_FILES = "hf:"
 """The prefix of a model of Hugging Face files in place of a run."""
 
-_OF_TEXTS = ("json", "chat", "max_tokens", "stop", "temperature", "top_k", "top_p", "seed")
+_OF_TEXTS = ("json", "chat", "max_tokens", "stop", "temperature", "top_k", "top_p")
 """The settings of texts that are continued."""
+_OF_IMAGES = ("sampler_steps", "eta", "guidance", "classes")
+"""The settings of images that are drawn."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,7 @@ class Prediction(CommandSettings):
     Images are files, folders or quoted globs. Texts are the lines of files, or of stdin for `-`, or a column of .csv
     and .tsv files. Rows are those of .csv, .tsv and .parquet files. They are read as the run's evaluation reads its
     data set, which has to be there too. A language model continues the texts of --prompt, and with --generate those of
-    the inputs."""
+    the inputs. A diffusion draws --images."""
 
     inputs: Annotated[tyro.conf.Positional[Texts], tyro.conf.arg(metavar="INPUT ...")] = ()
     """Images, or files of texts or rows."""
@@ -107,7 +109,8 @@ class Prediction(CommandSettings):
     column: str = "text"
     """Column of the texts in .csv and .tsv files."""
     output: str = ""
-    """File of the JSON lines; empty: stdout. For segmentation: folder of the masks, as PNG with class numbers."""
+    """File of the JSON lines; empty: stdout. For segmentation: folder of the masks, as PNG with class numbers.
+    For --images: their folder, or a file `.png` of all in a grid."""
     batch_size: Annotated[int, at_least(0)] = 0
     """Examples per batch; 0: as in the run's evaluation, and 8 texts to continue."""
     skip_bad: bool = False
@@ -134,7 +137,23 @@ class Prediction(CommandSettings):
     top_p: Annotated[float, Limit("more than 0 and at most 1", lambda value: 0 < value <= 1)] = 1.0
     """Draw from the fewest tokens that have this probability together; 1: from all."""
     seed: Annotated[int, at_least(0)] = 0
-    """Seed of the draws: the same one gives the same texts."""
+    """Seed of the draws: the same one gives the same texts and images."""
+    images: CountOrZero = 0
+    """Number of images to draw with a run of --task diffusion."""
+    sampler_steps: Annotated[int, Limit("1 to 1000", lambda value: 1 <= value <= 1000)] = 50
+    """Images: steps of the sampler, DDIM, from noise to an image."""
+    eta: Annotated[float, Limit("0 to 1", lambda value: 0 <= value <= 1)] = 0.0
+    """Images: share of the noise that DDPM adds in each step; 0: none, an image follows from its first noise."""
+    guidance: NotNegative = 1.0
+    """Images: weight of the class against the output for no class (classifier-free guidance); 1: the class alone,
+    0: no class."""
+    classes: Texts = ()
+    """Images: classes to draw, by name or number, in turn; empty: all."""
+
+    @property
+    def _changed(self) -> frozenset[str]:
+        """The settings that differ from their defaults."""
+        return frozenset(f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)
 
     @property
     def continues(self) -> bool:
@@ -143,7 +162,7 @@ class Prediction(CommandSettings):
 
     def faults(self, run: Config) -> Iterator[str]:
         """Yields a message for inputs that are missing or of two kinds, and for each setting without a meaning."""
-        ways = {"inputs": self.inputs, "--split": self.split, "--prompt": self.prompt}
+        ways = {"inputs": self.inputs, "--split": self.split, "--prompt": self.prompt, "--images": self.images}
         named = [name for name, value in ways.items() if value]
         if len(named) != 1:
             which = f"both {' and '.join(named)}" if named else "neither inputs nor --split nor --prompt"
@@ -151,10 +170,18 @@ class Prediction(CommandSettings):
         if self.generate and self.split:
             yield "--generate continues inputs: write files in place of --split"
         usual = Prediction(run="")
-        for name in ("top",) if self.continues else _OF_TEXTS:
-            if getattr(self, name) != getattr(usual, name):
-                why = "texts that are continued" if self.continues else "what is not --prompt or --generate"
-                yield f"--{name} has no meaning for {why}: leave it out"
+        if self.images:
+            others, why = ("top", "column", "skip_bad", *_OF_TEXTS), "images that are drawn"
+        elif self.continues:
+            others, why = ("top", *_OF_IMAGES), "texts that are continued"
+        else:
+            others, why = (*_OF_TEXTS, "seed"), "what is not --prompt or --generate"
+            yield from (f"--{name}: is for --images, a number of them" for name in _OF_IMAGES if name in self._changed)
+        yield from (f"--{name} has no meaning for {why}: leave it out" for name in others if name in self._changed)
+        if self.images and self.generate:
+            yield "--generate continues texts, and --images draws: leave one out"
+        if self.guidance == 0 and self.classes:
+            yield f"--classes {' '.join(self.classes)}: --guidance 0 draws without a class; leave one out"
         if self.json and self.generate:
             yield "--json: --generate prints JSON lines anyway; leave it out"
         if "" in self.stop:

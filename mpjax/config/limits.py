@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mpjax.config.choices import AUTO, BEST, SETTINGS_OF_RULES, TABULAR, TASKS
+from mpjax.config.choices import AUTO, BEST, DIFFUSION_MODELS, MODELS, SETTINGS_OF_RULES, TABULAR, TASKS
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config, Data, Distributed, Optimizer, Training
 from mpjax.config.setting_types import out_of_range, words, wrong_types
@@ -69,6 +69,7 @@ def _of_config(config: Config) -> Iterator[str]:
     yield from _of_numbers(config)
     yield from _of_preference(config)
     yield from _of_embedding(config)
+    yield from _of_diffusion(config)
     yield from _others(config)
     yield from _of_distributed(config.distributed)
 
@@ -157,6 +158,41 @@ def _of_embedding(config: Config) -> Iterator[str]:
         yield f"--training.chunked_loss {training.chunked_loss} is not for --task embedding: leave it out"
 
 
+def _of_diffusion(config: Config) -> Iterator[str]:
+    """Yields messages about settings that a diffusion lacks or has alone, and about networks of another task."""
+    data, training, usual, name = config.data, config.training, Training(), config.model.name
+    diffuses = config.task == "diffusion"
+    of_loss = ("drop_label", "min_snr")  # a sampler reads the others, also of a run with its own loss
+    for setting in ("prediction", "noise_schedule", *of_loss):
+        if (value := getattr(training, setting)) == getattr(usual, setting):
+            continue
+        if not diffuses:
+            yield f"--training.{setting} {value} is for --task diffusion, not for --task {config.task}; leave it out"
+        elif training.objective and setting in of_loss:
+            yield f"--training.{setting} {value}: --training.objective has its own loss; leave it out"
+    if not diffuses:
+        if name in DIFFUSION_MODELS and config.task != "own":
+            yield f"--model.name {name} is for --task diffusion, not for --task {config.task}: write one or the other"
+        return
+    if name in MODELS and name not in DIFFUSION_MODELS:
+        yield (
+            f"--model.name {name} takes no times, as --task diffusion wants: write --model.name "
+            f"{' or '.join(DIFFUSION_MODELS)}, or FILE.py:NAME of your own model"
+        )
+    for setting in ("mean", "std"):
+        value = getattr(data, setting)
+        if value != getattr(Data(), setting) and set(value) != {0.5}:
+            yield (
+                f"--data.{setting} {_written(value)}: --task diffusion scales images to [-1, 1], from which those "
+                "that it draws are scaled back; leave it out"
+            )
+    for setting in ("mixup", "cutmix", "random_erasing", "randaugment_ops"):
+        if value := getattr(data, setting):
+            yield (
+                f"--data.{setting} {value}: --task diffusion would learn to draw the images that it makes; leave it out"
+            )
+
+
 def _written(value: Any) -> str:
     if isinstance(value, dict):
         return words([word for pair in value.items() for word in pair])
@@ -242,7 +278,7 @@ def _of_other_rules(optimizer: Optimizer) -> Iterator[str]:
             yield f"{flag} {value} is for {rules}, not for --optimizer.name {rule}: leave it out, or write {usual}"
 
 
-_WITHOUT_SMOOTHING = ("segmentation", "preference", "regression", "multilabel", "embedding")
+_WITHOUT_SMOOTHING = ("segmentation", "preference", "regression", "multilabel", "embedding", "diffusion")
 
 
 def _own_parts(config: Config) -> Iterator[str]:

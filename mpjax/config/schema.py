@@ -125,12 +125,14 @@ class Data:
     """Numbers of image files of more than 8 bits (16-bit, 32-bit or float grayscale) that become 0 and 1:
     `--data.range 0 4095`; empty: all that the bits hold, and floats as they are stored."""
     mean: Annotated[Floats, Limit("finite numbers", lambda means: all(map(math.isfinite, means)))] = (0.0,)
-    """Mean per channel, subtracted from images scaled to [0, 1]; one value applies to all channels."""
+    """Mean per channel, subtracted from images scaled to [0, 1]; one value applies to all channels. Not for
+    diffusion, whose images are scaled to [-1, 1]."""
     std: Annotated[Floats, Limit("positive numbers", lambda stds: all(0 < std < math.inf for std in stds))] = (1.0,)
     """Standard deviation per channel; images are divided by it after the mean is subtracted."""
     crop_padding: Annotated[int, Limit("a number of pixels, 0 for none", lambda value: -1 <= value < 2**31)] = -1
     """Augmentation: pixels of padding before a random crop back to size; 0: none; -1: 1, and none for the tasks `own`
-    and `regression`, because their other columns stay where they are."""
+    and `regression`, because their other columns stay where they are, and `diffusion`, which would learn shifted
+    images."""
     crop_edges: Literal["black", "reflect"] = "black"
     """Augmentation: padding of crop_padding, black or the image reflected at its edges."""
     flip: bool = False
@@ -165,9 +167,14 @@ class Data:
         return 1 if self.crop_padding == -1 else self.crop_padding
 
     def for_task(self, task: str) -> "Data":
-        """Returns a copy; a `crop_padding` of -1, the default, becomes 0 for `own` and `regression`, 1 for others."""
-        unmoved = task in ("own", "regression") and self.crop_padding == -1
-        return dataclasses.replace(self, crop_padding=0 if unmoved else self.padding)
+        """Returns a copy with the values of a task.
+
+        A `crop_padding` of -1, the default, becomes 0 for `own`, `regression` and `diffusion`, 1 for others. For
+        `diffusion`, `mean` and `std` become 0.5, which scales [0, 1] to [-1, 1].
+        """
+        unmoved = task in ("own", "regression", "diffusion") and self.crop_padding == -1
+        scaled = {"mean": (0.5,), "std": (0.5,)} if task == "diffusion" else {}
+        return dataclasses.replace(self, crop_padding=0 if unmoved else self.padding, **scaled)
 
     @property
     def stated_classes(self) -> int:
@@ -336,6 +343,16 @@ class Training:
     candidates alone."""
     symmetric: bool = False
     """Embedding: positives also look for their queries, and the loss is the mean of both directions."""
+    prediction: Literal["v", "eps"] = "v"
+    """Diffusion: what the network predicts of a noisy image: its noise (eps), or v, noise and image weighted so that
+    neither is lost at any time."""
+    noise_schedule: Literal["cosine", "linear"] = "cosine"
+    """Diffusion: how noise grows over the 1000 times: cosine (Nichol & Dhariwal), or linear in its variance (DDPM)."""
+    drop_label: BelowOne = 0.1
+    """Diffusion: share of examples whose label is dropped in training, for classifier-free guidance; 0: none."""
+    min_snr: NotNegative = 0.0
+    """Diffusion: limit of the ratio of signal to noise that weighs the error of a time in the training loss (min-SNR, 5
+    is usual); 0: errors of all times count alike."""
     label_smoothing: BelowOne = 0.1
     """Share of the target probability spread evenly over all classes, in the task's own loss."""
     class_weights: Floats = ()
@@ -521,8 +538,9 @@ class Config:
     """Train one run for each of these seeds in place of seed, in `seed_N` of output_dir; empty: one run."""
     task: TaskName = "classification"
     """What the model predicts: the class of an image or row, of each pixel or of a text, the next token of a text or of
-    the answers in conversations (instructions), numbers (regression), or any number of labels (multilabel). own: all
-    columns of the data set are read, and --training.objective says what is learned."""
+    the answers in conversations (instructions), numbers (regression), any number of labels (multilabel), or the noise
+    in an image, to draw new ones (diffusion). own: all columns of the data set are read, and --training.objective says
+    what is learned."""
     output_dir: str = ""
     """Folder of the run: a new one, or with --resume an existing one; empty: runs/<data>-<model>-<policy>-<time>."""
     resume: bool = False
@@ -557,7 +575,7 @@ class Config:
         settle_durations(self, "steps")
         known = isinstance(self.data, Data) and isinstance(self.model, Model)  # else `check` says what is wrong
         if known and self.data.tokenizer == "auto":
-            has_texts = self.task not in ("classification", "segmentation", "regression", "multilabel")
+            has_texts = self.task not in ("classification", "segmentation", "regression", "multilabel", "diffusion")
             tokenizer = self.model.folder if has_texts else ""
             data = dataclasses.replace(self.data, tokenizer=tokenizer or "bytes")
             object.__setattr__(self, "data", data)

@@ -20,7 +20,7 @@ from mpjax.data.mixture import mixed, named
 from mpjax.data.own_task import all_columns
 from mpjax.data.sources import synthetic
 from mpjax.data.sources.own import open_own
-from mpjax.data.table import Column, Other, Table, Text, choose_columns
+from mpjax.data.table import Column, Other, Table, Text, choose_columns, could_be
 from mpjax.data.user_function import PreprocessedExamples, load_preprocess, shape_after
 from mpjax.errors import UsageError
 
@@ -36,9 +36,9 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
     that function numbers them. For a text task, all texts are tokenized now, and the tokens are held in memory. For the
     task `own`, every column is a field (`all_columns`). For `instructions` and `preference`, conversations are
     tokenized (`conversations`, `preferences`), for `embedding` pairs of texts (`text_pairs`), for
-    `text_to_text` sources and targets (`sources_and_targets`). A sample of the masks is
-    read to find their values. The numbers of a regression are standardised by the statistics of the `encoding`, or else
-    by those of the training split, whose numbers are all read now (`with_targets`).
+    `text_to_text` sources and targets (`sources_and_targets`). For `diffusion`, images may have no label. A sample of
+    the masks is read to find their values. The numbers of a regression are standardised by the statistics of the
+    `encoding`, or else by those of the training split, whose numbers are all read now (`with_targets`).
 
     Raises:
       UsageError: a field has no column, a column does not fit its field, or the data set needs a setting that is
@@ -71,7 +71,7 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
 
         table = with_joined_text(table, config.text_template)
     function = load_preprocess(config.preprocess) if config.preprocess else None
-    columns = choose_columns(table, TASKS[task].fields, config)
+    columns = choose_columns(table, _fields_of(task, table, config), config)
     # A preprocess function receives the stored values and may number the classes itself.
     if "label" in columns and not function:
         _require_scalars(table, columns["label"])
@@ -106,6 +106,12 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
         train, test = (MappedExamples(split, values.with_class_numbers) for split in (train, test))
         fields["mask"] = dataclasses.replace(mask, values=values.classes)
     return Source(table.name, fields, train, test, notes=notes)
+
+
+def _fields_of(task: TaskName, table: Table, config: Data) -> tuple[str, ...]:
+    """The fields for which a task wants columns. A diffusion has a label if the set has a column that could be one."""
+    labelled = task == "diffusion" and ("label" in config.columns or could_be("label", table))
+    return (*TASKS[task].fields, "label") if labelled else TASKS[task].fields
 
 
 def _require_scalars(table: Table, name: str) -> None:
@@ -213,10 +219,20 @@ def open_source(
 
 
 def _opened(config: Data, data_dir: pathlib.Path, task: TaskName, encoding: "Encoding | None" = None) -> Source:
+    source = _as_named(config, data_dir, task, encoding)
+    if task != "diffusion":
+        return source
+    from mpjax.data.unit_images import with_unit_images  # late, as in _table
+
+    return with_unit_images(source)
+
+
+def _as_named(config: Data, data_dir: pathlib.Path, task: TaskName, encoding: "Encoding | None") -> Source:
     if str(config.name).partition(":")[0] == synthetic.NAME:
-        if task not in ("classification", "own"):
+        if task not in ("classification", "diffusion", "own"):
             raise UsageError(
-                f"data set '{config.name}' has only images and labels: it supports classification, not {task}"
+                f"data set '{config.name}' has only images and labels: it supports classification and diffusion, not "
+                f"{task}"
             )
         ignored = [
             name for name in ("preprocess", "columns", "num_classes", "ignore_index", "range") if getattr(config, name)

@@ -176,11 +176,16 @@ def _candidates(field: str, table: Table) -> list[str]:
     return [name for name in fitting if isinstance(table.columns[name], _WANTED[field][0])]
 
 
+def could_be(field: str, table: Table) -> bool:
+    """True if a column of the set has a usual name of the field, or its type."""
+    return bool(_candidates(field, table))
+
+
 def _other_tasks(field: str, table: Table) -> str:
     """Formats advice on the tasks that do not need `field` and for which the set has all columns; empty if none."""
     served: dict[str, list[str]] = {}
     for task, kind in TASKS.items():
-        known = bool(kind.fields) and all(other in _USUAL for other in kind.fields)  # others have no usual columns
+        known = not _HELD.keys().isdisjoint(kind.fields) and all(other in _USUAL for other in kind.fields)
         fits = known and all(len(_candidates(other, table)) == 1 for other in kind.fields)
         if fits and field not in kind.fields:
             held = next(_HELD[other] for other in ("text", "mask", "label") if other in kind.fields)

@@ -163,7 +163,9 @@ def _require_fields(config: schema.Model, fields: Fields, task: TaskName) -> Non
     """Raises UsageError if the fields are not those of the model's task; the message names models that fit the data."""
     read = {name: field for name, field in fields.items() if name not in _OF_LOSS}
     if not _accepts(config.name, task, read):
-        fitting = [name for name, other in ENTRIES.items() if _accepts(name, other.task, read)]
+        # Images with labels are for classifiers, unless --task diffusion is said, which names its networks itself.
+        fits = {name: other.task for name, other in ENTRIES.items() if _accepts(name, other.task, read)}
+        fitting = [name for name, other in fits.items() if other != "diffusion" or "label" not in fields]
         others = [f"hf:FOLDER of {kind}" for name, kind in _IN_FOLDERS.items() if name in fields]
         names = " or ".join(fitting or [*others, "FILE.py:NAME of your own model"])
         raise UsageError(
@@ -179,7 +181,12 @@ _IN_FOLDERS = {"target_tokens": "a T5", "positive": "an encoder"}
 
 
 def _accepts(name: object, task: TaskName, fields: Fields) -> bool:
-    """True if a model takes batches of these fields. Classifiers also predict numbers, and the MLP also takes rows."""
+    """True if a model takes batches of these fields. Classifiers also predict numbers, and the MLP also takes rows.
+
+    A network for diffusion is told a label as well, if the images have one.
+    """
+    if task == "diffusion":
+        return set(fields) in ({"image"}, {"image", "label"})
     inputs, outputs = (set(fields) - _OUTPUTS, set(fields) & _OUTPUTS)
     taken = [set(_FIELDS[task]) - _OUTPUTS, *([{"row"}] if name == "mlp" else [])]
     predicted = _OUTPUTS if task == "classification" else set(_FIELDS[task]) & _OUTPUTS
@@ -303,6 +310,7 @@ _FIELDS: Mapping[TaskName, tuple[str, ...]] = {
     "language_modeling": ("tokens",),
     "embedding": ("tokens", "length"),
     "text_to_text": ("tokens", "length", "target_tokens", "target_length"),
+    "diffusion": ("image",),
 }
 """The fields in a batch of each task of a model in the table."""
 
@@ -368,6 +376,13 @@ def _next_tokens(fields: Mapping[str, Any], config: schema.Model) -> dict[str, A
     return {"vocabulary": tokens.vocabulary, "length": tokens.length - 1, "dropout": config.dropout}
 
 
+def _noisy_images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
+    # Images without labels are data too; the network is then built without classes.
+    classes = fields["label"].num_classes if "label" in fields else 0
+    return {"image_shape": fields["image"].shape, "num_classes": classes}
+
+
+_DIT = ("width", "depth", "heads", "patch", "scan_blocks")
 _TRANSFORMER = ("width", "depth", "heads", "dropout", "scan_blocks")
 _XCEPTION = ("width", "depth", "stem")
 _PRE_NORM = (*_TRANSFORMER, "norm_kernel")
@@ -407,6 +422,13 @@ ENTRIES = {
     "vit_s16": NamedModel("classification", network("vit", "vit_s16"), _sized_images, ("patch", "pool", *_PRE_NORM)),
     "vit_b16": NamedModel("classification", network("vit", "vit_b16"), _sized_images, ("patch", "pool", *_PRE_NORM)),
     "unet": NamedModel("segmentation", network("unet", "unet64"), _pixels, ("width", "depth")),
+    "dit_s2": NamedModel("diffusion", network("dit", "dit_s2"), _noisy_images, _DIT),
+    "dit_b2": NamedModel("diffusion", network("dit", "dit_b2"), _noisy_images, _DIT),
+    "dit_l2": NamedModel("diffusion", network("dit", "dit_l2"), _noisy_images, _DIT),
+    "dit_xl2": NamedModel("diffusion", network("dit", "dit_xl2"), _noisy_images, _DIT),
+    "unet_ddpm": NamedModel(
+        *("diffusion", network("diffusion_unet", "unet_ddpm"), _noisy_images), ("width", "depth", "heads", "dropout")
+    ),
     "bert": NamedModel("text_classification", network("bert", "bert_base"), _texts, _TRANSFORMER),
     "gpt2": NamedModel("language_modeling", network("gpt2", "gpt2_small"), _next_tokens, _PRE_NORM),
 }

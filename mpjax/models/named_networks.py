@@ -24,6 +24,10 @@ def _file_of(family: str) -> ModuleType:
             from mpjax.models import convnext as file
         case "densenet":
             from mpjax.models import densenet as file
+        case "diffusion_unet":
+            from mpjax.models.diffusion import unet as file
+        case "dit":
+            from mpjax.models.diffusion import dit as file
         case "efficientnet":
             from mpjax.models import efficientnet as file
         case "gpt2":

@@ -106,6 +106,8 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
             return {"tokens": Tokens(length + 1, tokens, document_end=0 if config.documents == "apart" else None)}
         return {"tokens": Tokens(length, tokens), "length": Length(length), "label": Label(classes)}
     fields: Fields = {"image": Image(known.image), "label": Label(classes)}
+    if task == "diffusion" and _base(str(config.name)) == "digits_canvas":  # its classes are of pixels
+        fields = {"image": Image(known.image)}
     if task == "segmentation":
         fields = {"image": Image(known.image), "mask": Mask(known.image[:2], classes)}
     return batch_fields(Source(str(config.name), fields, _NONE, _NONE), config)

@@ -9,6 +9,9 @@ from mpjax.training.class_weights import require_counted as require_counted
 from mpjax.training.class_weights import weighted_cross_entropy as weighted_cross_entropy
 from mpjax.training.contrastive import embedding as embedding
 from mpjax.training.contrastive import fingerprint as fingerprint
+from mpjax.training.ddim import ddim_steps as ddim_steps
+from mpjax.training.ddim import draw as draw
+from mpjax.training.ddim import drawing as drawing
 from mpjax.training.dpo import log_probabilities as log_probabilities
 from mpjax.training.dpo import preference as preference
 from mpjax.training.escaped import trace as trace
@@ -35,6 +38,9 @@ from mpjax.training.lora import left_out as left_out
 from mpjax.training.lora import lora_of as lora_of
 from mpjax.training.lora import source_of as source_of
 from mpjax.training.loss_of_answers import instructions as instructions
+from mpjax.training.loss_of_noise import diffusion as diffusion
+from mpjax.training.loss_of_noise import keys_of_images as keys_of_images
+from mpjax.training.loss_of_noise import with_noise as with_noise
 from mpjax.training.losses import correct as correct
 from mpjax.training.losses import correct_in_top as correct_in_top
 from mpjax.training.losses import cross_entropy as cross_entropy
@@ -58,6 +64,12 @@ from mpjax.training.named_rule import OWN as OWN
 from mpjax.training.named_rule import begins_finite as begins_finite
 from mpjax.training.named_rule import find_rule as find_rule
 from mpjax.training.named_rule import optax_rules as optax_rules
+from mpjax.training.noise_levels import TIMES as TIMES
+from mpjax.training.noise_levels import image_of as image_of
+from mpjax.training.noise_levels import loss_weights as loss_weights
+from mpjax.training.noise_levels import noise_schedule as noise_schedule
+from mpjax.training.noise_levels import noisy as noisy
+from mpjax.training.noise_levels import target_of as target_of
 from mpjax.training.objective import Mean as Mean
 from mpjax.training.objective import RunObjective as RunObjective
 from mpjax.training.objective import as_mean as as_mean

@@ -76,6 +76,7 @@ _SIGNATURES: Mapping[TaskName, str] = {
     **dict.fromkeys(NEXT_TOKEN, "tokens [B, T] -> logits [B, T, vocabulary]"),
     "embedding": "tokens [B, T], lengths [B] -> vectors [B, D]",
     "text_to_text": "tokens [B, T], lengths [B], targets [B, U] -> logits [B, U, vocabulary]",
+    "diffusion": "images [B, H, W, C], times [B], labels [B] if there are classes -> images [B, H, W, C]",
     "regression": "images [B, H, W, C] or rows [B, F] -> numbers [B, targets]",
     "multilabel": "images [B, H, W, C] or rows [B, F] -> logits [B, labels]",
 }
@@ -102,6 +103,8 @@ def _call(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> tuple[Shapes
         return (of(*fields[input_name(fields)].shape, dtype=dtype),), (_BATCH, outputs)
     height, width, _ = fields["image"].shape
     images = (of(*fields["image"].shape, dtype=dtype),)
+    if task == "diffusion":
+        return (*images, of(), *([of()] if "label" in fields else [])), (_BATCH, *fields["image"].shape)
     if task == "segmentation":
         return images, (_BATCH, height, width, fields["mask"].num_classes)
     return images, (_BATCH, fields["label"].num_classes)

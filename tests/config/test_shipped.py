@@ -12,7 +12,7 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 def test_every_shipped_file_is_found_by_its_name():
-    assert len(names()) == 24
+    assert len(names()) == 25
     for name in names():
         for text in (name, f"{name}.toml", f"configs/{name}.toml"):
             assert settings_file(text) == FOLDER / f"{name}.toml"

@@ -61,6 +61,7 @@ FIELDS = {
     "segmentation": {"image": Image((224, 224, 3)), "mask": Mask((224, 224), 1)},
     "text classification": {"tokens": Tokens(512, 30522), "length": Length(512), "label": Label(2)},
     "language modelling": {"tokens": Tokens(1025, 50257)},
+    "diffusion": {"image": Image((224, 224, 3)), "label": Label(1000)},
 }
 
 

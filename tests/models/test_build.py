@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from mpjax import models
-from mpjax.config import MODELS, Model
+from mpjax.config import DIFFUSION_MODELS, MODELS, Model
 from mpjax.data import Image, Label, Length, Mask, Tokens, labelled_images
 from mpjax.errors import UsageError
 from mpjax.models import ENTRIES, MLP, BasicBlock, Bottleneck, ImageNetStem, SmallStem
@@ -69,6 +69,7 @@ def test_parameters_are_float32(name):
 TEXTS = {"tokens": Tokens(9, 50), "length": Length(9), "label": Label(7)}
 PIXELS = {"image": Image((32, 32, 3)), "mask": Mask((32, 32), 7)}
 SMALL = {"vit": {"patch": 8, "width": 8, "heads": 2, "depth": 1}, "convnext": {"width": 8, "patch": 1}, "mlp": {}}
+SMALL |= {"dit": {"width": 8, "heads": 2, "depth": 1}}
 SMALL |= {"bert": {"width": 8, "heads": 2, "depth": 1}, "gpt2": {"width": 8, "heads": 2, "depth": 1}}
 
 
@@ -100,12 +101,14 @@ def test_every_model_gives_logits_for_the_fields_of_its_task(name):
         inputs = [inputs[0][:, :-1]]
     if name == "bert":
         inputs.append(jnp.array([9, 3], jnp.int32))
+    if name in DIFFUSION_MODELS:  # times and labels
+        inputs += [jnp.array([0, 999]), jnp.array([6, 7])]
 
     def logits():
         return models.build_model(Model(name=name, **settings), fields=fields, rngs=nnx.Rngs(0))(*inputs)
 
-    wanted = {"gpt2": (2, 8, 50), "unet": (2, 32, 32, 7)}.get(name, (2, 7))
-    assert nnx.eval_shape(logits).shape == wanted
+    wanted = {"gpt2": (2, 8, 50), "unet": (2, 32, 32, 7), **dict.fromkeys(DIFFUSION_MODELS, (2, 32, 32, 3))}
+    assert nnx.eval_shape(logits).shape == wanted.get(name, (2, 7))
 
 
 def test_the_files_of_other_networks_are_not_imported():
@@ -140,6 +143,12 @@ print(sorted(name.rpartition(".")[2] for name in sys.modules if name.startswith(
         ("unet", labelled_images(7, (8, 8, 3)), "unet is for segmentation: it takes image, mask"),
         ("gpt2", TEXTS, "gpt2 is for language_modeling.* write --model.name bert, or --task language_modeling"),
         ("bert", labelled_images(7, (8, 8, 3)), "bert is for text_classification"),
+        ("dit_s2", PIXELS, "dit_s2 is for diffusion: it takes image, .* write --model.name unet, or --task diffusion"),
+        (
+            "resnet18",
+            {"image": Image((8, 8, 3))},
+            "write --model.name dit_s2 or dit_b2 or dit_l2 or dit_xl2 or unet_ddpm",
+        ),
     ],
 )
 def test_a_model_for_other_data_is_refused(name, fields, says):

@@ -39,6 +39,7 @@ from mpjax.models import (
     unet64,
 )
 from mpjax.models.decoder import Decoder, DecoderSettings
+from mpjax.models.diffusion import DiffusionUNet, DiT
 from mpjax.models.encoder import ModernBERTSettings, make_classifier
 from mpjax.models.t5 import T5, T5Settings
 from mpjax.models.vision import make_network, settings_of
@@ -101,6 +102,17 @@ def dinov2(width):
     return functools.partial(make_network, settings, image_shape=(8, 8, 1), num_classes=3)
 
 
+def diffusing(kind, **settings):
+    """A network of diffusion at fixed times and labels, whose modulations and outputs are not zero."""
+
+    class Diffusing(kind):
+        def __call__(self, images):
+            times = jnp.arange(images.shape[0], dtype=jnp.int32)
+            return super().__call__(images, times, times % 3)
+
+    return functools.partial(Diffusing, image_shape=(8, 8, 1), num_classes=3, width=16, depth=1, heads=2, **settings)
+
+
 class OfItself(T5):
     """A T5 whose targets are its sources."""
 
@@ -138,6 +150,8 @@ MODELS = {
     "modernbert": Case(modernbert(16), TEXTS, "int32"),
     "dinov2": Case(dinov2(16), (2, 8, 8, 1)),
     "convnextv2": Case(functools.partial(ConvNeXt, (1, 1), width=8, patch=2, version=2, **SETTINGS), IMAGES),
+    "dit": Case(diffusing(DiT, patch=4), (2, 8, 8, 1)),
+    "unet of diffusion": Case(diffusing(DiffusionUNet, dropout=0.1), (2, 8, 8, 1)),
     "t5": Case(t5(16), TEXTS, "int32"),
     "t5 v1.1": Case(t5(16, **GATED), TEXTS, "int32"),
 }
@@ -167,7 +181,7 @@ OTHER_PRESETS = [preset for preset in PRESETS if preset not in FLOAT8_PRESETS]
 
 QUICK = {
     (name, "mixed_float16")
-    for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma", "modernbert", "dinov2", "convnextv2", "t5")
+    for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma", "modernbert", "dinov2", "convnextv2", "t5", "dit")
 }
 QUICK |= {("efficientnet", "mixed_float16"), ("mobilenetv3", "mixed_float16")}
 QUICK |= {("vit", "mixed_bfloat16"), ("vit", "O1"), ("vit", "O3"), ("resnet", "O1"), ("gemma", "O1")}

@@ -136,6 +136,7 @@ FIELDS = {
     "gpt2": {"tokens": Tokens(9, 50)},
 }
 TASKS = {"unet": "segmentation", "bert": "text_classification", "gpt2": "language_modeling"}
+TASKS |= {"dit_s2": "diffusion", "unet_ddpm": "diffusion"}
 SMALL = {
     "mlp": ({}, 2),
     "resnet18": ({"width": 4}, 8),
@@ -149,6 +150,8 @@ SMALL = {
     "unet": ({"width": 4, "depth": 2}, 5),
     "bert": ({"width": 8, "depth": 2, "heads": 2, "dropout": 0.1}, 2),
     "gpt2": ({"width": 8, "depth": 2, "heads": 2}, 2),
+    "dit_s2": ({"width": 8, "depth": 2, "heads": 2}, 2),
+    "unet_ddpm": ({"width": 4, "depth": 1}, 14),
 }
 """Model: settings, number of blocks."""
 QUICK = ("mlp", "resnet18", "gpt2", "unet")

@@ -26,6 +26,7 @@ from mpjax.models import (
     stacks_of,
 )
 from mpjax.models.decoder import Decoder, DecoderSettings
+from mpjax.models.diffusion import DiT
 from mpjax.precision import apply_policy, name_scopes
 from mpjax.precision.casting import equations
 from mpjax.training import named, take_apart
@@ -34,9 +35,21 @@ from mpjax.training import named, take_apart
 TOKENS = jnp.arange(12).reshape(2, 6) % 11
 IMAGES = jnp.linspace(-1, 1, 2 * 4 * 4 * 3).reshape(2, 4, 4, 3)
 
+
+def dit(*, dropout, **settings):
+    """Without the zeros of its first values, with which no block has an effect."""
+    assert dropout == 0
+    made = DiT(image_shape=(4, 4, 3), num_classes=3, **settings)
+    made.head.kernel[...] += 0.1
+    for block in [made, *made.blocks] if isinstance(made.blocks, nnx.List) else [made, made.blocks.all]:
+        block.modulation.kernel[...] += 0.05
+    return made
+
+
 MODELS = {
     "gpt2": (functools.partial(GPT2, vocabulary=11, length=6), (TOKENS,)),
     "vit": (functools.partial(ViT, image_shape=(4, 4, 3), num_classes=3, patch=2, pool="cls"), (IMAGES,)),
+    "dit": (dit, (IMAGES, jnp.array([0, 999]), jnp.array([1, 3]))),
     "bert": (functools.partial(BERT, vocabulary=11, length=6, num_classes=3), (TOKENS, jnp.array([6, 4]))),
 }
 

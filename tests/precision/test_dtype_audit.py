@@ -15,7 +15,7 @@ from flax import linen, nnx
 
 import mpjax
 from mpjax import models
-from mpjax.config import MODELS, Model
+from mpjax.config import DIFFUSION_MODELS, MODELS, Model
 from mpjax.data import labelled_images
 from mpjax.errors import UsageError
 from mpjax.precision import Policy, apply_policy, audit, get_policy, storage_policy
@@ -398,6 +398,7 @@ def test_every_shipped_model_is_listed_here_or_where_it_is_made():
     """The families that came later: tests/models/test_precision_of_models.py."""
     later = {"resnext50", "wrn16_4", "wrn28_10", "xception", "convnext_t", "vit_ti16", "vit_s16", "vit_b16"}
     later |= {name for name in MODELS if name.startswith(("efficientnet", "mobilenet", "regnet", "densenet"))}
+    later |= {*DIFFUSION_MODELS}
     assert set(PRODUCTS) | DEEPER == set(MODELS) - later - {"unet", "bert", "gpt2"}
 
 

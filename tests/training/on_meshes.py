@@ -41,6 +41,8 @@ MODELS = {
     "--precision.policy float32",
     "t5": f"--task text_to_text --data.name {__file__}:pairs --data.length 8 --model.name hf:{T5} "
     "--data.tokenizer bytes --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
+    "dit": "--task diffusion --data.name digits --model.name dit_s2 --model.width 16 --model.depth 1 --model.heads 4 "
+    "--model.patch 4 --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
     "unet": "--task segmentation --data.name digits_canvas --model.name unet --model.width 4 --model.depth 1 "
     "--training.batch_norm global --optimizer.learning_rate 1e-2 --precision.policy float64",
 }
