@@ -67,7 +67,7 @@ def made(kind, folder):
         # No ones, which would hide a scale that went to another place; sines stay.
         if "encoder.embed_positions" not in name:
             scale = "norm" in name and "weight" in name
-            torch.nn.init.normal_(value, 1.0 if scale else 0.0, 0.2 if scale else 0.5 if "bias" in name else 0.15)
+            torch.nn.init.normal_(value, 1.0 if scale else 0.0, 0.2 if scale else 0.2 if "bias" in name else 0.1)
     theirs.save_pretrained(folder)
     return Saved(theirs.eval(), str(folder))
 
