@@ -153,6 +153,8 @@ TaskName = Literal[
     "multilabel",
     "embedding",
     "text_to_text",
+    "transcription",
+    "audio_classification",
     "own",
 ]
 
@@ -161,6 +163,9 @@ CHATS: tuple[TaskName, ...] = ("instructions", "preference")
 
 NEXT_TOKEN: tuple[TaskName, ...] = ("language_modeling", *CHATS)
 """The tasks whose model predicts each next token of a text."""
+
+OF_SOUNDS: tuple[TaskName, ...] = ("transcription", "audio_classification")
+"""The tasks that learn from sounds."""
 
 Way = Literal["columns", "rows", "whole"]
 """The division of a linear layer or convolution: along its outputs, along its inputs, or none."""
@@ -190,6 +195,8 @@ TASKS: Mapping[TaskName, TaskKind] = {
     "multilabel": TaskKind(("image", "labels"), "f1"),
     "embedding": TaskKind((), "accuracy"),
     "text_to_text": TaskKind((), "perplexity"),
+    "transcription": TaskKind((), "perplexity"),
+    "audio_classification": TaskKind((), "accuracy"),
     "own": TaskKind((), "loss"),
 }
 

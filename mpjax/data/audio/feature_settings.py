@@ -118,5 +118,7 @@ def _settings_of(file: pathlib.Path) -> FeatureSettings:
     if settings.rate != FeatureSettings().rate:
         raise UsageError(f"{file}: sampling_rate is {settings.rate}: mpjax has mel bins of 0 to 8000 Hz of 16000 alone")
     if settings.samples % settings.hop or settings.window % 2:
-        raise UsageError(f"{file}: hop_length {settings.hop} has to divide a sound, and n_fft {settings.window} be even")
+        raise UsageError(
+            f"{file}: hop_length {settings.hop} has to divide a sound, and n_fft {settings.window} be even"
+        )
     return settings

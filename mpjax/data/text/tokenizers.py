@@ -147,9 +147,7 @@ def find_tokenizer(name: str, *, flag: str = "--data.tokenizer") -> pathlib.Path
     path = expanded(name)
     if not path.exists():
         if name.startswith(("/", "~", ".")) or path.suffix == ".json":
-            raise UsageError(
-                f"{flag} {name}: nothing at {path}; wanted a tokenizer.json or a folder with one"
-            )
+            raise UsageError(f"{flag} {name}: nothing at {path}; wanted a tokenizer.json or a folder with one")
         path = _downloaded(name, flag)
     return path
 
