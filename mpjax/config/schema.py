@@ -47,9 +47,9 @@ class Data:
 
     name: Named = "digits"
     """Data set: `digits`, `digits_canvas` (segmentation), `docstrings` (text), any data set of tensorflow-datasets
-    prepared under data_dir, `folder:PATH` of images or of wav and flac files, `FILE.npz` of NumPy's arrays, `hf:NAME` or `hf:PATH` for Hugging
-    Face datasets (also csv, json, parquet, arrow and image folders), `webdataset:PATH` of tar files, `tabular:PATH` for
-    the numbers and categories of csv, tsv or parquet files,
+    prepared under data_dir, `folder:PATH` of images or of wav and flac files, `FILE.npz` of NumPy's arrays, `hf:NAME`
+    or `hf:PATH` for Hugging Face datasets (also csv, json, parquet, arrow and image folders), `webdataset:PATH` of tar
+    files, `tabular:PATH` for the numbers and categories of csv, tsv or parquet files,
     `synthetic:32x32x3:100` for generated images of that shape and number of classes, or your own: `FILE.py:NAME` or
     `package.module:NAME` of a function that returns both splits."""
     mix: FloatByName = dataclasses.field(default_factory=dict)
@@ -186,9 +186,9 @@ class Model:
     """The model and its sizes."""
 
     name: ModelName = "resnet18"
-    """Architecture; `hf:FOLDER`, a decoder, an encoder, a T5, a Whisper or a vision network with its weights from Hugging Face
-    files, or `hf:ID` from the hub; or your own: `FILE.py:NAME` or `package.module:NAME` of a class or function that
-    takes the fields of a batch and `rngs`."""
+    """Architecture; `hf:FOLDER`, a decoder, an encoder, a T5, a Whisper or a vision network with its weights from
+    Hugging Face files, or `hf:ID` from the hub; or your own: `FILE.py:NAME` or `package.module:NAME` of a class or
+    function that takes the fields of a batch and `rngs`."""
     width: CountOrZero = 0
     """Channels of the first stage (EfficientNet, MobileNetV3, DenseNet: of the first convolution), or units of each
     layer; 0: as published (ResNet: 64 with the ImageNet stem, 16 with the small one; MLP: 16)."""

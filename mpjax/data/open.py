@@ -41,15 +41,15 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
     by those of the training split, whose numbers are all read now (`with_targets`).
 
     Raises:
-      UsageError: the task learns from sounds, a field has no column, a column does not fit its field, or the data set needs a setting that is
-        missing, such as the number of classes.
+      UsageError: the task learns from sounds, a field has no column, a column does not fit its field, or the data set
+        needs a setting that is missing, such as the number of classes.
     """
     if task == "own":
         return all_columns(table, config)
     if task in OF_SOUNDS:
         raise UsageError(
-            f"data set '{table.name}' with --task {task}: wanted a folder of wav or flac files, --data.name folder:PATH, "
-            "or code that returns an mpjax.data.Source with a field `sound`"
+            f"data set '{table.name}' with --task {task}: wanted a folder of wav or flac files, --data.name "
+            "folder:PATH, or code that returns an mpjax.data.Source with a field `sound`"
         )
     if task == "instructions":
         from mpjax.data.text.instructions import conversations  # late, as in _table

@@ -146,8 +146,8 @@ def _whisper(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: n
     heard = [*getattr(sound, "shape", ())]
     if heard != (wanted := [2 * settings.positions, settings.bins]):
         raise UsageError(
-            f"--model.name {config.name} hears {wanted[0]} frames of {wanted[1]} mel bins, and the data has {heard[0]} of "
-            f"{heard[1]}: write --data.features {config.folder}"
+            f"--model.name {config.name} hears {wanted[0]} frames of {wanted[1]} mel bins, and the data has {heard[0]} "
+            f"of {heard[1]}: write --data.features {config.folder}"
         )
     if classifies:
         return WhisperClassifier(settings, num_classes=_outputs(fields), scan_blocks=config.scan_blocks, rngs=rngs)

@@ -44,9 +44,9 @@ def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
     """Builds the function `(model, batch) -> logits` of a task; the logits are as the model returns them.
 
     They are [B, classes] for classification, [B, H, W, classes] for segmentation, [B, T, vocabulary] for language
-    modelling, targets and texts of sounds, vectors [B, D] for embeddings, [B, targets] for regression, standardised, and [B, labels] for
-    several labels. Images and rows are prepared without augmentation and cast to the compute dtype of the policy;
-    tokens are passed as they are. Arguments as for `outputs_for`.
+    modelling, targets and texts of sounds, vectors [B, D] for embeddings, [B, targets] for regression, standardised,
+    and [B, labels] for several labels. Images and rows are prepared without augmentation and cast to the compute dtype
+    of the policy; tokens and sounds are passed as they are. Arguments as for `outputs_for`.
     """
     if task in ("text_classification", "embedding"):
         return lambda model, batch: model(batch["tokens"], batch["length"])

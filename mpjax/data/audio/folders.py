@@ -49,7 +49,8 @@ def open_sounds(config: Data, task: TaskName) -> Source:
     kind, _, where = str(config.name).partition(":")
     if kind != "folder":
         raise UsageError(
-            f"--data.name {config.name} with --task {task}: wanted a folder of wav or flac files, --data.name folder:PATH"
+            f"--data.name {config.name} with --task {task}: wanted a folder of wav or flac files, --data.name "
+            "folder:PATH"
         )
     for name in _UNREAD:
         if getattr(config, name):
@@ -147,4 +148,4 @@ def _source(
         notes += notes_on(paths, expression, settings)
         parts.append(SoundFiles(paths, arrays(values, expression), settings))
     sound: dict[str, Field] = {SOUND: Sound(settings.frames, settings.bins)}
-    return Source(set_name, sound | fields, *parts, notes=tuple(dict.fromkeys(notes)))
+    return Source(set_name, sound | fields, *parts, notes=tuple(dict.fromkeys(notes)), places=parts[1].paths)

@@ -99,8 +99,8 @@ def _files_by_class(folder: pathlib.Path, set_name: str, kind: Kind) -> dict[str
             inside = _folders(folder / name)
             contents = f"only folders ({', '.join(inside[:5])})" if inside else "nothing"
             raise UsageError(
-                f"data set '{set_name}': class '{name}' has no {kind.name}: {folder / name} holds {contents}; remove it, "
-                f"put {kind.name} into it, or, if it is a split, write --data.train_split {name}"
+                f"data set '{set_name}': class '{name}' has no {kind.name}: {folder / name} holds {contents}; "
+                f"remove it, put {kind.name} into it, or, if it is a split, write --data.train_split {name}"
             )
     return files
 

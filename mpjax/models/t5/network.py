@@ -12,7 +12,6 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx

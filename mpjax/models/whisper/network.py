@@ -13,7 +13,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -21,6 +20,7 @@ from flax import nnx
 from mpjax.errors import UsageError
 from mpjax.models.activations import gelu
 from mpjax.models.cross_attention import Change, CrossBlock, Source, SourceAttention
+from mpjax.models.fixed import Fixed
 from mpjax.models.scan import in_series, through
 from mpjax.models.transformer import INIT, MLP, Block, check_length, dropping, with_positions, with_positions_at
 from mpjax.models.whisper.settings import WhisperSettings
@@ -33,10 +33,6 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 EPSILON = 1e-5
 """Epsilon of the layer norms, those of PyTorch."""
-
-
-class Fixed(nnx.Variable):
-    """An array that a file has and that is not trained: no parameter, so no optimizer and no gradient finds it."""
 
 
 class Whisper(nnx.Module):

@@ -141,7 +141,7 @@ _KERNELS = {2: LINEAR, 3: CONV1D, 4: CONV}
 
 
 def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, FileEntry]:
-    """Maps the variables of linear layers, 1-D and 2-D convolutions, embeddings and norms to their entries in a PyTorch file.
+    """Maps the variables of linear layers, convolutions, embeddings and norms to their entries in a PyTorch file.
 
     Variables of layers that `names` does not have are left out.
 
