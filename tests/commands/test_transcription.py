@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from mpjax.commands import evaluate_run, export_run, predict_run
 from mpjax.commands import run as train
-from mpjax.config import Evaluation, Export, Prediction, load_config
+from mpjax.config import Evaluation, Export, Prediction, check, load_config
 from mpjax.errors import UsageError
 from mpjax.models.pretrained import export_safetensors
 from mpjax.models.whisper import Whisper, load_whisper, read_settings
@@ -44,7 +44,7 @@ def flags(folder, tmp_path):
         rows.append(f"{word}/{path.name},{word}")
     (tmp_path / "set" / "metadata.csv").write_text("\n".join(rows))
     data = f"--data.name folder:{tmp_path / 'set'} --data.tokenizer bytes --data.length 6 --data.test_split train"
-    others = "--data.batch_size 9 --data.eval_batch_size 9 --optimizer.name adamw --optimizer.learning_rate 0.01"
+    others = "--data.batch_size 8 --data.eval_batch_size 8 --optimizer.name adamw --optimizer.learning_rate 0.005"
     more = "--optimizer.warmup 2 --optimizer.weight_decay 0 --loop.eval_every 0 --report.no_plot"
     ends = f"--report.no_tensorboard --model.name hf:{folder} --output_dir {tmp_path / 'run'}"
     return f"{data} {others} {more} {ends}".split()
@@ -59,7 +59,7 @@ def lines(capsys, **settings):
 
 def test_every_command_reads_a_run_of_texts(flags, folder, tmp_path, capsys):
     task = ["--task", "transcription", "--precision.policy", "mixed_float16", "--training.label_smoothing", "0"]
-    summary = train(load_config([*flags, *task, "--steps", "60"]))
+    summary = train(load_config([*flags, *task, "--steps", "100"]))
     assert summary["skipped"] == 0
     run = str(tmp_path / "run")
     metrics = evaluate_run(Evaluation(run=run))
@@ -89,8 +89,8 @@ def test_every_command_reads_a_run_of_texts(flags, folder, tmp_path, capsys):
     assert before.keys() == after.keys()
     assert np.array_equal(before["model.encoder.embed_positions.weight"], after["model.encoder.embed_positions.weight"])
     load_whisper(out)
-    resumed = train(load_config([*flags, *task, "--steps", "62", "--resume"]))
-    assert (resumed["attempts"], resumed["skipped"]) == (62, 0)
+    resumed = train(load_config([*flags, *task, "--steps", "102", "--resume"]))
+    assert (resumed["attempts"], resumed["skipped"]) == (102, 0)
 
 
 @pytest.mark.slow
@@ -114,8 +114,8 @@ def test_every_command_reads_a_run_of_classes(flags, tmp_path, capsys):
 
 def test_a_language_or_features_without_a_meaning_are_errors(flags):
     with pytest.raises(UsageError, match="--data.features whisper is for transcription and audio_classification"):
-        load_config(["--data.features", "whisper"])
+        check(load_config(["--data.features", "whisper"]))
     with pytest.raises(UsageError, match="--data.language en is for --task transcription"):
-        load_config(["--data.language", "en"])
+        check(load_config(["--data.language", "en"]))
     with pytest.raises(UsageError, match="hears 100 frames of 80 mel bins, and the data has 3000 of 80"):
         train(load_config([*flags, "--task", "transcription", "--data.features", "whisper"]))
