@@ -10,7 +10,15 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 import mpjax
-from mpjax.models.whisper import Whisper, WhisperClassifier, export_whisper, load_whisper, read_settings
+from mpjax.models.generation import generate
+from mpjax.models.whisper import (
+    Whisper,
+    WhisperClassifier,
+    export_whisper,
+    load_whisper,
+    read_settings,
+    split_whisper,
+)
 
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[parity]'")
@@ -173,3 +181,16 @@ def test_a_classifier_begins_with_the_encoder_of_a_whisper(saved):
     mpjax.load_pretrained(model, saved.folder, skip=["projector/*", "head/*"])
     theirs = saved.theirs.model.encoder.layers[1].fc1.weight.detach().numpy().T
     assert np.array_equal(np.asarray(model.encoder.blocks[1].mlp.up.kernel[...]), theirs)
+
+
+def test_texts_of_greedy_decoding_are_theirs(saved):
+    """Behind a forced prompt, without suppressed tokens; of three sounds at once."""
+    parts = split_whisper(load_whisper(saved.folder), prompt=(7, 9), suppressed=(4, 11), suppressed_first=(5,))
+    ours = generate(parts, list(SOUNDS), max_tokens=9)
+    with torch.no_grad():
+        written = torch.tensor([[2, 7, 9]] * 3)
+        for place in range(9):
+            logits = saved.theirs(torch.tensor(SOUNDS).transpose(1, 2), decoder_input_ids=written).logits[:, -1]
+            logits[:, [4, 11, *([5] if place == 0 else [])]] = -torch.inf
+            written = torch.cat([written, logits.argmax(-1, keepdim=True)], dim=1)
+    assert [found.tokens.tolist() for found in ours] == written[:, 3:].tolist()
