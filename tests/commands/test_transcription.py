@@ -57,6 +57,21 @@ def lines(capsys, **settings):
     return [json.loads(line) for line in printed.out.splitlines()], printed.err
 
 
+def test_a_short_run_is_evaluated_and_writes_texts(flags, tmp_path, capsys):
+    task = ["--task", "transcription", "--precision.policy", "float32", "--steps", "2"]
+    summary = train(load_config([*flags, *task]))
+    run = str(tmp_path / "run")
+    rows, _ = lines(capsys, run=run, split="train")
+    assert sum(row["loss"] for row in rows) / 9 == pytest.approx(summary["test/loss"], rel=1e-5)
+    rows, told = lines(capsys, run=run, split="train", generate=True, max_tokens=3)
+    assert [row["reference"] for row in rows] == [pathlib.Path(row["input"]).parent.name for row in rows]
+    assert {(row["words"], row["word_errors"]) for row in rows} == {(1, 1)}
+    assert "word error rate 100.00%: 9 errors in 9 words" in told
+    again, _ = lines(capsys, run=run, inputs=(rows[0]["input"],), max_tokens=3)
+    assert again == [{key: rows[0][key] for key in ("input", "text", "tokens", "stopped")}]
+
+
+@pytest.mark.slow
 def test_every_command_reads_a_run_of_texts(flags, folder, tmp_path, capsys):
     task = ["--task", "transcription", "--precision.policy", "mixed_float16", "--training.label_smoothing", "0"]
     summary = train(load_config([*flags, *task, "--steps", "100"]))

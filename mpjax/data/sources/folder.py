@@ -13,7 +13,7 @@ from mpjax.data.examples import Example, Examples
 from mpjax.data.fields import Image, Label
 from mpjax.data.images.decoding import FileBytes
 from mpjax.data.images.headers import stored_image
-from mpjax.data.sources.class_folders import Kind, class_folders, files_in, split_folders, spread
+from mpjax.data.sources.files_by_class import Kind, class_folders, files_in, split_folders, spread
 from mpjax.data.sources.own import Joined
 from mpjax.data.table import Column, Table, base_names, parts_of
 from mpjax.errors import UsageError
