@@ -67,7 +67,7 @@ def test_a_short_run_is_evaluated_and_writes_texts(flags, tmp_path, capsys):
     assert [row["reference"] for row in rows] == [pathlib.Path(row["input"]).parent.name for row in rows]
     assert {(row["words"], row["word_errors"]) for row in rows} == {(1, 1)}
     assert "word error rate 100.00%: 9 errors in 9 words" in told
-    again, _ = lines(capsys, run=run, inputs=(rows[0]["input"],), max_tokens=3)
+    again, _ = lines(capsys, run=run, inputs=(rows[0]["input"],), generate=True, max_tokens=3)
     assert again == [{key: rows[0][key] for key in ("input", "text", "tokens", "stopped")}]
 
 

@@ -73,7 +73,7 @@ def generate(
         does not know or leaves no room, or a logit is not finite.
     """
     draws = getattr(model, "drawn", None)  # of a model that reads another text than the one that it writes
-    parts = model if draws or isinstance(model, SplitModel) else split(model, cast=cast)
+    parts: Any = model if draws or isinstance(model, SplitModel) else split(model, cast=cast)
     token_arrays = [np.asarray(prompt) for prompt in prompts]
     if parts.documents is not None:
         token_arrays = [parts.documents.last(tokens) for tokens in token_arrays]

@@ -102,7 +102,7 @@ class _Suppressed(NamedTuple):
         always, first = np.ones(vocabulary, bool), np.ones(vocabulary, bool)
         always[list(self.always)] = False
         first[list(self.first)] = False
-        return always[None] & (first[None] | (positions != self.start)[:, None])
+        return jnp.asarray(always)[None] & (jnp.asarray(first)[None] | (positions != self.start)[:, None])
 
 
 class _Progress(NamedTuple):
