@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from mpjax import strict_json
-from mpjax.commands.evaluate import open_split, stored_settings, trained_state
+from mpjax.commands.evaluate import open_split, trained_state
 from mpjax.config.commands import Prediction
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
@@ -23,16 +23,17 @@ from mpjax.training.noise_levels import noise_schedule
 from mpjax.training.predict_step import make_predict_step
 
 
-def draw_images(settings: Prediction, file: TextIO) -> int:
-    """Draws `settings.images` images, writes them and a JSON line for each file to `file`; returns their number.
+def draw_images(settings: Prediction, config: Config, file: TextIO) -> int:
+    """Draws `settings.images` images by a run with the settings `config`, and returns their number.
+
+    It writes them, and a JSON line for each file to `file`.
 
     `settings.output` is a folder of one PNG for each image, or the PNG of all in one grid.
 
     Raises:
-      UsageError: there is no such run or checkpoint, it is of no diffusion, a class does not exist, a setting has no
+      UsageError: there is no such checkpoint, the run is of no diffusion, a class does not exist, a setting has no
         meaning for the run, images have more than 4 channels, or an output of the network is not finite.
     """
-    config = stored_settings(settings)
     if config.task != "diffusion":
         raise UsageError(f"the run in {settings.run} is for {config.task}: --images wants one with --task diffusion")
     plan, source, task = open_split(settings, config)

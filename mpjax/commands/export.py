@@ -99,6 +99,10 @@ def _export_folder(model: Any, output: str, *, source: str, fields: Fields, dtyp
         from mpjax.models.encoder.folder import export_encoder
 
         return export_encoder(model, output, source=source, classes=classes, dtype=dtype)
+    if "sound" in fields:
+        from mpjax.models.whisper.folder import export_whisper
+
+        return export_whisper(model, output, source=source, classes=classes, dtype=dtype)
     if "image" in fields:
         from mpjax.models.vision.folder import export_vision
 
@@ -141,6 +145,7 @@ def write_adapter(settings: Export, config: Config, model: nnx.Module) -> str:
     kinds = {
         "embedding": "FEATURE_EXTRACTION",
         "text_to_text": "SEQ_2_SEQ_LM",
+        "transcription": "SEQ_2_SEQ_LM",
         **dict.fromkeys(NEXT_TOKEN, "CAUSAL_LM"),
     }
     kind = kinds.get(config.task)
@@ -157,6 +162,8 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "text_classification": ("tokens", "length"),
     "embedding": ("tokens", "length"),
     "text_to_text": ("tokens", "length", "target_tokens"),
+    "transcription": ("sound", "target_tokens"),
+    "audio_classification": ("sound",),
     **dict.fromkeys(NEXT_TOKEN, ("tokens",)),
     "regression": ("image",),
     "multilabel": ("image",),

@@ -10,11 +10,10 @@ import jax
 import numpy as np
 
 from mpjax import strict_json
-from mpjax.commands.evaluate import open_split, stored_settings, trained_state
-from mpjax.commands.jax_settings import set_up_jax
+from mpjax.commands.evaluate import open_split, trained_state
+from mpjax.commands.model_of_files import folder_of, plan_of_files
 from mpjax.config.choices import CHATS, NEXT_TOKEN
-from mpjax.config.commands import FROM_FILES, Prediction
-from mpjax.config.folders import with_policy
+from mpjax.config.commands import Prediction
 from mpjax.config.schema import Config, with_settings
 from mpjax.data.text.given import decoded, stored_texts
 from mpjax.data.text.plain_tokenizers import Tokenizer
@@ -30,7 +29,6 @@ from mpjax.models.generation.sampling import Sampling
 from mpjax.models.pretrained.files import find_folder
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
-from mpjax.training.precision_plan import plan_precision
 
 
 BATCH = 8
@@ -41,7 +39,7 @@ class TextGenerator(NamedTuple):
     """A language model with all that turns texts into texts.
 
     Attributes:
-      model: the model, taken apart: a `SplitModel`, or a `SplitT5`.
+      model: the model, taken apart: a `SplitModel`, or a `SplitTargets`.
       cast: the casts of its policy per operation.
       tokenizer: its tokenizer.
       start: makes the tokens of a prompt.
@@ -74,17 +72,19 @@ class Prompt(NamedTuple):
     tokens: list[int]
 
 
-def continue_texts(settings: Prediction, file: TextIO) -> int:
+def continue_texts(settings: Prediction, config: Config | None, file: TextIO) -> int:
     """Continues the prompts of the settings, and returns their number.
 
     The texts of `--prompt` go to stdout as they are written. With `--json` or `--output`, and for inputs, each is a
-    JSON line of `file`.
+    JSON line of `file`. `config` are the settings of the run; None: the model is that of `hf:FOLDER`.
 
     Raises:
       UsageError: there is no such run, checkpoint or file, the model is no language model of mpjax, a prompt cannot be
         read or leaves no room (with `settings.skip_bad`: none can), or a logit is not finite.
     """
-    generator = _of_files(settings) if settings.run.startswith(FROM_FILES) else _of_run(settings)
+    if settings.split:
+        raise UsageError("--generate continues inputs: write files in place of --split")
+    generator = _of_files(settings) if config is None else _of_run(settings, config)
     generator.tokenizer.text_of([])  # raises, before anything is computed, where tokens have no text
     prompts = _prompts(settings, generator)
     if settings.prompt and not settings.json and not settings.output:
@@ -100,8 +100,7 @@ def continue_texts(settings: Prediction, file: TextIO) -> int:
     return len(prompts)
 
 
-def _of_run(settings: Prediction) -> TextGenerator:
-    config = stored_settings(settings)
+def _of_run(settings: Prediction, config: Config) -> TextGenerator:
     writers = (*NEXT_TOKEN, "text_to_text")
     if config.task not in writers:
         raise UsageError(
@@ -130,15 +129,7 @@ def _of_run(settings: Prediction) -> TextGenerator:
 
 
 def _of_files(settings: Prediction) -> TextGenerator:
-    folder = find_folder(settings.run.removeprefix(FROM_FILES))
-    config = with_policy(Config(), settings.policy or "float32")
-    plan = plan_precision(config.precision)
-    if plan.mode == "autocast":
-        raise UsageError(
-            f"--policy {settings.policy} casts per operation, and a model without a run casts by module: write "
-            "--policy mixed_float16"
-        )
-    set_up_jax(config, plan)
+    folder, plan = folder_of(settings), plan_of_files(settings)
     if kind_of(folder) == "t5":
         from mpjax.models.t5.folder import load_t5  # local, because few texts are written by a T5
 

@@ -26,6 +26,7 @@ from mpjax.data.orientation import MIRRORED
 from mpjax.errors import UsageError
 from mpjax.mesh_axes import CONTEXT, PARAMETER_AXES, TENSOR
 from mpjax.models.build import build_model
+from mpjax.models.fixed import fixed_paths
 from mpjax.models.remat import apply_remat, blocks_of
 from mpjax.models.scan import require_alike, stack_of, stacks_of
 from mpjax.precision.calls import modules_of
@@ -290,6 +291,7 @@ def _layout(learner: Learner, mesh: Mesh) -> Layout:
         batch_norm=config.training.batch_norm,
         sequence=config.mesh.sequence,
         context=mesh.shape[CONTEXT] > 1,
+        fixed=fixed_paths(task.abstract),
     )
     if layout.context:
         from mpjax.commands.context import require_parts_of_texts  # local, because few runs divide texts

@@ -79,6 +79,15 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
 
         function = text_to_text(label_smoothing=smoothing, chunk=config.training.chunked_loss)
         complete = objectives.with_perplexity
+    elif task == "transcription":
+        from mpjax.training.loss_of_targets import transcription
+
+        function = transcription(label_smoothing=smoothing, chunk=config.training.chunked_loss)
+        complete = objectives.with_perplexity
+    elif task == "audio_classification":
+        from mpjax.training.loss_of_sounds import audio_classification
+
+        function = audio_classification(compare)
     elif task == "preference":
         from mpjax.training.dpo import preference
 

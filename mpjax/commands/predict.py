@@ -18,7 +18,7 @@ from PIL import Image
 from mpjax import strict_json
 from mpjax.commands.evaluate import open_split, stored_settings, trained_state
 from mpjax.config.choices import CHATS, NEXT_TOKEN
-from mpjax.config.commands import Prediction
+from mpjax.config.commands import FROM_FILES, Prediction
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
 from mpjax.data.example_reader import batch_fields
@@ -50,16 +50,21 @@ def predict_run(settings: Prediction) -> int:
       OSError: the output cannot be written.
     """
     settings.check()
-    if settings.continues:
+    config = None if settings.run.startswith(FROM_FILES) else stored_settings(settings)
+    if _transcribes(settings, config):
+        from mpjax.commands.transcription import transcribe  # local, because most runs have no sounds
+
+        with _lines(settings.output) as file:
+            return transcribe(settings, config, file)
+    if config is None or settings.continues:
         from mpjax.commands.generation import continue_texts  # local, because most runs have no texts
 
         with _lines(settings.output) as file:
-            return continue_texts(settings, file)
+            return continue_texts(settings, config, file)
     if settings.images:
         from mpjax.commands.drawn_images import draw_images  # local, because most runs draw no images
 
-        return draw_images(settings, sys.stdout)
-    config = stored_settings(settings)
+        return draw_images(settings, config, sys.stdout)
     if config.task == "diffusion":
         raise UsageError(f"the run in {settings.run} is for diffusion, which draws: write --images N --output FOLDER")
     if config.task == "own":
@@ -115,7 +120,7 @@ def predict_run(settings: Prediction) -> int:
                 record |= _rewards(rows[0])
             elif config.task == "embedding":
                 record |= _vector(rows[0])
-            elif config.task in (*NEXT_TOKEN, "text_to_text"):
+            elif config.task in (*NEXT_TOKEN, "text_to_text", "transcription"):
                 record |= _loss(rows)
             elif config.task == "regression":
                 record |= _numbers(rows[0], source.fields["target"])
@@ -129,6 +134,16 @@ def predict_run(settings: Prediction) -> int:
     if not count:
         raise UsageError(f"none of {len(inputs.names)} inputs could be read, see above")
     return count
+
+
+def _transcribes(settings: Prediction, config: Config | None) -> bool:
+    """True if the texts of sounds are to be written, by a run or by a model of `hf:FOLDER`."""
+    if config is not None:
+        return config.task == "transcription" and (settings.continues or bool(settings.inputs))
+    from mpjax.commands.model_of_files import folder_of  # local, because most predictions are of runs
+    from mpjax.models.folder_kinds import kind_of
+
+    return kind_of(folder_of(settings)) == "whisper"
 
 
 def _given(settings: Prediction, config: Config, source: Source) -> Inputs:
@@ -154,6 +169,10 @@ def _given(settings: Prediction, config: Config, source: Source) -> Inputs:
 
         assert source.encoding is not None, "rows have an encoding"
         return given_rows(settings.inputs, source.encoding, config.data)
+    if "sound" in source.fields:
+        from mpjax.data.audio.given import given_sounds  # local, because few runs have sounds
+
+        return given_sounds(settings.inputs, config.data)
     if takes_images(source):
         return given_images(settings.inputs, source, config.data)
     from mpjax.data.text.given import given_texts  # local, because images need no tokenizer

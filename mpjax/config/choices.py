@@ -162,14 +162,29 @@ TaskName = Literal[
     "embedding",
     "text_to_text",
     "diffusion",
+    "transcription",
+    "audio_classification",
     "own",
 ]
+
+WITHOUT_TEXTS: tuple[TaskName, ...] = (
+    "classification",
+    "segmentation",
+    "regression",
+    "multilabel",
+    "diffusion",
+    "audio_classification",
+)
+"""The tasks whose data have no texts, and need no tokenizer."""
 
 CHATS: tuple[TaskName, ...] = ("instructions", "preference")
 """The tasks that learn from conversations, by the chat template of the tokenizer."""
 
 NEXT_TOKEN: tuple[TaskName, ...] = ("language_modeling", *CHATS)
 """The tasks whose model predicts each next token of a text."""
+
+OF_SOUNDS: tuple[TaskName, ...] = ("transcription", "audio_classification")
+"""The tasks that learn from sounds."""
 
 Way = Literal["columns", "rows", "whole"]
 """The division of a linear layer or convolution: along its outputs, along its inputs, or none."""
@@ -200,6 +215,8 @@ TASKS: Mapping[TaskName, TaskKind] = {
     "embedding": TaskKind((), "accuracy"),
     "text_to_text": TaskKind((), "perplexity"),
     "diffusion": TaskKind(("image",), "loss"),
+    "transcription": TaskKind((), "perplexity"),
+    "audio_classification": TaskKind((), "accuracy"),
     "own": TaskKind((), "loss"),
 }
 

@@ -88,12 +88,13 @@ class Prediction(CommandSettings):
     """Predict with a checkpoint of a run: a JSON line for each image, text, row or example of a split, in order.
 
     Images are files, folders or quoted globs. Texts are the lines of files, or of stdin for `-`, or a column of .csv
-    and .tsv files. Rows are those of .csv, .tsv and .parquet files. They are read as the run's evaluation reads its
-    data set, which has to be there too. A language model continues the texts of --prompt, and with --generate those of
-    the inputs. A diffusion draws --images."""
+    and .tsv files. Rows are those of .csv, .tsv and .parquet files. Sounds are .wav and .flac files. They are read as
+    the run's evaluation reads its data set, which has to be there too. A language model continues the texts of
+    --prompt, and with --generate those of the inputs; a model of transcription writes the texts of sounds. A diffusion
+    draws --images."""
 
     inputs: Annotated[tyro.conf.Positional[Texts], tyro.conf.arg(metavar="INPUT ...")] = ()
-    """Images, or files of texts or rows."""
+    """Images, sounds, or files of texts or rows."""
     run: str
     """Folder of the run. To continue texts: also `hf:FOLDER`, a folder of Hugging Face files or an id on the hub."""
     split: str = ""
@@ -124,10 +125,13 @@ class Prediction(CommandSettings):
     chat: bool = False
     """Put each prompt into the chat template of the tokenizer, as a message of the user, and write the answer. A run of
     conversations always does."""
+    language: str = ""
+    """Sounds, with a Whisper of `hf:FOLDER`: their language, as in `en`; empty: that in its generation_config.json. A
+    run has that of its training."""
     json: bool = False
     """Print a JSON line for each `--prompt` too. So does `--output`."""
     max_tokens: Annotated[int, at_least(1)] = 128
-    """Most tokens behind a prompt. A text also ends with an end-of-text token, and at the length of the model."""
+    """Most tokens of a text. It also ends with an end-of-text token, and at the length of the model."""
     stop: Texts = ()
     """Strings that end a text, which ends before the first of them."""
     temperature: NotNegative = 0.0
@@ -167,8 +171,6 @@ class Prediction(CommandSettings):
         if len(named) != 1:
             which = f"both {' and '.join(named)}" if named else "neither inputs nor --split nor --prompt"
             yield f"{which}: wanted one, such as photos/ or 'photos/*.jpg' or --split test"
-        if self.generate and self.split:
-            yield "--generate continues inputs: write files in place of --split"
         usual = Prediction(run="")
         if self.images:
             others, why = ("top", "column", "skip_bad", *_OF_TEXTS), "images that are drawn"
@@ -189,9 +191,14 @@ class Prediction(CommandSettings):
         if self.temperature == 0 and (self.top_k, self.top_p) != (0, 1):
             yield "--top_k and --top_p choose among draws, and --temperature is 0: write --temperature 1"
         if self.run.startswith(FROM_FILES) and not self.continues:
-            yield f"--run {self.run} is a model without a run, which can continue texts: write --prompt or --generate"
+            yield (
+                f"--run {self.run} is a model without a run, which can continue texts, or write those of sounds: write "
+                "--prompt or --generate"
+            )
         if self.run.startswith(FROM_FILES) and (self.ema or self.checkpoint != usual.checkpoint):
             yield f"--run {self.run} has no checkpoints: leave out --checkpoint and --ema"
+        if self.language and not self.run.startswith(FROM_FILES):
+            yield f"--language {self.language}: a run has the language of its training (--data.language); leave it out"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

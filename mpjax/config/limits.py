@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mpjax.config.choices import AUTO, BEST, DIFFUSION_MODELS, MODELS, SETTINGS_OF_RULES, TABULAR, TASKS
+from mpjax.config.choices import AUTO, BEST, DIFFUSION_MODELS, MODELS, OF_SOUNDS, SETTINGS_OF_RULES, TABULAR, TASKS
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config, Data, Distributed, Optimizer, Training
 from mpjax.config.setting_types import out_of_range, words, wrong_types
@@ -251,6 +251,10 @@ def _others(config: Config) -> Iterator[str]:
             f"--data.documents {config.data.documents} is for language_modeling, whose rows hold several documents, "
             f"not for --task {config.task}: leave it out"
         )
+    if config.data.language and config.task != "transcription":
+        yield f"--data.language {config.data.language} is for --task transcription: leave it out"
+    if config.data.features != "auto" and config.task not in OF_SOUNDS:
+        yield f"--data.features {config.data.features} is for {' and '.join(OF_SOUNDS)}: leave it out"
     for pattern, factor in config.optimizer.rates.items():
         if not 0 < factor < math.inf:
             yield (
@@ -332,7 +336,7 @@ def _lora(training: Training) -> Iterator[str]:
             )
 
 
-_WITH_CLASSES = ("classification", "text_classification", "segmentation")
+_WITH_CLASSES = ("classification", "text_classification", "audio_classification", "segmentation")
 
 
 def _classes(config: Config) -> Iterator[str]:

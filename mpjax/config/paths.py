@@ -82,6 +82,8 @@ def _data_of(config: Config) -> Iterator[tuple[str, str]]:
         yield "data.data_dir", config.data.data_dir
     if config.data.tokenizer not in ("bytes", "words"):
         yield "data.tokenizer", config.data.tokenizer
+    if config.data.features not in ("auto", "whisper"):
+        yield "data.features", config.data.features
     if config.model.folder:
         yield "model.name", str(config.model.name)
     if config.model.pretrained not in ("", RANDOM):

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from mpjax.config.choices import HF, RANDOM, TABULAR, TaskName
+from mpjax.config.choices import HF, OF_SOUNDS, RANDOM, TABULAR, WITHOUT_TEXTS, TaskName
 from mpjax.config.durations import Duration, epochs, settle_durations
 from mpjax.config.setting_types import (
     NOT_NEGATIVE,
@@ -47,9 +47,9 @@ class Data:
 
     name: Named = "digits"
     """Data set: `digits`, `digits_canvas` (segmentation), `docstrings` (text), any data set of tensorflow-datasets
-    prepared under data_dir, `folder:PATH` of images, `FILE.npz` of NumPy's arrays, `hf:NAME` or `hf:PATH` for Hugging
-    Face datasets (also csv, json, parquet, arrow and image folders), `webdataset:PATH` of tar files, `tabular:PATH` for
-    the numbers and categories of csv, tsv or parquet files,
+    prepared under data_dir, `folder:PATH` of images or of wav and flac files, `FILE.npz` of NumPy's arrays, `hf:NAME`
+    or `hf:PATH` for Hugging Face datasets (also csv, json, parquet, arrow and image folders), `webdataset:PATH` of tar
+    files, `tabular:PATH` for the numbers and categories of csv, tsv or parquet files,
     `synthetic:32x32x3:100` for generated images of that shape and number of classes, or your own: `FILE.py:NAME` or
     `package.module:NAME` of a function that returns both splits."""
     mix: FloatByName = dataclasses.field(default_factory=dict)
@@ -100,6 +100,12 @@ class Data:
     tokenizer: str = "auto"
     """Tokenizer: `bytes`, `words` (hashed), or a Hugging Face tokenizer as a folder, a tokenizer.json or a name; auto:
     that in the folder of `--model.name hf:FOLDER`, else bytes."""
+    features: str = "auto"
+    """Sounds: folder, or id of the hub, whose preprocessor_config.json says how log-mel features are computed, or
+    `whisper` for 80 bins of up to 30 s; auto: the folder of `--model.name hf:FOLDER`, else whisper."""
+    language: str = ""
+    """Transcription: language of the texts, as in `en`; empty: that in the generation_config.json beside the
+    tokenizer, or none for a model of one language."""
     length: Count = 128
     """Tokens per example; longer texts are truncated, shorter ones padded."""
     documents: Literal["joined", "apart"] = "joined"
@@ -187,9 +193,9 @@ class Model:
     """The model and its sizes."""
 
     name: ModelName = "resnet18"
-    """Architecture; `hf:FOLDER`, a decoder, an encoder, a T5 or a vision network with its weights from Hugging Face
-    files, or `hf:ID` from the hub; or your own: `FILE.py:NAME` or `package.module:NAME` of a class or function that
-    takes the fields of a batch and `rngs`."""
+    """Architecture; `hf:FOLDER`, a decoder, an encoder, a T5, a Whisper or a vision network with its weights from
+    Hugging Face files, or `hf:ID` from the hub; or your own: `FILE.py:NAME` or `package.module:NAME` of a class or
+    function that takes the fields of a batch and `rngs`."""
     width: CountOrZero = 0
     """Channels of the first stage (EfficientNet, MobileNetV3, DenseNet: of the first convolution), or units of each
     layer; 0: as published (ResNet: 64 with the ImageNet stem, 16 with the small one; MLP: 16)."""
@@ -575,9 +581,12 @@ class Config:
         settle_durations(self, "steps")
         known = isinstance(self.data, Data) and isinstance(self.model, Model)  # else `check` says what is wrong
         if known and self.data.tokenizer == "auto":
-            has_texts = self.task not in ("classification", "segmentation", "regression", "multilabel", "diffusion")
+            has_texts = self.task not in WITHOUT_TEXTS
             tokenizer = self.model.folder if has_texts else ""
             data = dataclasses.replace(self.data, tokenizer=tokenizer or "bytes")
+            object.__setattr__(self, "data", data)
+        if known and self.data.features == "auto" and self.task in OF_SOUNDS:
+            data = dataclasses.replace(self.data, features=self.model.folder or "whisper")
             object.__setattr__(self, "data", data)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpjax.config.choices import NPZ, OF_ROWS, TABULAR, TASKS, TaskName
+from mpjax.config.choices import NPZ, OF_ROWS, OF_SOUNDS, TABULAR, TASKS, TaskName
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
 from mpjax.config.user_code import names_code
@@ -41,11 +41,16 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
     `encoding`, or else by those of the training split, whose numbers are all read now (`with_targets`).
 
     Raises:
-      UsageError: a field has no column, a column does not fit its field, or the data set needs a setting that is
-        missing, such as the number of classes.
+      UsageError: the task learns from sounds, a field has no column, a column does not fit its field, or the data set
+        needs a setting that is missing, such as the number of classes.
     """
     if task == "own":
         return all_columns(table, config)
+    if task in OF_SOUNDS:
+        raise UsageError(
+            f"data set '{table.name}' with --task {task}: wanted a folder of wav or flac files, --data.name "
+            "folder:PATH, or code that returns an mpjax.data.Source with a field `sound`"
+        )
     if task == "instructions":
         from mpjax.data.text.instructions import conversations  # late, as in _table
 
@@ -247,6 +252,10 @@ def _as_named(config: Data, data_dir: pathlib.Path, task: TaskName, encoding: "E
         from mpjax.data.sources.tabular import open_tabular  # late, as in _table
 
         return open_tabular(str(config.name).removeprefix(TABULAR), task, config, encoding)
+    if task in OF_SOUNDS and not names_code(config.name):
+        from mpjax.data.audio.folders import open_sounds  # late, as in _table
+
+        return open_sounds(config, task)
     table = open_own(config) if names_code(config.name) else _table(config, data_dir, task)
     if not isinstance(table, Source):
         return as_task(table, task, config, encoding)

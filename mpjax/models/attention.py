@@ -60,6 +60,7 @@ class Attention(nnx.Module):
       is_causal: whether a position attends only to itself and earlier positions.
       implementation: "xla", or "cudnn", which keeps no [T, T] scores in memory; "auto" uses "cudnn" if
         `implementation_for` chooses it.
+      key_bias: whether the keys have a bias, whose gradient is zero.
       kernel_init: the initializer of the query, key and value kernels.
       out_init: the initializer of the output projection's kernel.
 
@@ -74,6 +75,7 @@ class Attention(nnx.Module):
         *,
         is_causal: bool = False,
         implementation: Implementation = "auto",
+        key_bias: bool = True,
         kernel_init: Callable,
         out_init: Callable,
         rngs: nnx.Rngs,
@@ -87,7 +89,7 @@ class Attention(nnx.Module):
             )
         project = functools.partial(nnx.LinearGeneral, width, (heads, width // heads), kernel_init=kernel_init)
         self.query = project(rngs=rngs)
-        self.key = project(rngs=rngs)
+        self.key = project(use_bias=key_bias, rngs=rngs)
         self.value = project(rngs=rngs)
         self.out = nnx.LinearGeneral((heads, width // heads), width, axis=(-2, -1), kernel_init=out_init, rngs=rngs)
         self.is_causal = is_causal

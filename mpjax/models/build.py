@@ -82,7 +82,15 @@ def _from_folder(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Mo
 
     _refuse_others(config, FROM_FOLDER)
     folder = find_folder(config.folder)
-    build = {"decoder": _decoder, "mamba2": _mamba2, "encoder": _encoder, "t5": _t5, "vision": _vision}[kind_of(folder)]
+    kinds = {
+        "decoder": _decoder,
+        "mamba2": _mamba2,
+        "encoder": _encoder,
+        "t5": _t5,
+        "vision": _vision,
+        "whisper": _whisper,
+    }
+    build = kinds[kind_of(folder)]
     return build(config, folder, fields, rngs)
 
 
@@ -145,6 +153,27 @@ def _t5(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rn
     return T5(settings, scan_blocks=config.scan_blocks, rngs=rngs)
 
 
+def _whisper(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+    """Builds the Whisper of a folder, or for data with labels a classifier with its encoder."""
+    from mpjax.models.whisper.config_json import read_settings
+    from mpjax.models.whisper.network import Whisper, WhisperClassifier
+
+    classifies = "label" in fields
+    _require_fields(config, fields, "audio_classification" if classifies else "transcription")
+    settings, sound = read_settings(folder), fields["sound"]
+    heard = [*getattr(sound, "shape", ())]
+    if heard != (wanted := [2 * settings.positions, settings.bins]):
+        raise UsageError(
+            f"--model.name {config.name} hears {wanted[0]} frames of {wanted[1]} mel bins, and the data has {heard[0]} "
+            f"of {heard[1]}: write --data.features {config.folder}"
+        )
+    if classifies:
+        return WhisperClassifier(settings, num_classes=_outputs(fields), scan_blocks=config.scan_blocks, rngs=rngs)
+    tokens: Any = fields["target_tokens"]
+    _require_tokens(config, settings, tokens.vocabulary, tokens.length)
+    return Whisper(settings, scan_blocks=config.scan_blocks, rngs=rngs)
+
+
 def _require_tokens(config: schema.Model, settings: Any, vocabulary: int, length: int) -> None:
     """Raises UsageError if the data has more tokens, or longer texts, than the network of a folder takes."""
     if vocabulary > settings.vocabulary:
@@ -166,7 +195,7 @@ def _require_fields(config: schema.Model, fields: Fields, task: TaskName) -> Non
         # Images with labels are for classifiers, unless --task diffusion is said, which names its networks itself.
         fits = {name: other.task for name, other in ENTRIES.items() if _accepts(name, other.task, read)}
         fitting = [name for name, other in fits.items() if other != "diffusion" or "label" not in fields]
-        others = [f"hf:FOLDER of {kind}" for name, kind in _IN_FOLDERS.items() if name in fields]
+        others = [f"hf:FOLDER of {kind}" for name, kind in _IN_FOLDERS.items() if name in fields][:1]
         names = " or ".join(fitting or [*others, "FILE.py:NAME of your own model"])
         raise UsageError(
             f"--model.name {config.name} is for {task}: it takes {', '.join(_FIELDS[task])}, but the data "
@@ -176,7 +205,7 @@ def _require_fields(config: schema.Model, fields: Fields, task: TaskName) -> Non
         )
 
 
-_IN_FOLDERS = {"target_tokens": "a T5", "positive": "an encoder"}
+_IN_FOLDERS = {"sound": "a Whisper", "target_tokens": "a T5", "positive": "an encoder"}
 """The networks of folders alone for data with a field."""
 
 
@@ -311,6 +340,8 @@ _FIELDS: Mapping[TaskName, tuple[str, ...]] = {
     "embedding": ("tokens", "length"),
     "text_to_text": ("tokens", "length", "target_tokens", "target_length"),
     "diffusion": ("image",),
+    "transcription": ("sound", "target_tokens"),
+    "audio_classification": ("sound", "label"),
 }
 """The fields in a batch of each task of a model in the table."""
 

@@ -13,10 +13,11 @@ from mpjax.models.encoder import config_json as encoder
 from mpjax.models.mamba2 import config_json as mamba2
 from mpjax.models.t5 import config_json as t5
 from mpjax.models.vision import config_json as vision
+from mpjax.models.whisper import config_json as whisper
 from mpjax.strict_json import encode
 
 
-Kind = Literal["decoder", "mamba2", "encoder", "t5", "vision"]
+Kind = Literal["decoder", "mamba2", "encoder", "t5", "vision", "whisper"]
 
 _FILES: Mapping[Kind, Any] = {
     "decoder": decoder,
@@ -24,6 +25,7 @@ _FILES: Mapping[Kind, Any] = {
     "encoder": encoder,
     "t5": t5,
     "vision": vision,
+    "whisper": whisper,
 }
 """For each kind, the file that reads its config.json, with the names of its `FAMILIES`."""
 

@@ -221,14 +221,14 @@ class ManyBatchShards(BatchShards):
     def together(self, stats: Arrays, contribution: Contribution) -> tuple[Arrays, Contribution]:
         """Averages statistics over the shards, and sums gradients (in the layout's `reduce_dtype`), loss and metrics.
 
-        Of statistics that are not floating, such as counters, and of histories of float8 scales, it takes the maximum
-        over the shards. Arguments have a leading axis of shards (see `on_each`), results do not. Gradients of divided
-        parameters stay divided.
+        Of statistics that are not floating, such as counters, of fixed ones, whose mean would be rounded, and of
+        histories of float8 scales, it takes the maximum over the shards. Arguments have a leading axis of shards (see
+        `on_each`), results do not. Gradients of divided parameters stay divided.
         """
         layout = self.layout
 
         def agree(name, x):
-            mean = is_floating(x) and not is_history(name)
+            mean = is_floating(x) and not is_history(name) and name not in layout.fixed
             return jax.lax.pmean(x, LOSS_AXES) if mean else jax.lax.pmax(x, LOSS_AXES)
 
         def add_up(stats, contribution):

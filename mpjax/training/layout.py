@@ -38,6 +38,7 @@ class Layout:
         "global" for the examples of all devices.
       sequence: whether the values between blocks are divided along the sequence over `tensor`.
       context: whether the positions of texts are divided over `context`; without it, all its devices compute the same.
+      fixed: paths of statistics that no step changes.
     """
 
     mesh: Mesh
@@ -50,6 +51,7 @@ class Layout:
     batch_norm: BatchNorm = "device"
     sequence: bool = False
     context: bool = False
+    fixed: Collection[str] = ()
 
     @property
     def shares(self) -> int:

@@ -44,9 +44,9 @@ def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
     """Builds the function `(model, batch) -> logits` of a task; the logits are as the model returns them.
 
     They are [B, classes] for classification, [B, H, W, classes] for segmentation, [B, T, vocabulary] for language
-    modelling and targets, vectors [B, D] for embeddings, [B, targets] for regression, standardised, and [B, labels] for
-    several labels. Images and rows are prepared without augmentation and cast to the compute dtype of the policy;
-    tokens are passed as they are. Arguments as for `outputs_for`.
+    modelling, targets and texts of sounds, vectors [B, D] for embeddings, [B, targets] for regression, standardised,
+    and [B, labels] for several labels. Images and rows are prepared without augmentation and cast to the compute dtype
+    of the policy; tokens and sounds are passed as they are. Arguments as for `outputs_for`.
     """
     if task in ("text_classification", "embedding"):
         return lambda model, batch: model(batch["tokens"], batch["length"])
@@ -54,6 +54,11 @@ def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
         return lambda model, batch: model(batch["tokens"])
     if task == "text_to_text":
         return lambda model, batch: model(batch["tokens"], batch["length"], batch["target_tokens"])
+
+    if task == "transcription":
+        return lambda model, batch: model(batch["sound"], batch["target_tokens"])
+    if task == "audio_classification":
+        return lambda model, batch: model(batch["sound"])
 
     def of_inputs(model, batch) -> jax.Array:
         batch = prepare(batch, None)
@@ -69,7 +74,7 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
     `mask`, the class of each pixel, uint8 [B, H, W]. Language modelling outputs `loss` and `tokens`, both [B]: the sum
     of the losses of the first `count` predicted tokens of an example (`count` is a field of the batch; without it, all
     tokens), and the number of these tokens; for instructions, these are the tokens of answers, and
-    for texts that are written from others, those of targets. Preferences
+    for texts that are written from others or from sounds, those of targets. Preferences
     output `chosen` and `rejected` [B], the rewards of both. Regression outputs
     `numbers`, standardised, float32 [B, targets]; several labels output `applies`, their probabilities, float32 [B,
     labels]. Embeddings output `embedding`, float32 [B, D], of the first text, and `cosine` [B], that of both texts of a
@@ -118,6 +123,12 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
         losses = jnp.where(counted, losses, jnp.zeros_like(losses))
         return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
 
+    def transcription(model, batch) -> Arrays:
+        losses, counted = cross_entropy(logits_of(model, batch), batch["target_tokens"]), batch["answers"]
+        losses = jnp.where(counted, losses, jnp.zeros_like(losses))
+        count = jnp.sum(counted.astype(jnp.int32), axis=1)
+        return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
+
     def preference(model, batch) -> Arrays:
         from mpjax.training.dpo import rewards  # local, like all imports that few runs need
 
@@ -154,6 +165,8 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
         "multilabel": multilabel,
         "embedding": embedding,
         "text_to_text": text_to_text,
+        "transcription": transcription,
+        "audio_classification": classification,
     }
     return outputs[task]
 

@@ -58,7 +58,9 @@ def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, n
     shape: Any = getattr(logits, "shape", type(logits).__name__)
     if task == "embedding" and len(shape) == 2:
         expected = (_BATCH, shape[1])  # of any number of features
-    if shape != expected and not (task in (*NEXT_TOKEN, "text_to_text") and _has_more_tokens(shape, expected)):
+    if shape != expected and not (
+        task in (*NEXT_TOKEN, "text_to_text", "transcription") and _has_more_tokens(shape, expected)
+    ):
         raise UsageError(
             f"--model.name {name} gives {shape} for a batch of {_BATCH}; wanted logits {expected}: {_SIGNATURES[task]}"
         )
@@ -77,6 +79,8 @@ _SIGNATURES: Mapping[TaskName, str] = {
     "embedding": "tokens [B, T], lengths [B] -> vectors [B, D]",
     "text_to_text": "tokens [B, T], lengths [B], targets [B, U] -> logits [B, U, vocabulary]",
     "diffusion": "images [B, H, W, C], times [B], labels [B] if there are classes -> images [B, H, W, C]",
+    "transcription": "sounds [B, frames, bins], targets [B, U] -> logits [B, U, vocabulary]",
+    "audio_classification": "sounds [B, frames, bins] -> logits [B, num_classes]",
     "regression": "images [B, H, W, C] or rows [B, F] -> numbers [B, targets]",
     "multilabel": "images [B, H, W, C] or rows [B, F] -> logits [B, labels]",
 }
@@ -88,6 +92,12 @@ def _call(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> tuple[Shapes
     def of(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((_BATCH, *shape), dtype)
 
+    if "sound" in fields:
+        sounds = of(*fields["sound"].shape, dtype=FLOAT32)
+        if task == "audio_classification":
+            return (sounds,), (_BATCH, fields["label"].num_classes)
+        targets = fields["target_tokens"]
+        return (sounds, of(targets.length)), (_BATCH, targets.length, targets.vocabulary)
     if "tokens" in fields:
         tokens = fields["tokens"]
         if task in NEXT_TOKEN:

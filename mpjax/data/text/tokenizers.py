@@ -19,6 +19,9 @@ PLAIN = {"bytes": BytesTokenizer, "words": WordsTokenizer, "auto": BytesTokenize
 _USUAL_PADDING = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
 _USUAL_END = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "<sep>")
 _TOKENIZER_FILES = ("tokenizer*", "chat_template.jinja", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
+_OF_SOUNDS = ("preprocessor_config.json", "processor_config.json", "generation_config.json")
+"""The files beside a tokenizer that say how sounds are read, and with what their texts begin."""
+
 _CONFIG = "tokenizer_config.json"
 _OF_BERT = {
     "do_lower_case": "lowercase",
@@ -135,8 +138,8 @@ def load_tokenizer(name: str) -> Tokenizer:
     return _from_file(file, name) if file.exists() else _from_transformers(path, name)
 
 
-def find_tokenizer(name: str) -> pathlib.Path:
-    """Finds the files of a tokenizer of Hugging Face: a folder, or a tokenizer.json.
+def find_tokenizer(name: str, *, flag: str = "--data.tokenizer") -> pathlib.Path:
+    """Finds the files of a tokenizer of Hugging Face, which the setting `flag` names: a folder, or a tokenizer.json.
 
     Raises:
       UsageError: there is none, or it cannot be downloaded.
@@ -144,10 +147,8 @@ def find_tokenizer(name: str) -> pathlib.Path:
     path = expanded(name)
     if not path.exists():
         if name.startswith(("/", "~", ".")) or path.suffix == ".json":
-            raise UsageError(
-                f"--data.tokenizer {name}: nothing at {path}; wanted a tokenizer.json or a folder with one"
-            )
-        path = _downloaded(name)
+            raise UsageError(f"{flag} {name}: nothing at {path}; wanted a tokenizer.json or a folder with one")
+        path = _downloaded(name, flag)
     return path
 
 
@@ -243,7 +244,7 @@ def _from_transformers(folder: pathlib.Path, name: str) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(name, tokenizer, special)
 
 
-def _downloaded(name: str) -> pathlib.Path:
+def _downloaded(name: str, flag: str) -> pathlib.Path:
     """Downloads the files of the tokenizer `name` from the Hugging Face hub, unless the local cache has them.
 
     It returns the folder of the files in the cache.
@@ -255,14 +256,13 @@ def _downloaded(name: str) -> pathlib.Path:
         import huggingface_hub
     except ImportError as error:
         raise UsageError(
-            f"--data.tokenizer {name}: no file or folder of that name, and the hub needs the package huggingface_hub "
+            f"{flag} {name}: no file or folder of that name, and the hub needs the package huggingface_hub "
             f"({error}); {_INSTALL}"
         ) from error
     try:
-        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=list(_TOKENIZER_FILES)))
+        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=[*_TOKENIZER_FILES, *_OF_SOUNDS]))
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"--data.tokenizer {name}: no file or folder of that name, and the Hugging Face hub did not provide it: "
-            f"{reason_of(error)}; copy its tokenizer.json here and write --data.tokenizer FOLDER, or "
-            "--data.tokenizer bytes"
+            f"{flag} {name}: no file or folder of that name, and the Hugging Face hub did not provide it: "
+            f"{reason_of(error)}; copy its files here and write {flag} FOLDER, or --data.tokenizer bytes"
         ) from error

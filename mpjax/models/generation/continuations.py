@@ -57,8 +57,8 @@ def generate(
     Args:
       model: a language model of mpjax (`mpjax.models.decoder.Decoder`, `mpjax.models.gpt2.GPT2`), which stays as it is,
         or the result of `mpjax.models.generation.programs.split` or `mpjax.models.t5.generation.split_t5`, for several
-        calls.
-      prompts: the tokens of each prompt, of different lengths.
+        calls, or of `mpjax.models.whisper.generation.split_whisper`.
+      prompts: the tokens of each prompt, of different lengths; for Whisper, the features of each sound.
       max_tokens: the largest number of tokens to write. A text also ends at the model's length.
       sampling: how tokens are chosen.
       seed: with the number of the prompt, the seed of its random numbers.
@@ -73,7 +73,7 @@ def generate(
         does not know or leaves no room, or a logit is not finite.
     """
     draws = getattr(model, "drawn", None)  # of a model that reads another text than the one that it writes
-    parts = model if draws or isinstance(model, SplitModel) else split(model, cast=cast)
+    parts: Any = model if draws or isinstance(model, SplitModel) else split(model, cast=cast)
     token_arrays = [np.asarray(prompt) for prompt in prompts]
     if parts.documents is not None:
         token_arrays = [parts.documents.last(tokens) for tokens in token_arrays]
@@ -82,13 +82,13 @@ def generate(
         raise UsageError(f"max_tokens is {max_tokens}: wanted at least 1")
     names = [f"prompt {number}" for number in range(len(token_arrays))] if names is None else names
     for name, row in zip(names, token_arrays, strict=True):
-        check_prompt(row, parts, name=name)
+        (parts.check if draws else check_prompt)(row, parts, name=name)
     if not token_arrays:
         raise UsageError("there is no prompt: wanted one or more")
     texts: list[list[int]] = [[] for _ in token_arrays]
     scores: list[list[Any]] = [[] for _ in token_arrays]
     stopped: list[Stopped | None] = [None for _ in token_arrays]
-    room = [min(max_tokens, parts.length - len(row)) for row in token_arrays]
+    room = [min(max_tokens, parts.room(row) if draws else parts.length - len(row)) for row in token_arrays]
     keys = _keys(seed, range(len(token_arrays)) if numbers is None else numbers)
     draws = draws or functools.partial(_drawn, parts)
     drawing = draws(token_arrays, max(room), sampling, keys, cast)

@@ -28,7 +28,7 @@ from mpjax.precision.dtypes import FLOAT32, widest
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Array, Float, Int, Key
+    from jaxtyping import Array, Bool, Float, Int, Key
 
 
 SHORTEST = 32
@@ -247,10 +247,19 @@ def next_features(
     return features[:, 0], tuple(block.kept for block in blocks)
 
 
-def drawn_from(sampling: Sampling, logits: Float[Array, "B V"], keys: Key[Array, " B"]) -> Drawn:
-    """Draws a token of each text from its logits, in float32 or wider."""
+def drawn_from(
+    sampling: Sampling,
+    logits: Float[Array, "B V"],
+    keys: Key[Array, " B"],
+    allowed: Bool[Array, "B V"] | None = None,
+) -> Drawn:
+    """Draws a token of each text from its logits, in float32 or wider; with `allowed`, one of the tokens that are so.
+
+    The probabilities are those of all tokens.
+    """
     logits = logits.astype(widest(logits.dtype, FLOAT32))
-    tokens = sampled(sampling, logits, keys)
+    drawable = logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
+    tokens = sampled(sampling, drawable, keys)
     total = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
     return Drawn(tokens, chosen - total, jnp.all(jnp.isfinite(logits), axis=-1))

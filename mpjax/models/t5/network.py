@@ -9,37 +9,26 @@ Shapes: B batch, T tokens of the source, U tokens of the target, D width, N head
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from mpjax.models.activations import relu
+from mpjax.models.cross_attention import Change, CrossBlock, Source, SourceAttention
 from mpjax.models.decoder.network import RMSNorm
 from mpjax.models.gated_mlp import GatedMLP
 from mpjax.models.scan import in_series, through
 from mpjax.models.t5.positions import RelativePositions
 from mpjax.models.t5.settings import T5Settings
 from mpjax.models.transformer import dropping
-from mpjax.precision.attention import dot_product_attention
 from mpjax.precision.dtypes import FLOAT32, widest
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Array, Bool, Float, Int
-
-
-Pair = tuple[jax.Array, jax.Array]
-"""Keys and values, each [B, S, N, H]."""
-
-Source = jax.Array | Pair
-"""Features, [B, S, D], or their keys and values."""
-
-Change = Callable[[jax.Array, jax.Array], Pair]
-"""`(keys, values) -> (keys, values)`: what a cache makes of them, before attention reads them."""
 
 
 class T5(nnx.Module):
@@ -115,7 +104,7 @@ class T5Decoder(nnx.Module):
 
     def __init__(self, settings: T5Settings, *, scan_blocks: bool, rngs: nnx.Rngs):
         self.positions = _positions(settings, both_sides=False, rngs=rngs)
-        block = functools.partial(CrossBlock, settings)
+        block = functools.partial(T5CrossBlock, settings)
         self.blocks = in_series(block, settings.decoder_depth, rngs=rngs, scan=scan_blocks)
         self.norm = _norm(settings, rngs)
         self.dropout = dropping(settings.dropout, rngs)
@@ -186,72 +175,36 @@ class T5Block(nnx.Module):
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
-class CrossBlock(nnx.Module):
+class T5CrossBlock(CrossBlock):
     """A block like `T5Block`, with attention to a source between its attention and its MLP."""
 
     def __init__(self, settings: T5Settings, *, rngs: nnx.Rngs):
-        self.norm1 = _norm(settings, rngs)
-        self.attention = T5Attention(settings, rngs=rngs)
-        self.cross_norm = _norm(settings, rngs)
-        self.cross = T5Attention(settings, rngs=rngs)
-        self.norm2 = _norm(settings, rngs)
-        self.mlp = _mlp(settings, rngs)
-        self.dropout = dropping(settings.dropout, rngs)
-
-    def __call__(
-        self,
-        x: Float[Array, "B U D"],
-        bias: Float[Array, "B N U S"],
-        mask: Bool[Array, "B 1 U S"],
-        source: Source,
-        there: Bool[Array, "B 1 1 T"] | None,
-        change: Change | None = None,
-        change_source: Change | None = None,
-    ) -> Float[Array, "B U D"]:
-        """Maps features to features.
-
-        Args:
-          x: the features.
-          bias: what is added to the scores of the tokens, in float32 or wider.
-          mask: False where a token must not attend to another.
-          source: the features of the encoder, or their keys and values.
-          there: False where the source has no token; None: it has all.
-          change: what becomes of the keys and values of the tokens; None: nothing.
-          change_source: what becomes of those of the source.
-        """
-        y = self.norm1(x)
-        x = x + self.dropout(self.attention(y, y, bias, mask, change))
-        x = x + self.dropout(self.cross(self.cross_norm(x), source, None, there, change_source))
-        return x + self.dropout(self.mlp(self.norm2(x)))
+        super().__init__(
+            norm=lambda: _norm(settings, rngs),
+            attention=lambda: T5Attention(settings, rngs=rngs),
+            mlp=lambda: _mlp(settings, rngs),
+            dropout=settings.dropout,
+            rngs=rngs,
+        )
 
 
-class T5Attention(nnx.Module):
+class T5Attention(SourceAttention):
     """Attention without a scale of the scores, and without biases of its layers."""
 
     def __init__(self, settings: T5Settings, *, rngs: nnx.Rngs):
         width, sizes = settings.width, (settings.heads, settings.head_features)
         normal, whole = nnx.initializers.normal, settings.heads * settings.head_features
         project = functools.partial(nnx.LinearGeneral, width, sizes, use_bias=False, rngs=rngs)
-        # The initial scores have no scale either: the kernel of the queries has it.
-        self.query = project(kernel_init=normal((width * settings.head_features) ** -0.5))
-        self.key = project(kernel_init=normal(width**-0.5))
-        self.value = project(kernel_init=normal(width**-0.5))
-        self.out = nnx.LinearGeneral(
-            sizes, width, axis=(-2, -1), use_bias=False, kernel_init=normal(whole**-0.5), rngs=rngs
+        super().__init__(
+            # The initial scores have no scale either: the kernel of the queries has it.
+            query=project(kernel_init=normal((width * settings.head_features) ** -0.5)),
+            key=project(kernel_init=normal(width**-0.5)),
+            value=project(kernel_init=normal(width**-0.5)),
+            out=nnx.LinearGeneral(
+                sizes, width, axis=(-2, -1), use_bias=False, kernel_init=normal(whole**-0.5), rngs=rngs
+            ),
+            scale=1.0,
         )
-
-    def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        source: Source,
-        bias: jax.Array | None,
-        mask: jax.Array | None,
-        change: Change | None = None,
-    ) -> Float[Array, "B T D"]:
-        """Maps features to features, by attention to those of a source, or to its keys and values."""
-        pair = source if isinstance(source, tuple) else (self.key(source), self.value(source))
-        key, value = pair if change is None else change(*pair)
-        return self.out(dot_product_attention(self.query(x), key, value, bias=bias, mask=mask, scale=1.0))
 
 
 class T5MLP(nnx.Module):

@@ -69,6 +69,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 SAME = Transform("as it is", lambda array: array, lambda array: array)
 LINEAR = transposed("transposed", 1, 0)  # PyTorch's nn.Linear: [out, in]; ours [in, out]
+CONV1D = transposed("OIW to WIO", 2, 1, 0)  # PyTorch's nn.Conv1d
 CONV = transposed("OIHW to HWIO", 2, 3, 1, 0)  # PyTorch's nn.Conv2d, also grouped
 
 
@@ -143,11 +144,11 @@ _NAMES = {
     "mean": "running_mean",
     "var": "running_var",
 }
-_KERNELS = {2: LINEAR, 4: CONV}
+_KERNELS = {2: LINEAR, 3: CONV1D, 4: CONV}
 
 
 def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, FileEntry]:
-    """Maps the variables of linear layers, 2-D convolutions, embeddings and norms to their entries in a PyTorch file.
+    """Maps the variables of linear layers, convolutions, embeddings and norms to their entries in a PyTorch file.
 
     Variables of layers that `names` does not have are left out.
 

@@ -27,6 +27,7 @@ _LAYOUTS_OF = {
     "mpjax.models.vision.convnextv2": "mpjax.models.vision.convnextv2_weights",
     "mpjax.models.mamba2.network": "mpjax.models.mamba2.weights",
     "mpjax.models.t5.network": "mpjax.models.t5.weights",
+    "mpjax.models.whisper.network": "mpjax.models.whisper.weights",
 }
 """The file with the layouts of a family, by the file with its networks; it is imported for models of the family alone.
 
