@@ -101,6 +101,13 @@ def dinov2(width):
     return functools.partial(make_network, settings, image_shape=(8, 8, 1), num_classes=3)
 
 
+def swin(width):
+    """With a shifted window that is filled up, and dropped paths."""
+    sizes = {"patch_size": 2, "window_size": 3, "embed_dim": width, "depths": [2], "num_heads": [2], "num_channels": 1}
+    settings = settings_of({"model_type": "swin", **sizes, "drop_path_rate": 0.1, "hidden_dropout_prob": 0.1})
+    return functools.partial(make_network, settings, image_shape=(8, 8, 1), num_classes=3)
+
+
 class OfItself(T5):
     """A T5 whose targets are its sources."""
 
@@ -137,6 +144,7 @@ MODELS = {
     "gemma": Case(functools.partial(Decoder, decoder(16, **GEMMA)), TEXTS, "int32"),
     "modernbert": Case(modernbert(16), TEXTS, "int32"),
     "dinov2": Case(dinov2(16), (2, 8, 8, 1)),
+    "swin": Case(swin(16), (2, 8, 8, 1)),
     "convnextv2": Case(functools.partial(ConvNeXt, (1, 1), width=8, patch=2, version=2, **SETTINGS), IMAGES),
     "t5": Case(t5(16), TEXTS, "int32"),
     "t5 v1.1": Case(t5(16, **GATED), TEXTS, "int32"),
@@ -167,7 +175,7 @@ OTHER_PRESETS = [preset for preset in PRESETS if preset not in FLOAT8_PRESETS]
 
 QUICK = {
     (name, "mixed_float16")
-    for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma", "modernbert", "dinov2", "convnextv2", "t5")
+    for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma", "modernbert", "dinov2", "convnextv2", "t5", "swin")
 }
 QUICK |= {("efficientnet", "mixed_float16"), ("mobilenetv3", "mixed_float16")}
 QUICK |= {("vit", "mixed_bfloat16"), ("vit", "O1"), ("vit", "O3"), ("resnet", "O1"), ("gemma", "O1")}
@@ -219,6 +227,7 @@ LARGE_ENOUGH = {
     "gemma": Case(functools.partial(Decoder, decoder(128, **GEMMA)), (4, 8), "int32"),
     "modernbert": Case(modernbert(128), (4, 8), "int32"),
     "dinov2": Case(dinov2(64), (4, 8, 8, 1)),
+    "swin": Case(swin(64), (4, 8, 8, 1)),
     "t5": Case(t5(128), (4, 8), "int32"),
     "t5 v1.1": Case(t5(128, **GATED), (4, 8), "int32"),
 }

@@ -29,6 +29,7 @@ STEPS, BAD, SAVED, BATCH = 20, 7, 10, 16
 TINY = pathlib.Path(__file__).parents[1] / "models" / "decoder" / "tiny"
 MODERNBERT = pathlib.Path(__file__).parents[1] / "models" / "encoder" / "modernbert"
 DINOV2 = pathlib.Path(__file__).parents[1] / "models" / "vision" / "dinov2"
+SWIN = pathlib.Path(__file__).parents[1] / "models" / "vision" / "swin"
 T5 = pathlib.Path(__file__).parents[1] / "models" / "t5" / "tiny"
 MODELS = {
     "gpt2": "--task language_modeling --data.name docstrings --data.length 8 --model.name gpt2 --model.width 64 "
@@ -38,6 +39,8 @@ MODELS = {
     "modernbert": f"--task text_classification --data.name docstrings --data.length 8 --model.name hf:{MODERNBERT} "
     "--data.tokenizer bytes --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
     "dinov2": f"--data.name digits --model.name hf:{DINOV2} --optimizer.name adamw --optimizer.learning_rate 1e-3 "
+    "--precision.policy float32",
+    "swin": f"--data.name digits --model.name hf:{SWIN} --optimizer.name adamw --optimizer.learning_rate 1e-3 "
     "--precision.policy float32",
     "t5": f"--task text_to_text --data.name {__file__}:pairs --data.length 8 --model.name hf:{T5} "
     "--data.tokenizer bytes --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
@@ -114,8 +117,9 @@ def main() -> None:
     if several:
         jax.distributed.initialize(f"127.0.0.1:{sys.argv[3]}", 2, int(sys.argv[4]))
     first = jax.process_index() == 0
-    # ModernBERT's blocks pass on two arrays, whose positions cannot be divided.
-    which = IN_TWO if several else [mesh for mesh in ALONE if (name, mesh) != ("modernbert", "sequence")]
+    # ModernBERT's blocks pass on two arrays, and Swin's images, whose positions cannot be divided.
+    apart = name in ("modernbert", "swin")
+    which = IN_TWO if several else [mesh for mesh in ALONE if not (apart and mesh == "sequence")]
     runs = {
         mesh: Run(with_settings(config, {"mesh.sequence": mesh == "sequence"}), MESHES[mesh])
         for mesh in which

@@ -11,7 +11,7 @@ from typing import Any
 
 from mpjax.errors import UsageError
 from mpjax.models.config_keys import CONFIG, ConfigKeys, read_object
-from mpjax.models.vision.settings import ConvNeXtV2Settings, Settings, ViTSettings
+from mpjax.models.vision.settings import ConvNeXtV2Settings, Settings, SwinSettings, ViTSettings
 from mpjax.strict_json import encode
 
 
@@ -21,11 +21,15 @@ FAMILIES: Mapping[str, str] = {
     "dinov2": "Dinov2",
     "dinov2_with_registers": "Dinov2WithRegisters",
     "convnextv2": "ConvNextV2",
+    "swin": "Swin",
 }
 """For each `model_type`: what the names of its classes in transformers begin with."""
 
 WITH_TEACHER = "DeiTForImageClassificationWithTeacher"
 """The class of transformers with a head for the second token."""
+
+MASK_TOKEN = "embeddings.mask_token"
+"""The tensor of files, below the name of the family, that stands for hidden patches in pre-training."""
 
 _ACTIVATIONS: Mapping[str, Any] = {
     "gelu": "gelu",
@@ -84,7 +88,13 @@ def settings_of(config: Any) -> Settings:
     ):
         raise UsageError(f"architectures is {encode(named)}: wanted one class of {FAMILIES[kind]}")
     keys.unused(*_UNUSED)
-    settings = _convnext(keys) if kind == "convnextv2" else _vit(keys, kind, second_head=named == [WITH_TEACHER])
+    match kind:
+        case "convnextv2":
+            settings = _convnext(keys)
+        case "swin":
+            settings = _swin(keys)
+        case _:
+            settings = _vit(keys, kind, second_head=named == [WITH_TEACHER])
     keys.refuse_rest()
     return settings
 
@@ -147,3 +157,32 @@ def _convnext(keys: ConfigKeys) -> ConvNeXtV2Settings:
         drop_path=keys.number("drop_path_rate", 0.0, below=1),
         epsilon=keys.number("layer_norm_eps", 1e-12),
     )
+
+
+def _swin(keys: ConfigKeys) -> SwinSettings:
+    keys.only("attention_probs_dropout_prob", 0.0, 0)
+    keys.only("qkv_bias", True)
+    keys.only("use_absolute_embeddings", False)
+    keys.unused("image_size", "hidden_size", "num_layers")  # it takes images of any size; the others follow from these
+    depths, heads = (keys.take(name, list, usual) for name, usual in _OF_STAGES.items())
+    if not all(type(size) is int and size >= 1 for size in (*depths, *heads)) or len(depths) != len(heads):
+        raise UsageError(
+            f"depths is {depths} and num_heads {heads}: wanted as many whole numbers of at least 1 in both, one for "
+            "each stage"
+        )
+    return SwinSettings(
+        channels=keys.size("num_channels", 3),
+        patch=keys.side("patch_size", 4),
+        width=keys.size("embed_dim", 96),
+        depths=tuple(depths),
+        heads=tuple(heads),
+        window=keys.size("window_size", 7),
+        mlp_ratio=keys.number("mlp_ratio", 4.0),
+        activation=_ACTIVATIONS[keys.one_of("hidden_act", _ACTIVATIONS, "gelu")],
+        dropout=keys.number("hidden_dropout_prob", 0.0, below=1),
+        drop_path=keys.number("drop_path_rate", 0.1, below=1),
+        epsilon=keys.number("layer_norm_eps", 1e-5),
+    )
+
+
+_OF_STAGES = {"depths": [2, 2, 6, 2], "num_heads": [3, 6, 12, 24]}

@@ -1,9 +1,11 @@
 """Loads a network for images from a folder of Hugging Face files, and exports it to one that transformers loads."""
 
+from __future__ import annotations
+
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flax import nnx
@@ -17,13 +19,16 @@ from mpjax.models.pretrained.files import SINGLE, find_files, find_folder, open_
 from mpjax.models.pretrained.load import cast
 from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.models.pretrained.whole_folder import export_folder, load_folder, named_classes, require_settings
-from mpjax.models.vision.config_json import FAMILIES, WITH_TEACHER, read_settings
+from mpjax.models.vision.config_json import FAMILIES, MASK_TOKEN, WITH_TEACHER, read_settings
 from mpjax.models.vision.images import PREPROCESSOR
-from mpjax.models.vision.kinds import AnyVision, make_network
-from mpjax.models.vision.network import TwoHeads, VisionTransformer
-from mpjax.models.vision.weights import MASK_TOKEN
+from mpjax.models.vision.kinds import make_network
+from mpjax.models.vision.settings import SwinSettings, ViTSettings
 from mpjax.precision.dtypes import widest
 from mpjax.precision.policy import Policy
+
+
+if TYPE_CHECKING:
+    from mpjax.models.vision.kinds import AnyVision
 
 
 def load_vision(
@@ -92,17 +97,18 @@ def export_vision(
     origin, folder = find_folder(source), expanded(path)
     require_settings(origin, read_settings(origin), model.settings)
     config = read_object(origin / CONFIG)
-    two = isinstance(model.head, TwoHeads)
+    two = getattr(model.settings, "second_head", False)
     kind = WITH_TEACHER if two else f"{FAMILIES[config['model_type']]}ForImageClassification"
     changes: dict[str, Any] = {"architectures": [kind]} | ({"problem_type": problem} if problem else {})
-    head: Any = model.head.first if isinstance(model.head, TwoHeads) else model.head
+    head: Any = model.head
+    head = head.first if two else head
     outputs = head.kernel[...].shape[1]
     changes |= named_classes(config, outputs, classes)
     report = export_folder(
         model, folder, origin=origin, copied=[PREPROCESSOR], changes=changes, dtype=dtype, allow_lossy=allow_lossy
     )
-    if isinstance(model, VisionTransformer):
-        key = f"{model.settings.family}.{MASK_TOKEN}"
+    if isinstance(model.settings, ViTSettings | SwinSettings):
+        key = f"{config['model_type']}.{MASK_TOKEN}"
         _add_mask_token(folder / SINGLE, origin, key, widest(*(row.after for row in report)))
     return report
 

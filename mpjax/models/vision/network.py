@@ -17,12 +17,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.activations import gelu, relu, tanh_gelu
 from mpjax.models.attention import Attend, Attention, Implementation
 from mpjax.models.convnext import LayerScale
 from mpjax.models.gated_mlp import GatedMLP, same
 from mpjax.models.scan import in_series, through
 from mpjax.models.transformer import INIT, MLP, dropping, pre_norm, with_positions
+from mpjax.models.vision.activation_functions import ACTIVATIONS
 from mpjax.models.vision.positions import interpolated
 from mpjax.models.vision.settings import ViTSettings
 from mpjax.models.vit import spread
@@ -31,9 +31,6 @@ from mpjax.precision.dtypes import FLOAT32, widest
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Array, Float, Int
-
-
-ACTIVATIONS = {"gelu": gelu, "tanh_gelu": tanh_gelu, "relu": relu}
 
 
 class VisionTransformer(nnx.Module):

@@ -84,4 +84,42 @@ class ConvNeXtV2Settings:
     epsilon: float = 1e-12
 
 
-Settings = ViTSettings | ConvNeXtV2Settings
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SwinSettings:
+    """The settings of a `Swin`.
+
+    Raises UsageError if the heads of a stage do not divide its width.
+
+    Attributes:
+      channels: the channels of an image.
+      patch: the side of a patch in pixels.
+      width: the width of the first stage, doubled by each later stage.
+      depths: the number of blocks in each stage.
+      heads: the number of attention heads in each stage, a divisor of its width.
+      window: the side of a window in patches.
+      mlp_ratio: the hidden width of an MLP by the width of its stage.
+      activation: the activation of the MLPs.
+      dropout: the dropout rate of embeddings, and of the outputs of attention and MLP, in training.
+      drop_path: the rate at which attention, or the MLP, of the last block is dropped; it grows from 0 for the first.
+      epsilon: epsilon of the norms, but those of patches and of merged patches, which have 1e-5.
+    """
+
+    channels: int = 3
+    patch: int = 4
+    width: int = 96
+    depths: tuple[int, ...] = (2, 2, 6, 2)
+    heads: tuple[int, ...] = (3, 6, 12, 24)
+    window: int = 7
+    mlp_ratio: float = 4.0
+    activation: Literal["gelu", "tanh_gelu", "relu"] = "gelu"
+    dropout: float = 0.0
+    drop_path: float = 0.1
+    epsilon: float = 1e-5
+
+    def __post_init__(self):
+        for stage, heads in enumerate(self.heads):
+            if (width := self.width * 2**stage) % heads:
+                raise UsageError(f"a stage of width {width} cannot have {heads} heads: wanted a divisor of {width}")
+
+
+Settings = ViTSettings | ConvNeXtV2Settings | SwinSettings

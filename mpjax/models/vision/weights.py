@@ -10,6 +10,7 @@ from mpjax.models.pretrained.layouts.entry import (
     layer_entries,
     reshaped,
 )
+from mpjax.models.vision.config_json import MASK_TOKEN
 from mpjax.models.vision.network import VisionTransformer
 
 
@@ -24,10 +25,6 @@ _VIT = {
 _DINO = {"norm1": "norm1", "norm2": "norm2", "mlp/up": "mlp.fc1", "mlp/down": "mlp.fc2"}
 _GATED = {**_DINO, "mlp/gate": "mlp.weights_in", "mlp/up": "mlp.weights_in", "mlp/down": "mlp.weights_out"}
 _FUSED = {"gate": FusedPart(0, 2, axis=0), "up": FusedPart(1, 2, axis=0)}
-
-MASK_TOKEN = "embeddings.mask_token"
-"""The tensor, below the name of the family, that stands for hidden patches in pre-training."""
-
 
 def huggingface(model: VisionTransformer) -> WeightMap:
     """Builds the layout of `...ForImageClassification`, and of DeiT's with two heads."""

@@ -30,6 +30,8 @@ VIT = {
 }
 HIDDEN = {"intermediate_size": 48}
 CONVNEXT = {"num_stages": 3, "hidden_sizes": [8, 16, 32], "depths": [1, 2, 1], "image_size": 16, "patch_size": 2}
+SWIN = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 3, "image_size": 16, "patch_size": 2}
+OF_SEVERAL_WIDTHS = ("convnextv2", "swin")
 CASES = {
     "vit": ("ViTForImageClassification", VIT | HIDDEN),
     "vit of tanh": (
@@ -43,6 +45,11 @@ CASES = {
     "registers": ("Dinov2WithRegistersForImageClassification", VIT | {"num_register_tokens": 3}),
     "registers gated": ("Dinov2WithRegistersForImageClassification", VIT | {"use_swiglu_ffn": True}),
     "convnextv2": ("ConvNextV2ForImageClassification", CONVNEXT),
+    "swin": ("SwinForImageClassification", SWIN),
+    "swin filled up": (
+        "SwinForImageClassification",
+        SWIN | {"patch_size": 3, "window_size": 2, "layer_norm_eps": 1e-3, "hidden_act": "relu", "mlp_ratio": 1.5},
+    ),
 }
 
 
@@ -99,12 +106,12 @@ def test_logits_in_float32_are_theirs(saved):
     with torch.no_grad():
         expected = saved.logits().numpy()
     assert np.max(np.abs(expected)) > 0.3
-    for scan in (False, True) if saved.theirs.config.model_type != "convnextv2" else (False,):
+    for scan in (False, True) if saved.theirs.config.model_type not in OF_SEVERAL_WIDTHS else (False,):
         actual = logits(saved.ours(scan_blocks=scan), jnp.asarray(saved.images))
         np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-def test_positions_are_interpolated_as_theirs(saved):
+def test_images_of_another_size_are_read_as_theirs(saved):
     saved = saved._replace(size=28)
     with torch.no_grad():
         expected = saved.logits().numpy()
@@ -194,3 +201,14 @@ def test_a_file_without_head_is_read_and_its_pooler_is_not(tmp_path):
     with torch.no_grad():
         expected = theirs(torch.tensor(images.transpose(0, 3, 1, 2))).last_hidden_state
     np.testing.assert_allclose(nnx.jit(lambda model, x: model.features(x))(model, images), expected, atol=1e-5)
+
+
+def test_a_swin_does_not_shift_the_windows_of_a_stage_that_has_one(tmp_path):
+    torch.manual_seed(0)
+    config = transformers.SwinConfig(**SWIN | {"window_size": 4}, num_labels=3, attn_implementation="eager")
+    theirs = randomised(transformers.SwinForImageClassification(config))
+    theirs.save_pretrained(tmp_path)
+    saved = Saved(theirs, str(tmp_path))
+    with torch.no_grad():
+        expected = saved.logits().numpy()
+    np.testing.assert_allclose(logits(saved.ours(), jnp.asarray(saved.images)), expected, atol=1e-5)

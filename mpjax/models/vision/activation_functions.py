@@ -1,0 +1,10 @@
+"""The activations of networks for images, by the names of their settings."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+
+from mpjax.models.activations import gelu, relu, tanh_gelu
+
+
+ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {"gelu": gelu, "tanh_gelu": tanh_gelu, "relu": relu}
