@@ -4,7 +4,12 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from mpjax.models.activations import gelu, relu, tanh_gelu
+from mpjax.models.activations import gelu, relu, silu, tanh_gelu
 
 
-ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {"gelu": gelu, "tanh_gelu": tanh_gelu, "relu": relu}
+ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": gelu,
+    "tanh_gelu": tanh_gelu,
+    "relu": relu,
+    "silu": silu,
+}

@@ -20,6 +20,7 @@ FAMILIES: Mapping[str, str] = {
     "deit": "DeiT",
     "dinov2": "Dinov2",
     "dinov2_with_registers": "Dinov2WithRegisters",
+    "dinov3_vit": "DINOv3ViT",
     "convnextv2": "ConvNextV2",
     "swin": "Swin",
 }
@@ -93,10 +94,17 @@ def settings_of(config: Any) -> Settings:
             settings = _convnext(keys)
         case "swin":
             settings = _swin(keys)
+        case "dinov3_vit":
+            settings = _dinov3(keys)
         case _:
             settings = _vit(keys, kind, second_head=named == [WITH_TEACHER])
     keys.refuse_rest()
     return settings
+
+
+def class_of(model_type: str) -> str:
+    """The name of the class of transformers that an exported classifier is for."""
+    return FAMILIES[model_type] + ("Model" if model_type == "dinov3_vit" else "ForImageClassification")
 
 
 def _vit(keys: ConfigKeys, kind: Any, *, second_head: bool) -> ViTSettings:
@@ -106,11 +114,13 @@ def _vit(keys: ConfigKeys, kind: Any, *, second_head: bool) -> ViTSettings:
     keys.only("attention_probs_dropout_prob", 0.0, 0)
     keys.only("qkv_bias", True)
     keys.only("chunk_size_feed_forward", 0)
-    options: dict[str, Any] = {"block_dropout": dropout}
+    activation = _ACTIVATIONS[keys.one_of("hidden_act", _ACTIVATIONS, "gelu")]
+    options: dict[str, Any] = {"block_dropout": dropout, "activation": activation}
     if is_dino:
         hidden, gated = int(width * keys.number("mlp_ratio", 4)), keys.take("use_swiglu_ffn", bool, False)
         options = {
             "gated": gated,
+            "activation": "silu" if gated else activation,
             "hidden": (int(hidden * 2 / 3) + 7) // 8 * 8 if gated else hidden,
             "layer_scale": keys.number("layerscale_value", 1.0),
             "drop_path": keys.number("drop_path_rate", 0.0, below=1),
@@ -126,7 +136,6 @@ def _vit(keys: ConfigKeys, kind: Any, *, second_head: bool) -> ViTSettings:
         width=width,
         depth=keys.size("num_hidden_layers", 12),
         heads=keys.size("num_attention_heads", 12),
-        activation=_ACTIVATIONS[keys.one_of("hidden_act", _ACTIVATIONS, "gelu")],
         epsilon=keys.number("layer_norm_eps", 1e-6 if is_dino else 1e-12),
         dropout=dropout,
         distilled=kind == "deit",
@@ -134,6 +143,43 @@ def _vit(keys: ConfigKeys, kind: Any, *, second_head: bool) -> ViTSettings:
         **({} if is_dino else {"hidden": keys.size("intermediate_size", 3072)}),
         **options,
     )
+
+
+def _dinov3(keys: ConfigKeys) -> ViTSettings:
+    keys.only("attention_dropout", 0.0, 0)
+    for name, value in _BIASES.items():
+        keys.only(name, value)
+    keys.unused(*AUGMENTED)
+    gated = keys.take("use_gated_mlp", bool, False)
+    activations = _GATES if gated else _ACTIVATIONS | {"silu": "silu"}
+    theta = keys.number("rope_theta", 100.0)
+    if theta <= 0:
+        raise keys.refusal("rope_theta", theta, "wanted a positive number")
+    return ViTSettings(
+        family="dinov3_vit",
+        image_size=keys.side("image_size", 224),
+        patch=keys.side("patch_size", 16),
+        channels=keys.size("num_channels", 3),
+        width=keys.size("hidden_size", 384),
+        depth=keys.size("num_hidden_layers", 12),
+        heads=keys.size("num_attention_heads", 6),
+        hidden=keys.size("intermediate_size", 1536),
+        gated=gated,
+        activation=activations[keys.one_of("hidden_act", activations, "gelu")],
+        epsilon=keys.number("layer_norm_eps", 1e-5),
+        drop_path=keys.number("drop_path_rate", 0.0, below=1),
+        layer_scale=keys.number("layerscale_value", 1.0),
+        registers=keys.take("num_register_tokens", int, 0),
+        rope=theta,
+        unbiased=("key", *(name for name in ("query", "value") if not keys.take(f"{name}_bias", bool, True))),
+    )
+
+
+_BIASES = {"key_bias": False, "proj_bias": True, "mlp_bias": True}
+_GATES: Mapping[str, Any] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "tanh_gelu"}
+
+AUGMENTED = ("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale")
+"""Keys of the random changes of the coordinates of patches in the pre-training of DINOv3, which mpjax does not make."""
 
 
 def _convnext(keys: ConfigKeys) -> ConvNeXtV2Settings:

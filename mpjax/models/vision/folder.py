@@ -16,10 +16,11 @@ from mpjax.config.paths import expanded
 from mpjax.models.config_keys import CONFIG, read_object
 from mpjax.models.pretrained.export import write_tensors
 from mpjax.models.pretrained.files import SINGLE, find_files, find_folder, open_tensors
+from mpjax.models.pretrained.layouts.families import layouts_of
 from mpjax.models.pretrained.load import cast
 from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.models.pretrained.whole_folder import export_folder, load_folder, named_classes, require_settings
-from mpjax.models.vision.config_json import FAMILIES, MASK_TOKEN, WITH_TEACHER, read_settings
+from mpjax.models.vision.config_json import MASK_TOKEN, WITH_TEACHER, class_of, read_settings
 from mpjax.models.vision.images import PREPROCESSOR
 from mpjax.models.vision.kinds import make_network
 from mpjax.models.vision.settings import SwinSettings, ViTSettings
@@ -73,7 +74,8 @@ def export_vision(
 ) -> PretrainedReport:
     """Writes a folder that `transformers.AutoModelForImageClassification.from_pretrained` loads.
 
-    A DeiT with two heads is for `DeiTForImageClassificationWithTeacher`. The folder has the weights in one file, the
+    A DeiT with two heads is for `DeiTForImageClassificationWithTeacher`. A DINOv3 is for `transformers.AutoModel`,
+    which has no head: it is in the file, where mpjax reads it. The folder has the weights in one file, the
     config.json of `source` with the dtype of these weights, the class of the model and its classes, and the
     preprocessor_config.json of `source`. The token of hidden patches, which no logit depends on, is copied too.
 
@@ -98,7 +100,7 @@ def export_vision(
     require_settings(origin, read_settings(origin), model.settings)
     config = read_object(origin / CONFIG)
     two = getattr(model.settings, "second_head", False)
-    kind = WITH_TEACHER if two else f"{FAMILIES[config['model_type']]}ForImageClassification"
+    kind = WITH_TEACHER if two else class_of(config["model_type"])
     changes: dict[str, Any] = {"architectures": [kind]} | ({"problem_type": problem} if problem else {})
     head: Any = model.head
     head = head.first if two else head
@@ -108,7 +110,7 @@ def export_vision(
         model, folder, origin=origin, copied=[PREPROCESSOR], changes=changes, dtype=dtype, allow_lossy=allow_lossy
     )
     if isinstance(model.settings, ViTSettings | SwinSettings):
-        key = f"{config['model_type']}.{MASK_TOKEN}"
+        key = layouts_of(model)["huggingface"](model).base + MASK_TOKEN
         _add_mask_token(folder / SINGLE, origin, key, widest(*(row.after for row in report)))
     return report
 

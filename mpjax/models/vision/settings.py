@@ -21,8 +21,8 @@ class ViTSettings:
       depth: the number of blocks.
       heads: the number of attention heads, a divisor of the width.
       hidden: the hidden width of the MLP.
-      gated: whether the MLP is a `GatedMLP` with SiLU, which takes the place of `activation`.
-      activation: the activation of the MLP.
+      gated: whether the MLP is a `GatedMLP`.
+      activation: the activation of the MLP, or of its gate.
       epsilon: epsilon of the norms.
       dropout: the dropout rate of embeddings, in training.
       block_dropout: that of the outputs of attention and MLP.
@@ -33,9 +33,12 @@ class ViTSettings:
       second_head: whether it has a head of its own, and logits are the mean of both.
       head_of_patches: whether the head reads the mean of the patches beside the class token.
       antialias: whether position embeddings are averaged where they are interpolated to fewer patches.
+      rope: the base of the frequencies of rotary position embeddings, which take the place of the table of positions;
+        None for the table.
+      unbiased: the names of projections in attention, of "query", "key" and "value", that have no bias.
     """
 
-    family: Literal["vit", "deit", "dinov2", "dinov2_with_registers"] = "vit"
+    family: Literal["vit", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit"] = "vit"
     image_size: int = 224
     patch: int = 16
     channels: int = 3
@@ -44,7 +47,7 @@ class ViTSettings:
     heads: int = 12
     hidden: int = 3072
     gated: bool = False
-    activation: Literal["gelu", "tanh_gelu", "relu"] = "gelu"
+    activation: Literal["gelu", "tanh_gelu", "relu", "silu"] = "gelu"
     epsilon: float = 1e-12
     dropout: float = 0.0
     block_dropout: float = 0.0
@@ -55,11 +58,18 @@ class ViTSettings:
     second_head: bool = False
     head_of_patches: bool = False
     antialias: bool = False
+    rope: float | None = None
+    unbiased: tuple[Literal["query", "key", "value"], ...] = ()
 
     def __post_init__(self):
         if self.width % self.heads:
             raise UsageError(
                 f"a ViT of width {self.width} cannot have {self.heads} heads: wanted a divisor of {self.width}"
+            )
+        if self.rope is not None and self.width // self.heads % 4:
+            raise UsageError(
+                f"rotary position embeddings of rows and columns turn heads of 4, 8, 12, ... features, got "
+                f"{self.width // self.heads}"
             )
 
 

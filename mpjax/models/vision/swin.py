@@ -47,9 +47,7 @@ class Swin(nnx.Module):
       UsageError: images have other channels than the settings, or the last stage has less than a window.
     """
 
-    def __init__(
-        self, settings: SwinSettings, *, image_shape: tuple[int, int, int], num_classes: int, rngs: nnx.Rngs
-    ):
+    def __init__(self, settings: SwinSettings, *, image_shape: tuple[int, int, int], num_classes: int, rngs: nnx.Rngs):
         _check_images(settings, image_shape)
         width, patch = settings.width, settings.patch
         self.settings = settings
