@@ -109,6 +109,12 @@ def dinov3(width):
     return functools.partial(make_network, settings, image_shape=(8, 8, 1), num_classes=3)
 
 
+def clip(width):
+    sizes = {"patch_size": 4, "hidden_size": width, "num_attention_heads": 2, "num_channels": 1, "image_size": 16}
+    settings = settings_of({"model_type": "clip_vision_model", **sizes, "num_hidden_layers": 1})
+    return functools.partial(make_network, settings, image_shape=(8, 8, 1), num_classes=3)
+
+
 def swin(width):
     """With a shifted window that is filled up, and dropped paths."""
     sizes = {"patch_size": 2, "window_size": 3, "embed_dim": width, "depths": [2], "num_heads": [2], "num_channels": 1}
@@ -153,6 +159,7 @@ MODELS = {
     "modernbert": Case(modernbert(16), TEXTS, "int32"),
     "dinov2": Case(dinov2(16), (2, 8, 8, 1)),
     "dinov3": Case(dinov3(16), (2, 8, 8, 1)),
+    "clip": Case(clip(16), (2, 8, 8, 1)),
     "swin": Case(swin(16), (2, 8, 8, 1)),
     "convnextv2": Case(functools.partial(ConvNeXt, (1, 1), width=8, patch=2, version=2, **SETTINGS), IMAGES),
     "t5": Case(t5(16), TEXTS, "int32"),
@@ -184,19 +191,7 @@ OTHER_PRESETS = [preset for preset in PRESETS if preset not in FLOAT8_PRESETS]
 
 QUICK = {
     (name, "mixed_float16")
-    for name in (
-        "mlp",
-        "resnet",
-        "convnext",
-        "vit",
-        "gpt2",
-        "gemma",
-        "modernbert",
-        "dinov2",
-        "convnextv2",
-        "t5",
-        "swin",
-    )
+    for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma", "modernbert", "dinov2", "convnextv2", "t5")
 }
 QUICK |= {(name, "mixed_float16") for name in ("efficientnet", "mobilenetv3", "swin", "dinov3")}
 QUICK |= {("vit", "mixed_bfloat16"), ("vit", "O1"), ("vit", "O3"), ("resnet", "O1"), ("gemma", "O1")}
@@ -249,6 +244,7 @@ LARGE_ENOUGH = {
     "modernbert": Case(modernbert(128), (4, 8), "int32"),
     "dinov2": Case(dinov2(64), (4, 8, 8, 1)),
     "dinov3": Case(dinov3(64), (4, 8, 8, 1)),
+    "clip": Case(clip(64), (4, 8, 8, 1)),
     "swin": Case(swin(64), (4, 8, 8, 1)),
     "t5": Case(t5(128), (4, 8), "int32"),
     "t5 v1.1": Case(t5(128, **GATED), (4, 8), "int32"),

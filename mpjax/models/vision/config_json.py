@@ -12,6 +12,7 @@ from typing import Any
 from mpjax.errors import UsageError
 from mpjax.models.config_keys import CONFIG, ConfigKeys, read_object
 from mpjax.models.vision.settings import ConvNeXtV2Settings, Settings, SwinSettings, ViTSettings
+from mpjax.models.vision.tower_json import tower_of
 from mpjax.strict_json import encode
 
 
@@ -23,6 +24,10 @@ FAMILIES: Mapping[str, str] = {
     "dinov3_vit": "DINOv3ViT",
     "convnextv2": "ConvNextV2",
     "swin": "Swin",
+    "clip": "CLIP",
+    "clip_vision_model": "CLIP",
+    "siglip": "Siglip",
+    "siglip_vision_model": "Siglip",
 }
 """For each `model_type`: what the names of its classes in transformers begin with."""
 
@@ -31,6 +36,9 @@ WITH_TEACHER = "DeiTForImageClassificationWithTeacher"
 
 MASK_TOKEN = "embeddings.mask_token"
 """The tensor of files, below the name of the family, that stands for hidden patches in pre-training."""
+
+UNREAD: Mapping[str, tuple[str, ...]] = {"clip": ("post_layernorm.*",), "siglip": ("head.*",)}
+"""The tensors of files that no logit of a classifier depends on, by the `kind` of a tower."""
 
 _ACTIVATIONS: Mapping[str, Any] = {
     "gelu": "gelu",
@@ -96,6 +104,8 @@ def settings_of(config: Any) -> Settings:
             settings = _swin(keys)
         case "dinov3_vit":
             settings = _dinov3(keys)
+        case "clip" | "clip_vision_model" | "siglip" | "siglip_vision_model":
+            settings = tower_of(keys, kind, config)
         case _:
             settings = _vit(keys, kind, second_head=named == [WITH_TEACHER])
     keys.refuse_rest()
@@ -151,7 +161,7 @@ def _dinov3(keys: ConfigKeys) -> ViTSettings:
         keys.only(name, value)
     keys.unused(*AUGMENTED)
     gated = keys.take("use_gated_mlp", bool, False)
-    activations = _GATES if gated else _ACTIVATIONS | {"silu": "silu"}
+    activations = _GATES if gated else {**_ACTIVATIONS, "silu": "silu"}
     theta = keys.number("rope_theta", 100.0)
     if theta <= 0:
         raise keys.refusal("rope_theta", theta, "wanted a positive number")

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.vision.settings import ConvNeXtV2Settings, Settings, SwinSettings
+from mpjax.models.vision.settings import ConvNeXtV2Settings, Settings, SwinSettings, TowerSettings
 
 
 if TYPE_CHECKING:
     from mpjax.models.vision.convnextv2 import ConvNeXtV2
     from mpjax.models.vision.network import VisionTransformer
     from mpjax.models.vision.swin import Swin
+    from mpjax.models.vision.tower import TowerClassifier
 
-    AnyVision = VisionTransformer | ConvNeXtV2 | Swin
+    AnyVision = VisionTransformer | ConvNeXtV2 | Swin | TowerClassifier
 
 
 def make_network(
@@ -43,6 +44,10 @@ def make_network(
 
             _refuse_loop("Swin", scan_blocks)
             return Swin(settings, **sizes, rngs=rngs)
+        case TowerSettings():
+            from mpjax.models.vision.tower import TowerClassifier
+
+            return TowerClassifier(settings, **sizes, scan_blocks=scan_blocks, rngs=rngs)
         case _:
             from mpjax.models.vision.network import VisionTransformer
 

@@ -62,10 +62,7 @@ class ViTSettings:
     unbiased: tuple[Literal["query", "key", "value"], ...] = ()
 
     def __post_init__(self):
-        if self.width % self.heads:
-            raise UsageError(
-                f"a ViT of width {self.width} cannot have {self.heads} heads: wanted a divisor of {self.width}"
-            )
+        require_heads(self.width, self.heads)
         if self.rope is not None and self.width // self.heads % 4:
             raise UsageError(
                 f"rotary position embeddings of rows and columns turn heads of 4, 8, 12, ... features, got "
@@ -128,8 +125,45 @@ class SwinSettings:
 
     def __post_init__(self):
         for stage, heads in enumerate(self.heads):
-            if (width := self.width * 2**stage) % heads:
-                raise UsageError(f"a stage of width {width} cannot have {heads} heads: wanted a divisor of {width}")
+            require_heads(self.width * 2**stage, heads)
 
 
-Settings = ViTSettings | ConvNeXtV2Settings | SwinSettings
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TowerSettings:
+    """The settings of a `VisionTower`. The defaults are those of SigLIP.
+
+    Attributes:
+      kind: whose tower it is: CLIP's has a class token, and a norm before the blocks.
+      image_size: the side of the images that the position embeddings are for.
+      patch: the side of a patch in pixels.
+      channels: the channels of an image.
+      width: D.
+      depth: the number of blocks.
+      heads: the number of attention heads, a divisor of the width.
+      hidden: the hidden width of the MLP.
+      activation: the activation of the MLP.
+      epsilon: epsilon of the norms.
+    """
+
+    kind: Literal["clip", "siglip"] = "siglip"
+    image_size: int = 224
+    patch: int = 16
+    channels: int = 3
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    hidden: int = 3072
+    activation: Literal["gelu", "tanh_gelu", "quick_gelu"] = "tanh_gelu"
+    epsilon: float = 1e-6
+
+    def __post_init__(self):
+        require_heads(self.width, self.heads)
+
+
+def require_heads(width: int, heads: int) -> None:
+    """Raises UsageError if `heads` does not divide `width`."""
+    if width % heads:
+        raise UsageError(f"a network of width {width} cannot have {heads} heads: wanted a divisor of {width}")
+
+
+Settings = ViTSettings | ConvNeXtV2Settings | SwinSettings | TowerSettings

@@ -136,7 +136,7 @@ class SwinBlock(nnx.Module):
         _, rows, columns, _ = x.shape
         shift = self.shift if min(rows, columns) > self.window else 0
         x = filled(x, self.window)
-        size = x.shape[1:3]
+        size = x.shape[1], x.shape[2]
         bias = self.positions()[None]
         if shift:
             x = jnp.roll(x, (-shift, -shift), axis=(1, 2))

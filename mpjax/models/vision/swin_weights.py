@@ -1,5 +1,7 @@
 """Maps a `Swin` to the files of Hugging Face transformers (`SwinForImageClassification`)."""
 
+from typing import Any
+
 from mpjax.models.pretrained.layouts.entry import FileEntry, WeightMap, attention_entries, layer_entries
 from mpjax.models.vision.config_json import MASK_TOKEN
 from mpjax.models.vision.swin import Merging, Swin
@@ -26,6 +28,7 @@ def huggingface(model: Swin) -> WeightMap:
     }
     entries: dict[str, FileEntry] = {}
     stage = index = 0
+    layer: Any
     for number, layer in enumerate(model.layers):
         path, names_of = f"layers/{number}", f"{base}encoder.layers.{stage}"
         if isinstance(layer, Merging):

@@ -34,6 +34,12 @@ VIT = {
 HIDDEN = {"intermediate_size": 48}
 CONVNEXT = {"num_stages": 3, "hidden_sizes": [8, 16, 32], "depths": [1, 2, 1], "image_size": 16, "patch_size": 2}
 SWIN = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 3, "image_size": 16, "patch_size": 2}
+TEXTS = VIT | HIDDEN | {"vocab_size": 20, "max_position_embeddings": 5}
+TOWERS = {
+    "vision_config": VIT | HIDDEN,
+    "text_config": {key: size for key, size in TEXTS.items() if key not in ("image_size", "patch_size")},
+}
+UNREAD = {"clip": "post_layernorm", "siglip": "vision_model.head"}
 OF_SEVERAL_WIDTHS = ("convnextv2", "swin")
 CASES = {
     "vit": ("ViTForImageClassification", VIT | HIDDEN),
@@ -53,6 +59,8 @@ CASES = {
         "WithHead",
         VIT | HIDDEN | {"use_gated_mlp": True, "hidden_act": "silu", "query_bias": False, "value_bias": False},
     ),
+    "clip": ("CLIPForImageClassification", TOWERS),
+    "siglip": ("SiglipForImageClassification", TOWERS),
     "swin": ("SwinForImageClassification", SWIN),
     "swin filled up": (
         "SwinForImageClassification",
@@ -99,12 +107,13 @@ class Saved(NamedTuple):
 
     @property
     def images(self) -> np.ndarray:
-        shape = (2, self.size, self.size, self.theirs.config.num_channels)
+        config = self.theirs.config
+        shape = (2, self.size, self.size, getattr(config, "vision_config", config).num_channels)
         return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
     def logits(self) -> torch.Tensor:
-        # Only ViT and DeiT have to be told of images of another size.
-        told = self.theirs.config.model_type in ("vit", "deit") and self.size != 16
+        # These have to be told of images of another size.
+        told = self.theirs.config.model_type in ("vit", "deit", "clip", "siglip") and self.size != 16
         options = {"interpolate_pos_encoding": True} if told else {}
         return self.theirs(torch.tensor(self.images.transpose(0, 3, 1, 2)), **options).logits
 
@@ -207,7 +216,7 @@ def test_gradients_are_theirs(saved, tmp_path):
     expected = load_file(tmp_path / "theirs" / "model.safetensors")
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        if "mask_token" not in name:
+        if "mask_token" not in name and UNREAD.get(theirs.config.model_type, " ") not in name:
             largest = np.max(np.abs(value), initial=0)
             np.testing.assert_allclose(actual[name], value, atol=1e-5 * max(largest, 1e-2), err_msg=name)
 
@@ -251,3 +260,26 @@ def test_a_swin_does_not_shift_the_windows_of_a_stage_that_has_one(tmp_path):
     with torch.no_grad():
         expected = saved.logits().numpy()
     np.testing.assert_allclose(logits(saved.ours(), jnp.asarray(saved.images)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
+def test_a_file_of_a_tower_alone_becomes_that_of_a_classifier(kind, tmp_path):
+    torch.manual_seed(0)
+    tower = getattr(transformers, f"{kind}VisionModel")
+    theirs = randomised(tower(tower.config_class(**VIT, **HIDDEN)))
+    theirs.save_pretrained(tmp_path / "in")
+    config = json.loads((tmp_path / "in" / "config.json").read_text())
+    model = make_network(settings_of(config), image_shape=(16, 16, 3), num_classes=3, rngs=nnx.Rngs(0))
+    mpjax.load_pretrained(model, tmp_path / "in", skip=("head/*",))
+    images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype(np.float32)
+    expected = logits(model, jnp.asarray(images))
+    export_vision(model, tmp_path / "out", source=tmp_path / "in")
+    again = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "out")
+    assert type(again).__name__ == f"{kind}ForImageClassification"
+    before = load_file(tmp_path / "in" / "model.safetensors")
+    after = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(np.array_equal(after[f"vision_model.{name}"], value) for name, value in before.items())
+    with torch.no_grad():
+        actual = again.eval()(torch.tensor(images.transpose(0, 3, 1, 2))).logits
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    load_vision(tmp_path / "out", image_shape=(16, 16, 3), num_classes=3)

@@ -48,18 +48,12 @@ def network(config, size=16, classes=3, channels=3, **options) -> Any:
         (BASE, 88_116_712),
         (GIANT | {"image_size": 518, "patch_size": 14, "use_swiglu_ffn": True}, 1_139_558_376),
         (TINY, 28_635_496),
-        ({"model_type": "dinov3_vit", "num_register_tokens": 4}, 21_985_768),
+        ({"model_type": "dinov3_vit", "num_register_tokens": 4}, 21_981_160),
         ({"model_type": "swin"}, 28_288_354),
+        ({"model_type": "clip", "vision_config": {"patch_size": 16}}, 86_566_888),
+        ({"model_type": "siglip"}, 86_566_120),
     ],
-    ids=[
-        "vit-base",
-        "deit-tiny",
-        "dinov2-base",
-        "dinov2-giant with registers",
-        "convnextv2-tiny",
-        "dinov3-small",
-        "swin-tiny",
-    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
 def test_published_sizes_have_their_numbers_of_parameters(config, numbers):
     size = config.get("patch_size", 16) * 16
@@ -87,9 +81,15 @@ def test_published_sizes_have_their_numbers_of_parameters(config, numbers):
         (DINO3 | {"hidden_act": "relu", "use_gated_mlp": True}, 'hidden_act is "relu": wanted silu or'),
         (DINO3 | {"num_attention_heads": 8}, "turn heads of 4, 8, 12, ... features, got 2"),
         (DINO3 | {"attention_dropout": 0.1}, "attention_dropout is 0.1"),
+        ({"model_type": "clip", "vision_config": {"rope": 1}}, "does not know vision_config.rope 1"),
+        (
+            {"model_type": "clip", "vision_config": {"hidden_size": 12}, "vision_config_dict": {"hidden_size": 24}},
+            "vision_config and vision_config_dict describe two networks",
+        ),
+        ({"model_type": "siglip", "vision_config": {"hidden_size": 9}}, "of width 9 cannot have 12 heads"),
         (SWIN | {"use_absolute_embeddings": True}, "use_absolute_embeddings is true"),
         (SWIN | {"num_heads": [2]}, "as many whole numbers of at least 1 in both"),
-        (SWIN | {"num_heads": [3, 2]}, "a stage of width 8 cannot have 3 heads"),
+        (SWIN | {"num_heads": [3, 2]}, "of width 8 cannot have 3 heads"),
         (SWIN | {"pretrained_window_size": 0}, "does not know pretrained_window_size"),
     ],
 )
@@ -220,6 +220,7 @@ def test_what_is_not_read_about_images_is_told(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(DINO3 | {"pos_embed_rescale": 2.0, "pos_embed_shift": None}))
     line, _ = models.advice_on(Model(name=f"hf:{tmp_path}"), {"image": Image((16, 32, 3))})
     assert line == "config.json: pos_embed_rescale 2.0 without effect: training leaves the coordinates of patches alone"
+    (tmp_path / "config.json").write_text(json.dumps(VIT))
     written(tmp_path, size={"shortest_edge": 256}, crop_size=224)
     (line,) = models.advice_on(Model(name=f"hf:{tmp_path}"))
     told = 'size {"shortest_edge": 256}, crop_size 224, resample 3 without effect: --data.image_size resizes images'

@@ -25,6 +25,7 @@ _LAYOUTS_OF = {
     "mpjax.models.encoder.modernbert": "mpjax.models.encoder.modernbert_weights",
     "mpjax.models.vision.network": "mpjax.models.vision.weights",
     "mpjax.models.vision.convnextv2": "mpjax.models.vision.convnextv2_weights",
+    "mpjax.models.vision.tower": "mpjax.models.vision.tower_weights",
     "mpjax.models.vision.swin": "mpjax.models.vision.swin_weights",
     "mpjax.models.t5.network": "mpjax.models.t5.weights",
 }
