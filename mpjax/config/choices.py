@@ -153,6 +153,7 @@ TaskName = Literal[
     "multilabel",
     "embedding",
     "text_to_text",
+    "image_text",
     "own",
 ]
 
@@ -190,6 +191,7 @@ TASKS: Mapping[TaskName, TaskKind] = {
     "multilabel": TaskKind(("image", "labels"), "f1"),
     "embedding": TaskKind((), "accuracy"),
     "text_to_text": TaskKind((), "perplexity"),
+    "image_text": TaskKind(("image", "text"), "image_to_text"),
     "own": TaskKind((), "loss"),
 }
 

@@ -32,6 +32,7 @@ from mpjax.precision.rules import (
     LINEAR,
     NORM,
     SMALL_PRODUCT,
+    TEMPERATURE,
     Rules,
     by_path,
     decide,
@@ -212,13 +213,13 @@ def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.d
 
 
 def rules_for_modules(policy: Policy) -> Rules:
-    """Adds default rules after the policy's rules: for norms, and for the layer that produces the output (the head).
+    """Adds default rules after the policy's rules: for norms, temperatures, and the layer that produces the output.
 
-    By default norms compute in float32 (or wider), and the head follows the policy without its rules. A default rule is
-    left out if the policy has a rule with the same pattern. The rule for the head is added only if the policy computes
-    in half precision and its outputs are wider.
+    By default norms, and temperatures of comparisons, compute in float32 (or wider), and that layer, the head, follows
+    the policy without its rules. A default rule is left out if the policy has a rule with the same pattern. The rule
+    for the head is added only if the policy computes in half precision and its outputs are wider.
     """
-    default: dict[str, Any] = {NORM: widest(policy.compute_dtype, FLOAT32)}
+    default: dict[str, Any] = dict.fromkeys((NORM, TEMPERATURE), widest(policy.compute_dtype, FLOAT32))
     if policy.compute_dtype in HALF and policy.output_dtype not in HALF:
         default[HEAD] = dataclasses.replace(policy, rules=())
     return Rules(

@@ -35,6 +35,7 @@ from mpjax.training.lora import left_out as left_out
 from mpjax.training.lora import lora_of as lora_of
 from mpjax.training.lora import source_of as source_of
 from mpjax.training.loss_of_answers import instructions as instructions
+from mpjax.training.loss_of_images_and_texts import image_text as image_text
 from mpjax.training.losses import correct as correct
 from mpjax.training.losses import correct_in_top as correct_in_top
 from mpjax.training.losses import cross_entropy as cross_entropy

@@ -1,7 +1,5 @@
 """Opens a folder of images as a data set: with one folder per class, or with a folder of images and one of masks."""
 
-import dataclasses
-import hashlib
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -11,10 +9,9 @@ import numpy as np
 from mpjax.config.choices import TASKS, TaskName
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
-from mpjax.data.examples import Example, Examples
 from mpjax.data.fields import Image, Label
-from mpjax.data.images.decoding import FileBytes
 from mpjax.data.images.headers import stored_image
+from mpjax.data.sources.folder_examples import FolderExamples, spread
 from mpjax.data.sources.own import Joined
 from mpjax.data.table import Column, Table, advice_on_splits, base_names, parts_of
 from mpjax.errors import UsageError
@@ -29,37 +26,13 @@ _LITTER = {"thumbs.db", "desktop.ini"}
 _WHOLE = "train"  # the only split of a folder without split folders
 
 
-@dataclasses.dataclass(frozen=True)
-class FolderExamples(Examples):
-    """Examples whose columns are image files, whose bytes are read on access, or numbers in memory.
-
-    `files` has the paths of the files, and `numbers` arrays [N, ...], by column.
-    """
-
-    files: Mapping[str, Sequence[str]]
-    numbers: Mapping[str, np.ndarray]
-
-    def __len__(self) -> int:
-        return len(next(iter({**self.files, **self.numbers}.values())))
-
-    def __getitem__(self, index: int) -> Example:
-        read = {name: FileBytes.read(paths[index]) for name, paths in self.files.items()}
-        return read | {name: values[index] for name, values in self.numbers.items()}
-
-    def only(self, columns: Sequence[str]) -> "FolderExamples":
-        """Builds the same examples with only `columns`; unknown names are ignored."""
-        return FolderExamples(
-            {name: self.files[name] for name in columns if name in self.files},
-            {name: self.numbers[name] for name in columns if name in self.numbers},
-        )
-
-
 def open_folder(path: str, task: TaskName, config: Data) -> Table:
     """Opens a folder of images as a data set.
 
     Images to classify are `PATH/SPLIT/CLASS/*.png`. For segmentation, images are `PATH/SPLIT/images/*.jpg` and their
     masks are `PATH/SPLIT/masks/*.png` with the same names. Without split folders, PATH is one split, `train`, and the
-    settings select parts of it: `train[:90%]`, `train[90%:]`. The examples of a split are ordered by a hash of their
+    settings select parts of it: `train[:90%]`, `train[90%:]`. For
+    images and texts, see `open_captions`. The examples of a split are ordered by a hash of their
     file names, so that each part is a random sample of all classes. Classes are numbered by their sorted folder names.
     File names are listed now, and the headers of a sample of images are read; pixels are read later.
 
@@ -75,6 +48,10 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
         raise UsageError(
             f"data set '{set_name}' holds images, but {task} needs text; write --data.name hf:PATH or another text set"
         )
+    if task == "image_text":
+        from mpjax.data.sources.captions import open_captions  # late, as few runs need it
+
+        return open_captions(root, set_name, config)
     split_names = dict.fromkeys(base_names(config.train_split) + base_names(config.test_split))
     folders = _split_folders(root, list(split_names), set_name)
     if task == "segmentation":
@@ -139,7 +116,7 @@ def _classes(folders: Mapping[str, pathlib.Path], set_name: str) -> tuple[dict[s
     examples = {}
     for split, classes in files.items():
         pairs = [(path, numbers[name]) for name, paths in classes.items() for path in paths]
-        pairs.sort(key=lambda pair: _spread(os.path.relpath(pair[0], folders[split])))
+        pairs.sort(key=lambda pair: spread(os.path.relpath(pair[0], folders[split])))
         labels = np.asarray([number for _, number in pairs], np.int32)
         examples[split] = FolderExamples({"image": [path for path, _ in pairs]}, {"label": labels})
     return examples, tuple(names)
@@ -191,7 +168,7 @@ def _pairs(folder: pathlib.Path) -> FolderExamples:
                 f"{some[alone[0]]}: {kind} without {other}: wanted {folder / (other + 's') / alone[0]}.png or another "
                 f"extension ({len(alone)} such files in {folder})"
             )
-    stems = sorted(images, key=_spread)
+    stems = sorted(images, key=spread)
     return FolderExamples({"image": [images[stem] for stem in stems], "mask": [masks[stem] for stem in stems]}, {})
 
 
@@ -239,8 +216,3 @@ def _images(folder: pathlib.Path) -> list[str]:
             )
         paths.append(entry.path)
     return paths
-
-
-def _spread(name: str) -> bytes:
-    """Hashes a file name to a sort key of 8 bytes: the order looks random and is the same on every machine."""
-    return hashlib.blake2b(name.replace(os.sep, "/").encode(errors="surrogateescape"), digest_size=8).digest()

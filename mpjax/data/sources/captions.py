@@ -1,0 +1,106 @@
+"""Opens a folder of images whose texts are in a file `metadata.csv` or `metadata.jsonl` beside them."""
+
+import csv
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpjax.config.schema import Data
+from mpjax.data.images.headers import stored_image
+from mpjax.data.sources.folder_examples import FolderExamples, spread
+from mpjax.data.sources.own import Joined
+from mpjax.data.table import Column, Table, Text, advice_on_splits, base_names, parts_of
+from mpjax.errors import UsageError
+
+
+FILE_NAME = "file_name"
+"""The column of the paths of images, below the folder of the file."""
+
+_FILES = ("metadata.csv", "metadata.jsonl")
+
+
+def open_captions(root: pathlib.Path, set_name: str, config: Data) -> Table:
+    """Opens `PATH/SPLIT/metadata.csv` (or .jsonl) with the images that it names, as Hugging Face datasets do.
+
+    Each row has a `file_name`, and texts in the other columns. Without split folders, `PATH/metadata.csv` is one split,
+    `train`. The examples of a split are ordered by a hash of their file names.
+
+    Raises:
+      UsageError: there is no such file, it is damaged, a row lacks a column that the first row has, a value is no text,
+        or an image is missing.
+    """
+    wanted = list(dict.fromkeys(base_names(config.train_split) + base_names(config.test_split)))
+    if _file_in(root):
+        folders = {"train": root}
+    else:
+        there = sorted(folder.name for folder in root.iterdir() if folder.is_dir() and _file_in(folder))
+        if not there:
+            raise UsageError(
+                f"data set '{set_name}': there is no {_FILES[0]} and no {_FILES[1]} in {root}, nor in its folders: "
+                f"wanted one with the columns {FILE_NAME} and text"
+            )
+        if missing := [name for name in wanted if name not in there and name != "all"]:
+            advice, repair = advice_on_splits(missing[0], there)
+            raise UsageError(
+                f"data set '{set_name}' has no split '{missing[0]}'; there are {', '.join(there)}; {advice}",
+                repair=repair,
+            )
+        folders = {name: root / name for name in (there if "all" in wanted else wanted)}
+    splits = {name: _examples(folder) for name, folder in folders.items()}
+    names = next(iter(splits.values())).numbers
+    for name, examples in splits.items():
+        if lacking := names.keys() - examples.numbers.keys():
+            raise UsageError(f"data set '{set_name}': split '{name}' has no column {sorted(lacking)[0]}")
+    sizes = {name: len(examples) for name, examples in splits.items()}
+    train, test = (parts_of(expression, sizes, set_name) for expression in (config.train_split, config.test_split))
+    paths = [path for part in (*train, *test) for path in splits[part.split].files["image"][part.start : part.stop]]
+    columns: dict[str, Column] = {"image": stored_image(len(paths), paths.__getitem__, "image")}
+    columns |= {name: Text() for name in names}
+
+    def open_columns(chosen: Sequence[str]) -> tuple[Joined, Joined]:
+        parts = {name: examples.only(chosen) for name, examples in splits.items()}
+        return Joined(parts, train, chosen), Joined(parts, test, chosen)
+
+    return Table(set_name, columns, open_columns)
+
+
+def _file_in(folder: pathlib.Path) -> pathlib.Path | None:
+    return next((folder / name for name in _FILES if (folder / name).is_file()), None)
+
+
+def _examples(folder: pathlib.Path) -> FolderExamples:
+    file = _file_in(folder)
+    assert file is not None, "folders without such a file are left out before"
+    rows = _rows(file)
+    rows.sort(key=lambda row: spread(row[FILE_NAME]))
+    paths = [str(folder / row[FILE_NAME]) for row in rows]
+    if absent := [path for path in paths if not pathlib.Path(path).is_file()]:
+        raise UsageError(f"{file}: there is no {absent[0]} ({len(absent)} of {len(rows)} images are missing)")
+    texts = {name: np.asarray([row[name] for row in rows], object) for name in rows[0] if name != FILE_NAME}
+    return FolderExamples({"image": paths}, texts)
+
+
+def _rows(file: pathlib.Path) -> list[dict[str, str]]:
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            read: list[Any] = (
+                list(csv.DictReader(lines, strict=True))
+                if file.suffix == ".csv"
+                else [json.loads(line) for line in lines if line.strip()]
+            )
+    except (OSError, ValueError, csv.Error) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    if not read:
+        raise UsageError(f"{file} has no rows")
+    for number, row in enumerate(read, start=1):
+        if not isinstance(row, dict) or row.keys() != read[0].keys() or FILE_NAME not in row:
+            raise UsageError(
+                f"{file}: row {number} has other columns than the first, or no {FILE_NAME}: wanted {FILE_NAME} and the "
+                "same texts in each"
+            )
+        if others := [name for name, value in row.items() if not isinstance(value, str)]:
+            raise UsageError(f"{file}: row {number}: {others[0]} is {row[others[0]]!r:.60}; wanted a text")
+    return read
