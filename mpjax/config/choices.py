@@ -216,5 +216,7 @@ BEST: Mapping[str, Callable[[Sequence[float]], float]] = {
     "exact": max,
     "margin": max,
     "mrr": max,
+    "image_to_text": max,
+    "text_to_image": max,
 }
 """For each metric, the function that chooses the best of several values."""

@@ -29,6 +29,7 @@ STEPS, BAD, SAVED, BATCH = 20, 7, 10, 16
 TINY = pathlib.Path(__file__).parents[1] / "models" / "decoder" / "tiny"
 MODERNBERT = pathlib.Path(__file__).parents[1] / "models" / "encoder" / "modernbert"
 DINOV2 = pathlib.Path(__file__).parents[1] / "models" / "vision" / "dinov2"
+TOWERS = pathlib.Path(__file__).parents[1] / "models" / "image_text"
 SWIN = pathlib.Path(__file__).parents[1] / "models" / "vision" / "swin"
 T5 = pathlib.Path(__file__).parents[1] / "models" / "t5" / "tiny"
 MODELS = {
@@ -43,6 +44,10 @@ MODELS = {
     "swin": f"--data.name digits --model.name hf:{SWIN} --optimizer.name adamw --optimizer.learning_rate 1e-3 "
     "--precision.policy float32",
     "t5": f"--task text_to_text --data.name {__file__}:pairs --data.length 8 --model.name hf:{T5} "
+    "--data.tokenizer bytes --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
+    "clip": f"--task image_text --data.name {__file__}:pictures --data.length 8 --model.name hf:{TOWERS / 'clip'} "
+    "--data.tokenizer bytes --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
+    "siglip": f"--task image_text --data.name {__file__}:pictures --data.length 8 --model.name hf:{TOWERS / 'siglip'} "
     "--data.tokenizer bytes --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
     "unet": "--task segmentation --data.name digits_canvas --model.name unet --model.width 4 --model.depth 1 "
     "--training.batch_norm global --optimizer.learning_rate 1e-2 --precision.policy float64",
@@ -72,6 +77,12 @@ def pairs() -> tuple[dict, dict]:
     return texts, texts
 
 
+def pictures() -> tuple[dict, dict]:
+    """An image and a text of each split; batches are drawn at random."""
+    split = {"image": np.zeros((1, 8, 8, 3), np.uint8), "text": ["a"]}
+    return split, split
+
+
 class Run:
     """A model on one mesh."""
 
@@ -80,7 +91,9 @@ class Run:
         plan, fields = plan_precision(config.precision), fields_of(config)
         learner = make_learner(config, plan, fields, steps=STEPS, warmup=2)
         task, tx, layout = learner.task, learner.tx, learner.on(make_mesh(devices, **sizes)).layout
-        self.split = layout.batch(size=BATCH, accumulate=2)
+        # An objective that compares examples with each other divides a batch itself.
+        parts = 1 if task.objective.divides else 2
+        self.split = layout.batch(size=BATCH, accumulate=parts)
         self.divided = len(layout.divided)
         self.whole = NamedSharding(layout.mesh, PartitionSpec())
         self.fields = fields
@@ -92,7 +105,7 @@ class Run:
             return Mean(loss.total * (1 + jnp.sum(batch["poison"])), loss.weight), metrics
 
         self.step = make_train_step(
-            task.structure, tx, loss_of, prepare=task.objective.prepare, accumulate=2, ema=0.9, layout=layout
+            task.structure, tx, loss_of, prepare=task.objective.prepare, accumulate=parts, ema=0.9, layout=layout
         )
 
     def train(self, state, start, stop):

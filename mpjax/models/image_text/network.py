@@ -22,7 +22,7 @@ from mpjax.models.scan import in_series, through
 from mpjax.models.transformer import INIT, MLP, Block, check_length, with_positions
 from mpjax.models.vision.activation_functions import ACTIVATIONS
 from mpjax.models.vision.settings import TowerSettings
-from mpjax.models.vision.tower import VisionTower
+from mpjax.models.vision.tower import NORMAL, VisionTower
 from mpjax.models.vit import spread
 from mpjax.precision.attention import dot_product_attention
 from mpjax.precision.dtypes import FLOAT32, widest
@@ -55,7 +55,7 @@ class ImageText(nnx.Module):
     ):
         vision, text, features = settings.vision, settings.text, settings.features
         is_clip = vision.kind == "clip"
-        linear = functools.partial(nnx.Linear, kernel_init=INIT, use_bias=not is_clip, rngs=rngs)
+        linear = functools.partial(nnx.Linear, kernel_init=NORMAL, use_bias=not is_clip, rngs=rngs)
         self.settings = settings
         self.vision = VisionTower(vision, image_shape=image_shape, scan_blocks=scan_blocks, rngs=rngs)
         self.vision_norm = nnx.LayerNorm(vision.width, epsilon=vision.epsilon, rngs=rngs)
@@ -74,7 +74,9 @@ class ImageText(nnx.Module):
           tokens: int32, padded on the right.
           lengths: int32, the number of tokens of each text that are not padding.
         """
-        return jnp.stack([self.of_images(images), self.of_texts(tokens, lengths)], axis=1)
+        vectors = self.of_images(images), self.of_texts(tokens, lengths)
+        wide = widest(*(x.dtype for x in vectors))
+        return jnp.stack([x.astype(wide) for x in vectors], axis=1)
 
     def of_images(self, images: Float[Array, "B H W C"]) -> Float[Array, "B E"]:
         """Computes the vectors of images."""
@@ -107,6 +109,8 @@ class TextTower(nnx.Module):
             activation=ACTIVATIONS[settings.activation],
             epsilon=settings.epsilon,
             is_causal=is_causal,
+            kernel_init=NORMAL,
+            out_init=NORMAL,
         )
         self.blocks = in_series(block, settings.depth, rngs=rngs, scan=scan_blocks)
         self.norm = nnx.LayerNorm(width, epsilon=settings.epsilon, rngs=rngs)
@@ -127,7 +131,7 @@ class Pooling(nnx.Module):
 
     def __init__(self, settings: TowerSettings, *, rngs: nnx.Rngs):
         width = settings.width
-        inits: dict[str, Any] = {"kernel_init": INIT, "out_init": INIT}
+        inits: dict[str, Any] = {"kernel_init": NORMAL, "out_init": NORMAL}
         self.probe = nnx.Param(INIT(rngs.params(), (1, 1, width)))
         self.attention = Attention(width, settings.heads, **inits, rngs=rngs)
         self.norm = nnx.LayerNorm(width, epsilon=settings.epsilon, rngs=rngs)
@@ -137,7 +141,9 @@ class Pooling(nnx.Module):
         layers = self.attention
         query = layers.query(spread(self.probe[...], x))
         mixed = layers.out(dot_product_attention(query, layers.key(x), layers.value(x)))[:, 0]
-        return mixed + self.mlp(self.norm(mixed))
+        change = self.mlp(self.norm(mixed))
+        # A policy lets the last layer of a network write float32.
+        return mixed.astype(widest(mixed.dtype, change.dtype)) + change
 
 
 class Temperature(nnx.Module):

@@ -28,6 +28,10 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Array, Float
 
 
+NORMAL = nnx.initializers.lecun_normal()
+"""Initial values of the layers of blocks, of any width."""
+
+
 class VisionTower(nnx.Module):
     """Patch embedding, learned positions and pre-norm blocks; with CLIP's class token, and its norm before the blocks.
 
@@ -68,6 +72,8 @@ class VisionTower(nnx.Module):
             hidden=settings.hidden,
             activation=ACTIVATIONS[settings.activation],
             epsilon=settings.epsilon,
+            kernel_init=NORMAL,
+            out_init=NORMAL,
         )
         self.blocks = in_series(block, settings.depth, rngs=rngs, scan=scan_blocks)
 
