@@ -42,14 +42,14 @@ def flags(pictures, kind, run):
     return (
         f"--task image_text --data.name folder:{pictures} --data.tokenizer bytes --data.length 14 --data.batch_size 8 "
         f"--data.eval_batch_size 8 --model.name hf:{NETWORKS / kind} --model.pretrained none --optimizer.name adamw "
-        f"--optimizer.learning_rate 1e-2 --optimizer.warmup 5 --report.no_plot --report.no_tensorboard --output_dir {run}"
+        f"--optimizer.learning_rate 1e-2 --optimizer.warmup 5 --report.no_plot --report.no_tensorboard "
+        f"--output_dir {run}"
     ).split()
 
 
-@pytest.mark.parametrize("kind", ["clip", pytest.param("siglip", marks=pytest.mark.slow)])
-def test_every_command_reads_a_run_that_learned(kind, pictures, tmp_path):
+def test_every_command_reads_a_run_that_learned(pictures, tmp_path):
     run = str(tmp_path / "run")
-    train(load_config([*flags(pictures, kind, run), *"--steps 150 --precision.policy bfloat16".split()]))
+    train(load_config([*flags(pictures, kind, run), "--steps", "150", "--precision.policy", "bfloat16"]))
     found = evaluate_run(Evaluation(run=run))
     assert found["test/image_to_text"] >= 0.75  # at random 0.125
     assert found["test/text_to_image"] >= 0.75
@@ -64,13 +64,13 @@ def test_every_command_reads_a_run_that_learned(kind, pictures, tmp_path):
     assert predict_run(one) == 1
     assert json.loads(lines.read_text()).keys() == {"input", "embedding"}
     export_run(Export(run=run, output=str(tmp_path / "out"), layout="huggingface"))
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == kind
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "clip"
 
 
 def test_folders_without_texts_are_refused(pictures, tmp_path):
     (pictures / "test" / "metadata.csv").write_text("file_name,text\n0.png,\n")
     with pytest.raises(UsageError, match="the text of an image is '': wanted a text that is not empty"):
-        train(load_config([*flags(pictures, "clip", tmp_path / "run"), *"--steps 1".split()]))
+        train(load_config([*flags(pictures, "clip", tmp_path / "run"), "--steps", "1"]))
     (pictures / "test" / "metadata.csv").write_text("file_name,text\n9.png,red\n")
     with pytest.raises(UsageError, match="metadata.csv: there is no .*9.png .1 of 1 images are missing"):
         train(load_config([*flags(pictures, "clip", tmp_path / "run"), "--steps", "1"]))

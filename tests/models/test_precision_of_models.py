@@ -40,6 +40,8 @@ from mpjax.models import (
 )
 from mpjax.models.decoder import Decoder, DecoderSettings
 from mpjax.models.encoder import ModernBERTSettings, make_classifier
+from mpjax.models.image_text import ImageText
+from mpjax.models.image_text import settings_of as of_two_towers
 from mpjax.models.t5 import T5, T5Settings
 from mpjax.models.vision import make_network, settings_of
 from mpjax.precision import HALF, PRESETS, apply_policy, audit, storage_policy
@@ -122,6 +124,22 @@ def swin(width):
     return functools.partial(make_network, settings, image_shape=(8, 8, 1), num_classes=3)
 
 
+class WithTexts(ImageText):
+    """CLIP or SigLIP with texts of five tokens, of images."""
+
+    def __call__(self, images):
+        tokens = jnp.ones((len(images), 5), jnp.int32)
+        return self.temperature(super().__call__(images, tokens, tokens[:, 0] + 3)[:, 0])
+
+
+def image_text(kind, width):
+    sizes = {"hidden_size": width, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 2 * width}
+    vision = {**sizes, "patch_size": 4, "image_size": 8, "num_channels": 1}
+    text = {**sizes, "vocab_size": 20, "max_position_embeddings": 5}
+    settings = of_two_towers({"model_type": kind, "vision_config": vision, "text_config": text})
+    return functools.partial(WithTexts, settings, image_shape=(8, 8, 1))
+
+
 class OfItself(T5):
     """A T5 whose targets are its sources."""
 
@@ -160,6 +178,8 @@ MODELS = {
     "dinov2": Case(dinov2(16), (2, 8, 8, 1)),
     "dinov3": Case(dinov3(16), (2, 8, 8, 1)),
     "clip": Case(clip(16), (2, 8, 8, 1)),
+    "two towers of clip": Case(image_text("clip", 16), (2, 8, 8, 1)),
+    "two towers of siglip": Case(image_text("siglip", 16), (2, 8, 8, 1)),
     "swin": Case(swin(16), (2, 8, 8, 1)),
     "convnextv2": Case(functools.partial(ConvNeXt, (1, 1), width=8, patch=2, version=2, **SETTINGS), IMAGES),
     "t5": Case(t5(16), TEXTS, "int32"),
@@ -245,6 +265,7 @@ LARGE_ENOUGH = {
     "dinov2": Case(dinov2(64), (4, 8, 8, 1)),
     "dinov3": Case(dinov3(64), (4, 8, 8, 1)),
     "clip": Case(clip(64), (4, 8, 8, 1)),
+    "two towers of siglip": Case(image_text("siglip", 64), (4, 8, 8, 1)),
     "swin": Case(swin(64), (4, 8, 8, 1)),
     "t5": Case(t5(128), (4, 8), "int32"),
     "t5 v1.1": Case(t5(128, **GATED), (4, 8), "int32"),

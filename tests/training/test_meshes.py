@@ -14,17 +14,8 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-CASES = [
-    ("gpt2", 1),
-    ("decoder", 1),
-    ("modernbert", 1),
-    ("t5", 1),
-    ("dinov2", 1),
-    ("swin", 1),
-    ("clip", 1),
-    ("siglip", 1),
-    ("unet", 2),
-]
+NAMES = ("gpt2", "decoder", "modernbert", "t5", "dinov2", "swin", "clip", "siglip")
+CASES = [*((name, 1) for name in NAMES), ("unet", 2)]
 """Models, and the numbers of processes that share the eight devices."""
 EXACT = {model: 1e-5 for model, _ in CASES} | {"unet": 1e-9}
 """Relative tolerances: in float32, and in float64, as batch norms of few examples amplify the last bits of float32."""
