@@ -130,8 +130,8 @@ def main() -> None:
     if several:
         jax.distributed.initialize(f"127.0.0.1:{sys.argv[3]}", 2, int(sys.argv[4]))
     first = jax.process_index() == 0
-    # ModernBERT's blocks pass on two arrays, and Swin's images, whose positions cannot be divided.
-    apart = name in ("modernbert", "swin")
+    # ModernBERT's blocks pass on two arrays, Swin's images, and the towers have few patches: these are not divided.
+    apart = name in ("modernbert", "swin", "clip", "siglip")
     which = IN_TWO if several else [mesh for mesh in ALONE if not (apart and mesh == "sequence")]
     runs = {
         mesh: Run(with_settings(config, {"mesh.sequence": mesh == "sequence"}), MESHES[mesh])
