@@ -112,8 +112,6 @@ def test_a_checkpoint_of_any_mesh_resumes_on_any_other(trained, model, processes
             assert losses == pytest.approx(undisturbed, rel=EXACT[model] / 10), mesh
             checked += 1
     expected = (
-        {model: 25 for model, _ in CASES}
-        | {name: 16 for name in ("modernbert", "swin", "clip", "siglip")}
-        | {"unet": 2}
+        {model: 25 for model, _ in CASES} | dict.fromkeys(("modernbert", "swin", "clip", "siglip"), 16) | {"unet": 2}
     )
     assert checked == expected[model]
