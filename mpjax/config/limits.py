@@ -153,7 +153,8 @@ def _of_embedding(config: Config) -> Iterator[str]:
             return
     for name in ("batch_size", "eval_batch_size"):
         if getattr(data, name) == 1:
-            yield f"--data.{name} 1: --task {config.task} compares each example with others; wanted at least 2"
+            what = "a text with those" if config.task == "embedding" else "an image with the texts"
+            yield f"--data.{name} 1: --task {config.task} compares {what} of other examples; wanted at least 2"
     if training.chunked_loss:
         yield f"--training.chunked_loss {training.chunked_loss} is not for --task {config.task}: leave it out"
 
