@@ -103,6 +103,10 @@ def _export_folder(model: Any, output: str, *, source: str, fields: Fields, dtyp
         from mpjax.models.whisper.folder import export_whisper
 
         return export_whisper(model, output, source=source, classes=classes, dtype=dtype)
+    if "image" in fields and "tokens" in fields:
+        from mpjax.models.image_text.folder import export_image_text
+
+        return export_image_text(model, output, source=source, dtype=dtype)
     if "image" in fields:
         from mpjax.models.vision.folder import export_vision
 
@@ -164,6 +168,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "text_to_text": ("tokens", "length", "target_tokens"),
     "transcription": ("sound", "target_tokens"),
     "audio_classification": ("sound",),
+    "image_text": ("image", "tokens", "length"),
     **dict.fromkeys(NEXT_TOKEN, ("tokens",)),
     "regression": ("image",),
     "multilabel": ("image",),

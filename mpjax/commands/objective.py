@@ -94,8 +94,8 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
         function = preference(beta=config.training.beta)
     elif task == "diffusion":
         return _of_diffusion(config, prepare, policy, fields)
-    elif task == "embedding":
-        return _of_embedding(config, prepare, policy)
+    elif task in ("embedding", "image_text"):
+        return _of_vectors(config, prepare, policy)
     elif task == "segmentation":
         function, complete = objectives.segmentation(policy, pixel_loss=pixel_loss), objectives.require_pixels
     elif task == "regression":
@@ -115,20 +115,24 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
     return RunObjective(function, prepare, complete=complete)
 
 
-def _of_embedding(config: Config, prepare: Prepare, policy: Policy) -> RunObjective:
-    """Builds the objective of embeddings, which divides a batch into its micro-batches itself.
+def _of_vectors(config: Config, prepare: Prepare, policy: Policy) -> RunObjective:
+    """Builds the objective of embeddings, or of images and texts, which divides a batch into its micro-batches itself.
 
     Raises:
       UsageError: there are several micro-batches, and products in float8.
     """
-    from mpjax.training.contrastive import embedding  # local, like all imports that few runs need
-
     training = config.training
     if training.accumulate > 1 and policy.recipes:
         raise UsageError(
-            f"--training.accumulate {training.accumulate} with --task embedding and products in float8, whose scales "
-            "would be those of one micro-batch: write --training.accumulate 1, or another --precision.policy"
+            f"--training.accumulate {training.accumulate} with --task {config.task} and products in float8, whose "
+            "scales would be those of one micro-batch: write --training.accumulate 1, or another --precision.policy"
         )
+    if config.task == "image_text":
+        from mpjax.training.loss_of_images_and_texts import image_text  # local, like all imports that few runs need
+
+        return RunObjective(image_text(policy, micro_batches=training.accumulate), prepare, divides=True)
+    from mpjax.training.contrastive import embedding
+
     function = embedding(
         temperature=training.temperature, symmetric=training.symmetric, micro_batches=training.accumulate
     )

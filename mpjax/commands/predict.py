@@ -118,7 +118,7 @@ def predict_run(settings: Prediction) -> int:
                 Image.fromarray(values[mask]).save(record["mask"])
             elif config.task == "preference":
                 record |= _rewards(rows[0])
-            elif config.task == "embedding":
+            elif config.task in ("embedding", "image_text"):
                 record |= _vector(rows[0])
             elif config.task in (*NEXT_TOKEN, "text_to_text", "transcription"):
                 record |= _loss(rows)
@@ -249,7 +249,8 @@ def _rewards(row: Mapping[str, Any]) -> Record:
 
 def _vector(row: Mapping[str, Any]) -> Record:
     cosine = {"cosine": float(row["cosine"])} if "cosine" in row else {}
-    return {"embedding": row["embedding"].tolist(), **cosine}
+    vectors = {name: row[name].tolist() for name in ("embedding", "text") if name in row}
+    return {**vectors, **cosine}
 
 
 def _loss(rows: Sequence[Mapping[str, Any]]) -> Record:

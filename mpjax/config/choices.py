@@ -164,6 +164,7 @@ TaskName = Literal[
     "diffusion",
     "transcription",
     "audio_classification",
+    "image_text",
     "own",
 ]
 
@@ -217,6 +218,7 @@ TASKS: Mapping[TaskName, TaskKind] = {
     "diffusion": TaskKind(("image",), "loss"),
     "transcription": TaskKind((), "perplexity"),
     "audio_classification": TaskKind((), "accuracy"),
+    "image_text": TaskKind(("image", "text"), "image_to_text"),
     "own": TaskKind((), "loss"),
 }
 
@@ -241,5 +243,7 @@ BEST: Mapping[str, Callable[[Sequence[float]], float]] = {
     "exact": max,
     "margin": max,
     "mrr": max,
+    "image_to_text": max,
+    "text_to_image": max,
 }
 """For each metric, the function that chooses the best of several values."""

@@ -143,19 +143,21 @@ def _of_preference(config: Config) -> Iterator[str]:
 
 
 def _of_embedding(config: Config) -> Iterator[str]:
-    """Yields messages about settings that embeddings need, lack, or have alone."""
+    """Yields messages about settings that embeddings, or images and texts, need, lack, or have alone."""
     data, training, usual = config.data, config.training, Training()
     if config.task != "embedding" or training.objective:
         reason = "--training.objective has its own loss" if training.objective else "is for --task embedding"
         for name in ("temperature", "symmetric"):
             if (value := getattr(training, name)) != getattr(usual, name):
                 yield f"--training.{name} {'' if value is True else value}".rstrip() + f": {reason}; leave it out"
-        return
+        if config.task != "image_text" or training.objective:
+            return
     for name in ("batch_size", "eval_batch_size"):
         if getattr(data, name) == 1:
-            yield f"--data.{name} 1: --task embedding compares a text with those of other examples; wanted at least 2"
+            what = "a text with those" if config.task == "embedding" else "an image with the texts"
+            yield f"--data.{name} 1: --task {config.task} compares {what} of other examples; wanted at least 2"
     if training.chunked_loss:
-        yield f"--training.chunked_loss {training.chunked_loss} is not for --task embedding: leave it out"
+        yield f"--training.chunked_loss {training.chunked_loss} is not for --task {config.task}: leave it out"
 
 
 def _of_diffusion(config: Config) -> Iterator[str]:
@@ -282,7 +284,15 @@ def _of_other_rules(optimizer: Optimizer) -> Iterator[str]:
             yield f"{flag} {value} is for {rules}, not for --optimizer.name {rule}: leave it out, or write {usual}"
 
 
-_WITHOUT_SMOOTHING = ("segmentation", "preference", "regression", "multilabel", "embedding", "diffusion")
+_WITHOUT_SMOOTHING = (
+    "segmentation",
+    "preference",
+    "regression",
+    "multilabel",
+    "embedding",
+    "image_text",
+    "diffusion",
+)
 
 
 def _own_parts(config: Config) -> Iterator[str]:

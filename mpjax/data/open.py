@@ -36,9 +36,10 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
     that function numbers them. For a text task, all texts are tokenized now, and the tokens are held in memory. For the
     task `own`, every column is a field (`all_columns`). For `instructions` and `preference`, conversations are
     tokenized (`conversations`, `preferences`), for `embedding` pairs of texts (`text_pairs`), for
-    `text_to_text` sources and targets (`sources_and_targets`). For `diffusion`, images may have no label. A sample of
-    the masks is read to find their values. The numbers of a regression are standardised by the statistics of the
-    `encoding`, or else by those of the training split, whose numbers are all read now (`with_targets`).
+    `text_to_text` sources and targets (`sources_and_targets`); for `image_text`, texts are tokenized when they are read
+    (`images_and_texts`). For `diffusion`, images may have no label. A sample of the masks is read to find their values.
+    The numbers of a regression are standardised by the statistics of the `encoding`, or else by those of the training
+    split, whose numbers are all read now (`with_targets`).
 
     Raises:
       UsageError: the task learns from sounds, a field has no column, a column does not fit its field, or the data set
@@ -75,6 +76,10 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
         from mpjax.data.text.template import with_joined_text  # late, as in _table
 
         table = with_joined_text(table, config.text_template)
+    if task == "image_text":
+        from mpjax.data.image_texts import images_and_texts  # late, as in _table
+
+        return images_and_texts(table, config)
     function = load_preprocess(config.preprocess) if config.preprocess else None
     columns = choose_columns(table, _fields_of(task, table, config), config)
     # A preprocess function receives the stored values and may number the classes itself.

@@ -55,6 +55,11 @@ def silu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
     return _in_float32(_silu, _silu_slope, x)
 
 
+def quick_gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
+    """Computes x * sigmoid(1.702 x), the approximation of `gelu` in CLIP, in the dtypes of `silu`."""
+    return _in_float32(lambda x: _silu(1.702 * x) / 1.702, lambda x: _silu_slope(1.702 * x), x)
+
+
 def hard_swish(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
     """Computes x * clip(x / 6 + 1/2, 0, 1) (Howard et al., 2019, arXiv:1905.02244), in the dtypes of `silu`.
 

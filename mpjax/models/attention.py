@@ -6,7 +6,7 @@ Shapes: B batch, T positions, D width, N heads, K key and value heads, H feature
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import jax
@@ -60,9 +60,9 @@ class Attention(nnx.Module):
       is_causal: whether a position attends only to itself and earlier positions.
       implementation: "xla", or "cudnn", which keeps no [T, T] scores in memory; "auto" uses "cudnn" if
         `implementation_for` chooses it.
-      key_bias: whether the keys have a bias, whose gradient is zero.
       kernel_init: the initializer of the query, key and value kernels.
       out_init: the initializer of the output projection's kernel.
+      unbiased: the names of projections, of "query", "key" and "value", that have no bias.
 
     Raises:
       UsageError: `heads` does not divide the width.
@@ -75,9 +75,9 @@ class Attention(nnx.Module):
         *,
         is_causal: bool = False,
         implementation: Implementation = "auto",
-        key_bias: bool = True,
         kernel_init: Callable,
         out_init: Callable,
+        unbiased: Collection[str] = (),
         rngs: nnx.Rngs,
     ):
         if width % heads:
@@ -88,9 +88,9 @@ class Attention(nnx.Module):
                 repair={"model.heads": fitting},
             )
         project = functools.partial(nnx.LinearGeneral, width, (heads, width // heads), kernel_init=kernel_init)
-        self.query = project(rngs=rngs)
-        self.key = project(use_bias=key_bias, rngs=rngs)
-        self.value = project(rngs=rngs)
+        self.query = project(use_bias="query" not in unbiased, rngs=rngs)
+        self.key = project(use_bias="key" not in unbiased, rngs=rngs)
+        self.value = project(use_bias="value" not in unbiased, rngs=rngs)
         self.out = nnx.LinearGeneral((heads, width // heads), width, axis=(-2, -1), kernel_init=out_init, rngs=rngs)
         self.is_causal = is_causal
         self.implementation: Implementation = implementation

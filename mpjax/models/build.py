@@ -133,6 +133,8 @@ def _encoder(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: n
 
 def _vision(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     """Builds the network for images of a folder."""
+    if "tokens" in fields:
+        return _image_text(config, folder, fields, rngs)
     from mpjax.models.vision.config_json import read_settings
     from mpjax.models.vision.kinds import make_network
 
@@ -140,6 +142,19 @@ def _vision(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nn
     image: Any = fields["image"]
     sizes = {"image_shape": image.shape, "num_classes": _outputs(fields)}
     return make_network(read_settings(folder), **sizes, scan_blocks=config.scan_blocks, rngs=rngs)
+
+
+def _image_text(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+    """Builds the two towers of a folder, for images with texts."""
+    from mpjax.models.image_text.config_json import read_settings
+    from mpjax.models.image_text.network import ImageText
+
+    _require_fields(config, fields, "image_text")
+    settings = read_settings(folder)
+    tokens: Any = fields["tokens"]
+    _require_tokens(config, settings, tokens.vocabulary, tokens.length)
+    image: Any = fields["image"]
+    return ImageText(settings, image_shape=image.shape, scan_blocks=config.scan_blocks, rngs=rngs)
 
 
 def _t5(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
@@ -342,6 +357,7 @@ _FIELDS: Mapping[TaskName, tuple[str, ...]] = {
     "diffusion": ("image",),
     "transcription": ("sound", "target_tokens"),
     "audio_classification": ("sound", "label"),
+    "image_text": ("image", "tokens", "length"),
 }
 """The fields in a batch of each task of a model in the table."""
 

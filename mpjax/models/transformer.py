@@ -5,7 +5,7 @@ Shapes: B batch, T positions, L positions in a table, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import jax
@@ -94,7 +94,7 @@ class Block(nnx.Module):
       is_causal: whether a position attends only to itself and earlier positions.
       dropout: the fraction of values that dropout sets to zero in training.
       implementation: attention implementation; see `attend`.
-      key_bias: whether the keys have a bias; see `Attention`.
+      unbiased: the projections of attention that have no bias; see `Attention`.
       kernel_init: initializer of the kernels.
       out_init: initializer of the two kernels whose output is added to the residual.
     """
@@ -111,7 +111,7 @@ class Block(nnx.Module):
         is_causal: bool = False,
         dropout: float = 0.0,
         implementation: Implementation = "auto",
-        key_bias: bool = True,
+        unbiased: Collection[str] = (),
         kernel_init: Callable = INIT,
         out_init: Callable = INIT,
         rngs: nnx.Rngs,
@@ -119,7 +119,7 @@ class Block(nnx.Module):
         inits = {"kernel_init": kernel_init, "out_init": out_init}
         self.norm1 = nnx.LayerNorm(width, epsilon=epsilon, rngs=rngs)
         self.attention = Attention(
-            width, heads, is_causal=is_causal, implementation=implementation, key_bias=key_bias, **inits, rngs=rngs
+            width, heads, is_causal=is_causal, implementation=implementation, unbiased=unbiased, **inits, rngs=rngs
         )
         self.norm2 = nnx.LayerNorm(width, epsilon=epsilon, rngs=rngs)
         self.mlp = MLP(width, hidden or 4 * width, activation, **inits, rngs=rngs)

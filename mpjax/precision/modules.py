@@ -35,6 +35,7 @@ from mpjax.precision.rules import (
     ROUTER,
     SMALL_PRODUCT,
     STATE_SPACE,
+    TEMPERATURE,
     Rules,
     by_path,
     decide,
@@ -216,14 +217,15 @@ def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.d
 
 
 def rules_for_modules(policy: Policy) -> Rules:
-    """Adds default rules after the policy's rules: for norms, routers, recurrences, and the head.
+    """Adds default rules after the policy's rules: for norms, routers, recurrences, temperatures, and the head.
 
-    The head is the layer that produces the output. By default norms, routers of experts and recurrences (`StateSpace`)
-    compute in float32 (or wider), and the head follows the policy without its rules. A default rule is
-    left out if the policy has a rule with the same pattern. The rule for the head is added only if the policy computes
-    in half precision and its outputs are wider.
+    The head is the layer that produces the output. By default norms, routers of experts, recurrences (`StateSpace`) and
+    temperatures of comparisons compute in float32 (or wider), and the head follows the policy without its rules. A
+    default rule is left out if the policy has a rule with the same pattern. The rule for the head is added only if the
+    policy computes in half precision and its outputs are wider.
     """
-    default: dict[str, Any] = dict.fromkeys((NORM, ROUTER, STATE_SPACE), widest(policy.compute_dtype, FLOAT32))
+    wide = widest(policy.compute_dtype, FLOAT32)
+    default: dict[str, Any] = dict.fromkeys((NORM, ROUTER, STATE_SPACE, TEMPERATURE), wide)
     if policy.compute_dtype in HALF and policy.output_dtype not in HALF:
         default[HEAD] = dataclasses.replace(policy, rules=())
     return Rules(

@@ -38,7 +38,10 @@ FIRST_OR_LAST = "type:first_or_last"
 SMALL_PRODUCT = "type:small_product"
 """The pattern of linear layers whose number of inputs or outputs is below 64 or not a multiple of 16."""
 
-DEFAULTS = frozenset({NORM, ROUTER, STATE_SPACE, HEAD, FIRST_OR_LAST, SMALL_PRODUCT})
+TEMPERATURE = "type:Temperature"
+"""The pattern of the modules that compare vectors of images and texts, whose few parameters stay in float32."""
+
+DEFAULTS = frozenset({NORM, ROUTER, STATE_SPACE, TEMPERATURE, HEAD, FIRST_OR_LAST, SMALL_PRODUCT})
 """The patterns of rules in presets. Only these may match nothing, because a model need not have these layers."""
 
 NORM_TYPES = frozenset({"BatchNorm", "LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm", "WeightNorm", "SpectralNorm"})

@@ -60,6 +60,8 @@ METRICS = (
     PlottedMetric("perplexity", "Perplexity"),
     PlottedMetric("rmse", "Root mean squared error"),
     PlottedMetric("f1", "F1", is_fraction=True),
+    PlottedMetric("image_to_text", "Recall of texts of images", is_fraction=True),
+    PlottedMetric("text_to_image", "Recall of images of texts", is_fraction=True),
 )
 
 

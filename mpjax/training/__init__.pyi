@@ -38,6 +38,7 @@ from mpjax.training.lora import left_out as left_out
 from mpjax.training.lora import lora_of as lora_of
 from mpjax.training.lora import source_of as source_of
 from mpjax.training.loss_of_answers import instructions as instructions
+from mpjax.training.loss_of_images_and_texts import image_text as image_text
 from mpjax.training.loss_of_noise import diffusion as diffusion
 from mpjax.training.loss_of_noise import keys_of_images as keys_of_images
 from mpjax.training.loss_of_noise import with_noise as with_noise

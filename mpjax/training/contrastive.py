@@ -108,7 +108,7 @@ def _compared(
     logits = _logits(vectors[:, 0], whole.vectors[:, 1:], temperature)
     logits = _without(logits, _wrong(whole, marks))
     losses, _ = with_labels(0.0, logits, whole.mine)
-    rank = _rank(logits, whole.mine)
+    rank = rank_of(logits, whole.mine)
     if symmetric:
         back = _logits(vectors[:, 1], whole.vectors[:, :1], temperature)
         back = _without(back, _wrong(whole, marks, backwards=True))
@@ -148,7 +148,7 @@ def _without(logits: jax.Array, wrong: jax.Array) -> jax.Array:
     return jnp.where(wrong, jnp.finfo(logits.dtype).min, logits)
 
 
-def _rank(logits: Float[Array, "B C"], labels: Int[Array, " B"]) -> Int[Array, " B"]:
+def rank_of(logits: Float[Array, "B C"], labels: Int[Array, " B"]) -> Int[Array, " B"]:
     """The rank of each label among the candidates, from 1; NaN and equal logits are ahead of it."""
     logits = jax.lax.stop_gradient(logits)
     of_label = jnp.take_along_axis(logits, labels[:, None], axis=1)

@@ -44,9 +44,10 @@ def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
     """Builds the function `(model, batch) -> logits` of a task; the logits are as the model returns them.
 
     They are [B, classes] for classification, [B, H, W, classes] for segmentation, [B, T, vocabulary] for language
-    modelling, targets and texts of sounds, vectors [B, D] for embeddings, [B, targets] for regression, standardised,
-    and [B, labels] for several labels. Images and rows are prepared without augmentation and cast to the compute dtype
-    of the policy; tokens and sounds are passed as they are. Arguments as for `outputs_for`.
+    modelling, targets and texts of sounds, vectors [B, D] for embeddings, [B, 2, D] for images and texts, [B, targets]
+    for regression, standardised, and [B, labels] for several labels. Images and rows are prepared without augmentation
+    and cast to the compute dtype of the policy; tokens and sounds are passed as they are. Arguments as for
+    `outputs_for`.
     """
     if task in ("text_classification", "embedding"):
         return lambda model, batch: model(batch["tokens"], batch["length"])
@@ -59,6 +60,8 @@ def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
         return lambda model, batch: model(batch["sound"], batch["target_tokens"])
     if task == "audio_classification":
         return lambda model, batch: model(batch["sound"])
+    if task == "image_text":
+        return lambda model, batch: _of_images_and_texts(model, prepare(batch, None), policy)
 
     def of_inputs(model, batch) -> jax.Array:
         batch = prepare(batch, None)
@@ -78,7 +81,9 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
     output `chosen` and `rejected` [B], the rewards of both. Regression outputs
     `numbers`, standardised, float32 [B, targets]; several labels output `applies`, their probabilities, float32 [B,
     labels]. Embeddings output `embedding`, float32 [B, D], of the first text, and `cosine` [B], that of both texts of a
-    pair, if the batch has pairs. All tasks output `finite` [B], False for examples with a NaN or infinite logit; with
+    pair, if the batch has pairs. Images and texts output the normalized `embedding` [B, D] of the image and, if the
+    batch has texts, `text` [B, D] of the text, and `cosine` [B].
+    All tasks output `finite` [B], False for examples with a NaN or infinite logit; with
     next tokens, with a NaN or infinite loss of a counted token.
 
     Args:
@@ -154,6 +159,15 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
             outputs["finite"] &= _finite(others)
         return outputs
 
+    def image_text(model, batch) -> Arrays:
+        from mpjax.models.encoder.sentence import normalized
+
+        vectors = normalized(as_float32(logits_of(model, batch)))
+        if vectors.ndim == 2:  # of an image alone
+            return {"embedding": vectors, "finite": _finite(vectors)}
+        cosine = jnp.sum(vectors[:, 0] * vectors[:, 1], axis=-1)
+        return {"embedding": vectors[:, 0], "text": vectors[:, 1], "cosine": cosine, "finite": _finite(vectors)}
+
     outputs: Mapping[TaskName, Callable] = {
         "classification": classification,
         "text_classification": classification,
@@ -167,8 +181,15 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
         "text_to_text": text_to_text,
         "transcription": transcription,
         "audio_classification": classification,
+        "image_text": image_text,
     }
     return outputs[task]
+
+
+def _of_images_and_texts(model, batch: Mapping[str, jax.Array], policy: Policy) -> jax.Array:
+    """The vectors of images and their texts, [B, 2, D], or of images alone, [B, D]."""
+    images = policy.cast_to_compute(batch["image"])
+    return model(images, batch["tokens"], batch["length"]) if "tokens" in batch else model.of_images(images)
 
 
 def _finite(values: jax.Array) -> jax.Array:

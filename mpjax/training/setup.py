@@ -56,8 +56,13 @@ def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, n
         ) from error
     logits = nnx.eval_shape(lambda model, *inputs: model(*inputs), model, *inputs)
     shape: Any = getattr(logits, "shape", type(logits).__name__)
-    if task == "embedding" and len(shape) == 2:
-        expected = (_BATCH, shape[1])  # of any number of features
+    if task in ("embedding", "image_text") and len(shape) == len(expected):
+        expected = (*expected[:-1], shape[-1])  # of any number of features
+    if task == "image_text" and not callable(getattr(model, "temperature", None)):
+        raise UsageError(
+            f"--model.name {name} has no `temperature`, with which --task image_text makes logits of cosines: wanted a "
+            "module as mpjax.models.image_text.ImageText has"
+        )
     if shape != expected and not (
         task in (*NEXT_TOKEN, "text_to_text", "transcription") and _has_more_tokens(shape, expected)
     ):
@@ -81,6 +86,7 @@ _SIGNATURES: Mapping[TaskName, str] = {
     "diffusion": "images [B, H, W, C], times [B], labels [B] if there are classes -> images [B, H, W, C]",
     "transcription": "sounds [B, frames, bins], targets [B, U] -> logits [B, U, vocabulary]",
     "audio_classification": "sounds [B, frames, bins] -> logits [B, num_classes]",
+    "image_text": "images [B, H, W, C], tokens [B, T], lengths [B] -> vectors [B, 2, D]",
     "regression": "images [B, H, W, C] or rows [B, F] -> numbers [B, targets]",
     "multilabel": "images [B, H, W, C] or rows [B, F] -> logits [B, labels]",
 }
@@ -102,6 +108,8 @@ def _call(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> tuple[Shapes
         tokens = fields["tokens"]
         if task in NEXT_TOKEN:
             return (of(tokens.length - 1),), (_BATCH, tokens.length - 1, tokens.vocabulary)
+        if task == "image_text":
+            return (of(*fields["image"].shape, dtype=dtype), of(tokens.length), of()), (_BATCH, 2, -1)
         if task == "text_to_text":
             targets = fields["target_tokens"]
             inputs = of(tokens.length), of(), of(targets.length)

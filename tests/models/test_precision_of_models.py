@@ -41,6 +41,8 @@ from mpjax.models import (
 from mpjax.models.decoder import Decoder, DecoderSettings
 from mpjax.models.diffusion import DiffusionUNet, DiT
 from mpjax.models.encoder import ModernBERTSettings, make_classifier
+from mpjax.models.image_text import ImageText
+from mpjax.models.image_text import settings_of as of_two_towers
 from mpjax.models.t5 import T5, T5Settings
 from mpjax.models.vision import make_network, settings_of
 from mpjax.precision import HALF, PRESETS, apply_policy, audit, storage_policy
@@ -113,6 +115,43 @@ def diffusing(kind, **settings):
     return functools.partial(Diffusing, image_shape=(8, 8, 1), num_classes=3, width=16, depth=1, heads=2, **settings)
 
 
+def dinov3(width):
+    """With a gated MLP, and rotary positions of patches beside two registers."""
+    sizes = {"patch_size": 4, "hidden_size": width, "num_attention_heads": 2, "num_channels": 1, "use_gated_mlp": True}
+    rates = {"drop_path_rate": 0.1, "num_hidden_layers": 1, "num_register_tokens": 2, "intermediate_size": 2 * width}
+    settings = settings_of({"model_type": "dinov3_vit", **sizes, **rates})
+    return functools.partial(make_network, settings, image_shape=(8, 8, 1), num_classes=3)
+
+
+def clip(width):
+    sizes = {"patch_size": 4, "hidden_size": width, "num_attention_heads": 2, "num_channels": 1, "image_size": 16}
+    settings = settings_of({"model_type": "clip_vision_model", **sizes, "num_hidden_layers": 1})
+    return functools.partial(make_network, settings, image_shape=(8, 8, 1), num_classes=3)
+
+
+def swin(width):
+    """With a shifted window that is filled up, and dropped paths."""
+    sizes = {"patch_size": 2, "window_size": 3, "embed_dim": width, "depths": [2], "num_heads": [2], "num_channels": 1}
+    settings = settings_of({"model_type": "swin", **sizes, "drop_path_rate": 0.1, "hidden_dropout_prob": 0.1})
+    return functools.partial(make_network, settings, image_shape=(8, 8, 1), num_classes=3)
+
+
+class WithTexts(ImageText):
+    """CLIP or SigLIP with texts of five tokens, of images."""
+
+    def __call__(self, images):
+        tokens = jnp.ones((len(images), 5), jnp.int32)
+        return self.temperature(super().__call__(images, tokens, tokens[:, 0] + 3)[:, 0])
+
+
+def image_text(kind, width):
+    sizes = {"hidden_size": width, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 2 * width}
+    vision = {**sizes, "patch_size": 4, "image_size": 8, "num_channels": 1}
+    text = {**sizes, "vocab_size": 20, "max_position_embeddings": 5}
+    settings = of_two_towers({"model_type": kind, "vision_config": vision, "text_config": text})
+    return functools.partial(WithTexts, settings, image_shape=(8, 8, 1))
+
+
 class OfItself(T5):
     """A T5 whose targets are its sources."""
 
@@ -149,6 +188,11 @@ MODELS = {
     "gemma": Case(functools.partial(Decoder, decoder(16, **GEMMA)), TEXTS, "int32"),
     "modernbert": Case(modernbert(16), TEXTS, "int32"),
     "dinov2": Case(dinov2(16), (2, 8, 8, 1)),
+    "dinov3": Case(dinov3(16), (2, 8, 8, 1)),
+    "clip": Case(clip(16), (2, 8, 8, 1)),
+    "two towers of clip": Case(image_text("clip", 16), (2, 8, 8, 1)),
+    "two towers of siglip": Case(image_text("siglip", 16), (2, 8, 8, 1)),
+    "swin": Case(swin(16), (2, 8, 8, 1)),
     "convnextv2": Case(functools.partial(ConvNeXt, (1, 1), width=8, patch=2, version=2, **SETTINGS), IMAGES),
     "dit": Case(diffusing(DiT, patch=4), (2, 8, 8, 1)),
     "unet of diffusion": Case(diffusing(DiffusionUNet, dropout=0.1), (2, 8, 8, 1)),
@@ -183,7 +227,7 @@ QUICK = {
     (name, "mixed_float16")
     for name in ("mlp", "resnet", "convnext", "vit", "gpt2", "gemma", "modernbert", "dinov2", "convnextv2", "t5", "dit")
 }
-QUICK |= {("efficientnet", "mixed_float16"), ("mobilenetv3", "mixed_float16")}
+QUICK |= {(name, "mixed_float16") for name in ("efficientnet", "mobilenetv3", "swin", "dinov3")}
 QUICK |= {("vit", "mixed_bfloat16"), ("vit", "O1"), ("vit", "O3"), ("resnet", "O1"), ("gemma", "O1")}
 
 
@@ -233,6 +277,10 @@ LARGE_ENOUGH = {
     "gemma": Case(functools.partial(Decoder, decoder(128, **GEMMA)), (4, 8), "int32"),
     "modernbert": Case(modernbert(128), (4, 8), "int32"),
     "dinov2": Case(dinov2(64), (4, 8, 8, 1)),
+    "dinov3": Case(dinov3(64), (4, 8, 8, 1)),
+    "clip": Case(clip(64), (4, 8, 8, 1)),
+    "two towers of siglip": Case(image_text("siglip", 64), (4, 8, 8, 1)),
+    "swin": Case(swin(64), (4, 8, 8, 1)),
     "t5": Case(t5(128), (4, 8), "int32"),
     "t5 v1.1": Case(t5(128, **GATED), (4, 8), "int32"),
 }

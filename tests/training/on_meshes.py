@@ -29,6 +29,8 @@ STEPS, BAD, SAVED, BATCH = 20, 7, 10, 16
 TINY = pathlib.Path(__file__).parents[1] / "models" / "decoder" / "tiny"
 MODERNBERT = pathlib.Path(__file__).parents[1] / "models" / "encoder" / "modernbert"
 DINOV2 = pathlib.Path(__file__).parents[1] / "models" / "vision" / "dinov2"
+TOWERS = pathlib.Path(__file__).parents[1] / "models" / "image_text"
+SWIN = pathlib.Path(__file__).parents[1] / "models" / "vision" / "swin"
 T5 = pathlib.Path(__file__).parents[1] / "models" / "t5" / "tiny"
 MODELS = {
     "gpt2": "--task language_modeling --data.name docstrings --data.length 8 --model.name gpt2 --model.width 64 "
@@ -39,10 +41,16 @@ MODELS = {
     "--data.tokenizer bytes --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
     "dinov2": f"--data.name digits --model.name hf:{DINOV2} --optimizer.name adamw --optimizer.learning_rate 1e-3 "
     "--precision.policy float32",
+    "swin": f"--data.name digits --model.name hf:{SWIN} --optimizer.name adamw --optimizer.learning_rate 1e-3 "
+    "--precision.policy float32",
     "t5": f"--task text_to_text --data.name {__file__}:pairs --data.length 8 --model.name hf:{T5} "
     "--data.tokenizer bytes --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
     "dit": "--task diffusion --data.name digits --model.name dit_s2 --model.width 16 --model.depth 1 --model.heads 4 "
     "--model.patch 4 --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
+    "clip": f"--task image_text --data.name {__file__}:pictures --data.length 8 --model.name hf:{TOWERS / 'clip'} "
+    "--data.tokenizer bytes --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
+    "siglip": f"--task image_text --data.name {__file__}:pictures --data.length 8 --model.name hf:{TOWERS / 'siglip'} "
+    "--data.tokenizer bytes --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
     "unet": "--task segmentation --data.name digits_canvas --model.name unet --model.width 4 --model.depth 1 "
     "--training.batch_norm global --optimizer.learning_rate 1e-2 --precision.policy float64",
 }
@@ -71,6 +79,12 @@ def pairs() -> tuple[dict, dict]:
     return texts, texts
 
 
+def pictures() -> tuple[dict, dict]:
+    """An image and a text of each split; batches are drawn at random."""
+    split = {"image": np.zeros((1, 8, 8, 3), np.uint8), "text": ["a"]}
+    return split, split
+
+
 class Run:
     """A model on one mesh."""
 
@@ -79,7 +93,9 @@ class Run:
         plan, fields = plan_precision(config.precision), fields_of(config)
         learner = make_learner(config, plan, fields, steps=STEPS, warmup=2)
         task, tx, layout = learner.task, learner.tx, learner.on(make_mesh(devices, **sizes)).layout
-        self.split = layout.batch(size=BATCH, accumulate=2)
+        # An objective that compares examples with each other divides a batch itself.
+        parts = 1 if task.objective.divides else 2
+        self.split = layout.batch(size=BATCH, accumulate=parts)
         self.divided = len(layout.divided)
         self.whole = NamedSharding(layout.mesh, PartitionSpec())
         self.fields = fields
@@ -91,7 +107,7 @@ class Run:
             return Mean(loss.total * (1 + jnp.sum(batch["poison"])), loss.weight), metrics
 
         self.step = make_train_step(
-            task.structure, tx, loss_of, prepare=task.objective.prepare, accumulate=2, ema=0.9, layout=layout
+            task.structure, tx, loss_of, prepare=task.objective.prepare, accumulate=parts, ema=0.9, layout=layout
         )
 
     def train(self, state, start, stop):
@@ -116,8 +132,9 @@ def main() -> None:
     if several:
         jax.distributed.initialize(f"127.0.0.1:{sys.argv[3]}", 2, int(sys.argv[4]))
     first = jax.process_index() == 0
-    # ModernBERT's blocks pass on two arrays, whose positions cannot be divided.
-    which = IN_TWO if several else [mesh for mesh in ALONE if (name, mesh) != ("modernbert", "sequence")]
+    # ModernBERT's blocks pass on two arrays, Swin's images, and the towers have few patches: these are not divided.
+    apart = name in ("modernbert", "swin", "clip", "siglip")
+    which = IN_TWO if several else [mesh for mesh in ALONE if not (apart and mesh == "sequence")]
     runs = {
         mesh: Run(with_settings(config, {"mesh.sequence": mesh == "sequence"}), MESHES[mesh])
         for mesh in which

@@ -1,6 +1,5 @@
 """Opens a folder of images as a data set: with one folder per class, or with a folder of images and one of masks."""
 
-import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 
@@ -9,11 +8,10 @@ import numpy as np
 from mpjax.config.choices import TASKS, TaskName
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
-from mpjax.data.examples import Example, Examples
 from mpjax.data.fields import Image, Label
-from mpjax.data.images.decoding import FileBytes
 from mpjax.data.images.headers import stored_image
 from mpjax.data.sources.files_by_class import Kind, class_folders, files_in, split_folders, spread
+from mpjax.data.sources.folder_examples import FolderExamples
 from mpjax.data.sources.own import Joined
 from mpjax.data.table import Column, Table, base_names, parts_of
 from mpjax.errors import UsageError
@@ -30,37 +28,13 @@ _IMAGES = Kind(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class FolderExamples(Examples):
-    """Examples whose columns are image files, whose bytes are read on access, or numbers in memory.
-
-    `files` has the paths of the files, and `numbers` arrays [N, ...], by column.
-    """
-
-    files: Mapping[str, Sequence[str]]
-    numbers: Mapping[str, np.ndarray]
-
-    def __len__(self) -> int:
-        return len(next(iter({**self.files, **self.numbers}.values())))
-
-    def __getitem__(self, index: int) -> Example:
-        read = {name: FileBytes.read(paths[index]) for name, paths in self.files.items()}
-        return read | {name: values[index] for name, values in self.numbers.items()}
-
-    def only(self, columns: Sequence[str]) -> "FolderExamples":
-        """Builds the same examples with only `columns`; unknown names are ignored."""
-        return FolderExamples(
-            {name: self.files[name] for name in columns if name in self.files},
-            {name: self.numbers[name] for name in columns if name in self.numbers},
-        )
-
-
 def open_folder(path: str, task: TaskName, config: Data) -> Table:
     """Opens a folder of images as a data set.
 
     Images to classify are `PATH/SPLIT/CLASS/*.png`. For segmentation, images are `PATH/SPLIT/images/*.jpg` and their
     masks are `PATH/SPLIT/masks/*.png` with the same names. Without split folders, PATH is one split, `train`, and the
-    settings select parts of it: `train[:90%]`, `train[90%:]`. The examples of a split are ordered by a hash of their
+    settings select parts of it: `train[:90%]`, `train[90%:]`. For
+    images and texts, see `open_captions`. The examples of a split are ordered by a hash of their
     file names, so that each part is a random sample of all classes. Classes are numbered by their sorted folder names.
     File names are listed now, and the headers of a sample of images are read; pixels are read later.
 
@@ -76,6 +50,10 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
         raise UsageError(
             f"data set '{set_name}' holds images, but {task} needs text; write --data.name hf:PATH or another text set"
         )
+    if task == "image_text":
+        from mpjax.data.sources.captions import open_captions  # late, as few runs need it
+
+        return open_captions(root, set_name, config)
     split_names = dict.fromkeys(base_names(config.train_split) + base_names(config.test_split))
     folders = split_folders(root, list(split_names), set_name)
     if task == "segmentation":

@@ -33,8 +33,13 @@ class PaddedTexts(Examples):
         example: Example = {}
         for side, (values, starts) in self.texts.items():
             text = values[starts[index] : starts[index + 1]]
-            tokens = np.full(self.length, self.padding, np.int32)
-            tokens[: len(text)] = text
-            name, count = self.fields[side]
-            example |= {name: tokens, count: len(text)}
+            example |= padded(text, self.fields[side], self.length, self.padding)
         return example
+
+
+def padded(text: np.ndarray, fields: tuple[str, str], length: int, padding: int) -> Example:
+    """Builds two fields of a text: its tokens, int32 [length], padded at the end, and their number."""
+    tokens = np.full(length, padding, np.int32)
+    tokens[: len(text)] = text
+    name, count = fields
+    return {name: tokens, count: len(text)}

@@ -89,6 +89,7 @@ def export_folder(
     origin: pathlib.Path,
     copied: Iterable[str],
     changes: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
     dtype: DTypeLike | None = None,
     allow_lossy: bool = False,
 ) -> PretrainedReport:
@@ -100,6 +101,7 @@ def export_folder(
       origin: the folder that the model was loaded from.
       copied: the names of files of `origin` that the folder has too, if they are there.
       changes: keys of config.json with other values than in `origin`, beside the dtype of the weights.
+      config: what config.json of `origin` is replaced by, before `changes`; None: it is not.
       dtype: the dtype of the weights in the file; None: the model's own.
       allow_lossy: whether values may overflow to inf or flush to zero in `dtype`.
 
@@ -110,9 +112,10 @@ def export_folder(
         raise UsageError(f"{folder} is not an empty folder: write another one")
     folder.mkdir(parents=True, exist_ok=True)
     report = export_safetensors(model, folder / SINGLE, dtype=dtype, layout="huggingface", allow_lossy=allow_lossy)
-    config = json.loads((origin / CONFIG).read_text(encoding="utf-8")) | dict(changes or {})
-    config |= dict.fromkeys(_DTYPES & config.keys() or {"torch_dtype"}, str(widest(*(row.after for row in report))))
-    write_atomically(folder / CONFIG, (encode(config, indent=2) + "\n").encode())
+    before = json.loads((origin / CONFIG).read_text(encoding="utf-8")) if config is None else config
+    written = {**before, **(changes or {})}
+    written |= dict.fromkeys(_DTYPES & written.keys() or {"torch_dtype"}, str(widest(*(row.after for row in report))))
+    write_atomically(folder / CONFIG, (encode(written, indent=2) + "\n").encode())
     for name in copied:
         if (origin / name).is_file():
             (folder / name).parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Networks for images from Hugging Face files: ViT, DeiT, DINOv2 and ConvNeXt V2."""
+"""Networks for images from Hugging Face files: ViT to DINOv3, Swin, ConvNeXt V2, and the towers of CLIP and SigLIP."""
 
 from mpjax.offers import offer
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from mpjax.errors import UsageError
 from mpjax.models.config_keys import CONFIG, ConfigKeys, read_object
-from mpjax.models.vision.settings import ConvNeXtV2Settings, Settings, ViTSettings
+from mpjax.models.vision.settings import ConvNeXtV2Settings, Settings, SwinSettings, ViTSettings
+from mpjax.models.vision.tower_json import tower_of
 from mpjax.strict_json import encode
 
 
@@ -20,12 +21,24 @@ FAMILIES: Mapping[str, str] = {
     "deit": "DeiT",
     "dinov2": "Dinov2",
     "dinov2_with_registers": "Dinov2WithRegisters",
+    "dinov3_vit": "DINOv3ViT",
     "convnextv2": "ConvNextV2",
+    "swin": "Swin",
+    "clip": "CLIP",
+    "clip_vision_model": "CLIP",
+    "siglip": "Siglip",
+    "siglip_vision_model": "Siglip",
 }
 """For each `model_type`: what the names of its classes in transformers begin with."""
 
 WITH_TEACHER = "DeiTForImageClassificationWithTeacher"
 """The class of transformers with a head for the second token."""
+
+MASK_TOKEN = "embeddings.mask_token"
+"""The tensor of files, below the name of the family, that stands for hidden patches in pre-training."""
+
+UNREAD: Mapping[str, tuple[str, ...]] = {"clip": ("post_layernorm.*",), "siglip": ("head.*",)}
+"""The tensors of files that no logit of a classifier depends on, by the `kind` of a tower."""
 
 _ACTIVATIONS: Mapping[str, Any] = {
     "gelu": "gelu",
@@ -84,9 +97,24 @@ def settings_of(config: Any) -> Settings:
     ):
         raise UsageError(f"architectures is {encode(named)}: wanted one class of {FAMILIES[kind]}")
     keys.unused(*_UNUSED)
-    settings = _convnext(keys) if kind == "convnextv2" else _vit(keys, kind, second_head=named == [WITH_TEACHER])
+    match kind:
+        case "convnextv2":
+            settings = _convnext(keys)
+        case "swin":
+            settings = _swin(keys)
+        case "dinov3_vit":
+            settings = _dinov3(keys)
+        case "clip" | "clip_vision_model" | "siglip" | "siglip_vision_model":
+            settings = tower_of(keys, kind, config)
+        case _:
+            settings = _vit(keys, kind, second_head=named == [WITH_TEACHER])
     keys.refuse_rest()
     return settings
+
+
+def class_of(model_type: str) -> str:
+    """The name of the class of transformers that an exported classifier is for."""
+    return FAMILIES[model_type] + ("Model" if model_type == "dinov3_vit" else "ForImageClassification")
 
 
 def _vit(keys: ConfigKeys, kind: Any, *, second_head: bool) -> ViTSettings:
@@ -96,11 +124,13 @@ def _vit(keys: ConfigKeys, kind: Any, *, second_head: bool) -> ViTSettings:
     keys.only("attention_probs_dropout_prob", 0.0, 0)
     keys.only("qkv_bias", True)
     keys.only("chunk_size_feed_forward", 0)
-    options: dict[str, Any] = {"block_dropout": dropout}
+    activation = _ACTIVATIONS[keys.one_of("hidden_act", _ACTIVATIONS, "gelu")]
+    options: dict[str, Any] = {"block_dropout": dropout, "activation": activation}
     if is_dino:
         hidden, gated = int(width * keys.number("mlp_ratio", 4)), keys.take("use_swiglu_ffn", bool, False)
         options = {
             "gated": gated,
+            "activation": "silu" if gated else activation,
             "hidden": (int(hidden * 2 / 3) + 7) // 8 * 8 if gated else hidden,
             "layer_scale": keys.number("layerscale_value", 1.0),
             "drop_path": keys.number("drop_path_rate", 0.0, below=1),
@@ -116,7 +146,6 @@ def _vit(keys: ConfigKeys, kind: Any, *, second_head: bool) -> ViTSettings:
         width=width,
         depth=keys.size("num_hidden_layers", 12),
         heads=keys.size("num_attention_heads", 12),
-        activation=_ACTIVATIONS[keys.one_of("hidden_act", _ACTIVATIONS, "gelu")],
         epsilon=keys.number("layer_norm_eps", 1e-6 if is_dino else 1e-12),
         dropout=dropout,
         distilled=kind == "deit",
@@ -124,6 +153,43 @@ def _vit(keys: ConfigKeys, kind: Any, *, second_head: bool) -> ViTSettings:
         **({} if is_dino else {"hidden": keys.size("intermediate_size", 3072)}),
         **options,
     )
+
+
+def _dinov3(keys: ConfigKeys) -> ViTSettings:
+    keys.only("attention_dropout", 0.0, 0)
+    for name, value in _BIASES.items():
+        keys.only(name, value)
+    keys.unused(*AUGMENTED)
+    gated = keys.take("use_gated_mlp", bool, False)
+    activations = _GATES if gated else {**_ACTIVATIONS, "silu": "silu"}
+    theta = keys.number("rope_theta", 100.0)
+    if theta <= 0:
+        raise keys.refusal("rope_theta", theta, "wanted a positive number")
+    return ViTSettings(
+        family="dinov3_vit",
+        image_size=keys.side("image_size", 224),
+        patch=keys.side("patch_size", 16),
+        channels=keys.size("num_channels", 3),
+        width=keys.size("hidden_size", 384),
+        depth=keys.size("num_hidden_layers", 12),
+        heads=keys.size("num_attention_heads", 6),
+        hidden=keys.size("intermediate_size", 1536),
+        gated=gated,
+        activation=activations[keys.one_of("hidden_act", activations, "gelu")],
+        epsilon=keys.number("layer_norm_eps", 1e-5),
+        drop_path=keys.number("drop_path_rate", 0.0, below=1),
+        layer_scale=keys.number("layerscale_value", 1.0),
+        registers=keys.take("num_register_tokens", int, 0),
+        rope=theta,
+        unbiased=("key", *(name for name in ("query", "value") if not keys.take(f"{name}_bias", bool, True))),
+    )
+
+
+_BIASES = {"key_bias": False, "proj_bias": True, "mlp_bias": True}
+_GATES: Mapping[str, Any] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "tanh_gelu"}
+
+AUGMENTED = ("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale")
+"""Keys of the random changes of the coordinates of patches in the pre-training of DINOv3, which mpjax does not make."""
 
 
 def _convnext(keys: ConfigKeys) -> ConvNeXtV2Settings:
@@ -147,3 +213,32 @@ def _convnext(keys: ConfigKeys) -> ConvNeXtV2Settings:
         drop_path=keys.number("drop_path_rate", 0.0, below=1),
         epsilon=keys.number("layer_norm_eps", 1e-12),
     )
+
+
+def _swin(keys: ConfigKeys) -> SwinSettings:
+    keys.only("attention_probs_dropout_prob", 0.0, 0)
+    keys.only("qkv_bias", True)
+    keys.only("use_absolute_embeddings", False)
+    keys.unused("image_size", "hidden_size", "num_layers")  # it takes images of any size; the others follow from these
+    depths, heads = (keys.take(name, list, usual) for name, usual in _OF_STAGES.items())
+    if not all(type(size) is int and size >= 1 for size in (*depths, *heads)) or len(depths) != len(heads):
+        raise UsageError(
+            f"depths is {depths} and num_heads {heads}: wanted as many whole numbers of at least 1 in both, one for "
+            "each stage"
+        )
+    return SwinSettings(
+        channels=keys.size("num_channels", 3),
+        patch=keys.side("patch_size", 4),
+        width=keys.size("embed_dim", 96),
+        depths=tuple(depths),
+        heads=tuple(heads),
+        window=keys.size("window_size", 7),
+        mlp_ratio=keys.number("mlp_ratio", 4.0),
+        activation=_ACTIVATIONS[keys.one_of("hidden_act", _ACTIVATIONS, "gelu")],
+        dropout=keys.number("hidden_dropout_prob", 0.0, below=1),
+        drop_path=keys.number("drop_path_rate", 0.1, below=1),
+        epsilon=keys.number("layer_norm_eps", 1e-5),
+    )
+
+
+_OF_STAGES = {"depths": [2, 2, 6, 2], "num_heads": [3, 6, 12, 24]}

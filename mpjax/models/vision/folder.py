@@ -1,9 +1,12 @@
 """Loads a network for images from a folder of Hugging Face files, and exports it to one that transformers loads."""
 
+from __future__ import annotations
+
+import fnmatch
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flax import nnx
@@ -14,16 +17,19 @@ from mpjax.config.paths import expanded
 from mpjax.models.config_keys import CONFIG, read_object
 from mpjax.models.pretrained.export import write_tensors
 from mpjax.models.pretrained.files import SINGLE, find_files, find_folder, open_tensors
+from mpjax.models.pretrained.layouts.families import layouts_of
 from mpjax.models.pretrained.load import cast
 from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.models.pretrained.whole_folder import export_folder, load_folder, named_classes, require_settings
-from mpjax.models.vision.config_json import FAMILIES, WITH_TEACHER, read_settings
+from mpjax.models.vision.config_json import MASK_TOKEN, UNREAD, WITH_TEACHER, class_of, read_settings
 from mpjax.models.vision.images import PREPROCESSOR
-from mpjax.models.vision.kinds import AnyVision, make_network
-from mpjax.models.vision.network import TwoHeads, VisionTransformer
-from mpjax.models.vision.weights import MASK_TOKEN
+from mpjax.models.vision.kinds import make_network
 from mpjax.precision.dtypes import widest
 from mpjax.precision.policy import Policy
+
+
+if TYPE_CHECKING:
+    from mpjax.models.vision.kinds import AnyVision
 
 
 def load_vision(
@@ -68,9 +74,11 @@ def export_vision(
 ) -> PretrainedReport:
     """Writes a folder that `transformers.AutoModelForImageClassification.from_pretrained` loads.
 
-    A DeiT with two heads is for `DeiTForImageClassificationWithTeacher`. The folder has the weights in one file, the
+    A DeiT with two heads is for `DeiTForImageClassificationWithTeacher`. A DINOv3 is for `transformers.AutoModel`,
+    which has no head: it is in the file, where mpjax reads it. The folder has the weights in one file, the
     config.json of `source` with the dtype of these weights, the class of the model and its classes, and the
-    preprocessor_config.json of `source`. The token of hidden patches, which no logit depends on, is copied too.
+    preprocessor_config.json of `source`. Tensors that no logit depends on, such as the
+    token of hidden patches, are copied too.
 
     Args:
       model: the network.
@@ -92,23 +100,37 @@ def export_vision(
     origin, folder = find_folder(source), expanded(path)
     require_settings(origin, read_settings(origin), model.settings)
     config = read_object(origin / CONFIG)
-    two = isinstance(model.head, TwoHeads)
-    kind = WITH_TEACHER if two else f"{FAMILIES[config['model_type']]}ForImageClassification"
+    two = getattr(model.settings, "second_head", False)
+    kind = WITH_TEACHER if two else class_of(config["model_type"])
+    if (tower := config["model_type"]).endswith("_vision_model"):  # the class of a classifier has the tower inside
+        kept = {key: config[key] for key in _OUTSIDE & config.keys()}
+        config = kept | {"model_type": tower.removesuffix("_vision_model"), "vision_config": config}
     changes: dict[str, Any] = {"architectures": [kind]} | ({"problem_type": problem} if problem else {})
-    head: Any = model.head.first if isinstance(model.head, TwoHeads) else model.head
+    head: Any = model.head
+    head = head.first if two else head
     outputs = head.kernel[...].shape[1]
     changes |= named_classes(config, outputs, classes)
+    options: dict[str, Any] = {"dtype": dtype, "allow_lossy": allow_lossy}
     report = export_folder(
-        model, folder, origin=origin, copied=[PREPROCESSOR], changes=changes, dtype=dtype, allow_lossy=allow_lossy
+        model, folder, origin=origin, copied=[PREPROCESSOR], changes=changes, config=config, **options
     )
-    if isinstance(model, VisionTransformer):
-        key = f"{model.settings.family}.{MASK_TOKEN}"
-        _add_mask_token(folder / SINGLE, origin, key, widest(*(row.after for row in report)))
+    if unread := UNREAD.get(getattr(model.settings, "kind", ""), (MASK_TOKEN,)):
+        base = layouts_of(model)["huggingface"](model).base
+        _add_unread(folder / SINGLE, origin, base, unread, widest(*(row.after for row in report)))
     return report
 
 
-def _add_mask_token(file: pathlib.Path, origin: pathlib.Path, key: str, dtype: np.dtype) -> None:
+_OUTSIDE = {"id2label", "label2id", "problem_type", "torch_dtype", "dtype", "transformers_version"}
+"""The keys of a tower's config.json that belong to the classifier."""
+
+
+def _add_unread(file: pathlib.Path, origin: pathlib.Path, base: str, patterns: Sequence[str], dtype: np.dtype) -> None:
+    """Copies the tensors of `origin` that no logit depends on, but the classes of transformers have."""
     with open_tensors(find_files(origin)) as tensors:
-        token = [tensor.read() for name, tensor in tensors.items() if name.endswith(MASK_TOKEN)]
-    if token:
-        write_tensors(file, load_file(file) | {key: np.array(cast(token[0], dtype), order="C")}, format="pt")
+        kept = {
+            base + key: np.array(cast(tensor.read(), dtype), order="C")
+            for name, tensor in tensors.items()
+            if any(fnmatch.fnmatchcase(key := name.removeprefix(base), pattern) for pattern in patterns)
+        }
+    if kept:
+        write_tensors(file, load_file(file) | kept, format="pt")

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpjax.errors import UsageError
-from mpjax.models.config_keys import ConfigKeys, read_object
-from mpjax.models.vision.config_json import read_settings
-from mpjax.models.vision.settings import ViTSettings
+from mpjax.models.config_keys import CONFIG, ConfigKeys, read_object
+from mpjax.models.vision.config_json import AUGMENTED, read_settings
+from mpjax.models.vision.settings import TowerSettings, ViTSettings
 from mpjax.strict_json import encode
 
 
@@ -86,11 +86,16 @@ def advice_on_images(folder: pathlib.Path, image_shape: tuple[int, ...] | None =
     With the shape of images, height, width and channels, a sentence says if position embeddings are interpolated.
     """
     file, settings, advice = folder / PREPROCESSOR, read_settings(folder), []
-    if isinstance(settings, ViTSettings) and image_shape is not None:
+    rotates = getattr(settings, "rope", None) is not None
+    if isinstance(settings, TowerSettings | ViTSettings) and not rotates and image_shape is not None:
         size = settings.image_size
         if any(side // settings.patch != size // settings.patch for side in image_shape[:2]):
             shown = " x ".join(map(str, image_shape[:2]))
             advice = [f"position embeddings of images of {size} x {size} pixels are interpolated to {shown}"]
+    config = read_object(folder / CONFIG)
+    changed = [f"{key} {encode(config[key])}" for key in AUGMENTED if config.get(key) is not None]
+    if rotates and changed:
+        advice = [f"config.json: {', '.join(changed)} without effect: training leaves the coordinates of patches alone"]
     if not file.is_file():
         unknown = f"{folder} has no {PREPROCESSOR}: no one knows if --data.mean and --data.std are those of the weights"
         return [*advice, unknown]

@@ -1,8 +1,9 @@
-"""The ViT of Hugging Face files: ViT, DeiT and DINOv2, one network whose settings tell them apart.
+"""The ViT of Hugging Face files: ViT, DeiT, DINOv2 and DINOv3, one network whose settings tell them apart.
 
 Dosovitskiy et al., "An Image is Worth 16x16 Words", 2020 (arXiv:2010.11929); Touvron et al., "Training Data-efficient
 Image Transformers & Distillation through Attention", 2020 (arXiv:2012.12877); Oquab et al., "DINOv2", 2023
-(arXiv:2304.07193); Darcet et al., "Vision Transformers Need Registers", 2023 (arXiv:2309.16588).
+(arXiv:2304.07193); Darcet et al., "Vision Transformers Need Registers", 2023 (arXiv:2309.16588); Siméoni et al.,
+"DINOv3", 2025 (arXiv:2508.10104).
 
 Shapes: B batch, H height, W width, C channels, T tokens and patches, D width of the network, K classes; images are
 B H W C.
@@ -11,18 +12,18 @@ B H W C.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax.numpy as jnp
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.activations import gelu, relu, tanh_gelu
 from mpjax.models.attention import Attend, Attention, Implementation
 from mpjax.models.convnext import LayerScale
 from mpjax.models.gated_mlp import GatedMLP, same
 from mpjax.models.scan import in_series, through
 from mpjax.models.transformer import INIT, MLP, dropping, pre_norm, with_positions
+from mpjax.models.vision.activation_functions import ACTIVATIONS
 from mpjax.models.vision.positions import interpolated
 from mpjax.models.vision.settings import ViTSettings
 from mpjax.models.vit import spread
@@ -33,13 +34,11 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Array, Float, Int
 
 
-ACTIVATIONS = {"gelu": gelu, "tanh_gelu": tanh_gelu, "relu": relu}
-
-
 class VisionTransformer(nnx.Module):
-    """Patch embedding, learned positions, pre-norm blocks, a final norm, and a linear classifier.
+    """Patch embedding, positions, pre-norm blocks, a final norm, and a linear classifier.
 
-    The position embeddings are those of the file, of its `image_size`, and are interpolated for images of another size.
+    Learned position embeddings are those of the file, of its `image_size`, and are interpolated for images of another
+    size.
 
     Args:
       settings: the sizes and the kind of the network.
@@ -72,7 +71,7 @@ class VisionTransformer(nnx.Module):
         self.distillation_token = nnx.Param(jnp.zeros((1, 1, width))) if settings.distilled else None
         self.registers = nnx.Param(jnp.zeros((1, settings.registers, width))) if settings.registers else None
         positions = (settings.image_size // patch) ** 2 + 1 + settings.distilled
-        self.positions = nnx.Param(INIT(rngs.params(), (positions, width)))
+        self.positions = None if settings.rope else nnx.Param(INIT(rngs.params(), (positions, width)))
         self.dropout = dropping(settings.dropout, rngs)
         block = functools.partial(VisionBlock, settings, implementation=implementation)
         self.blocks = in_series(block, settings.depth, rngs=rngs, scan=scan_blocks)
@@ -92,18 +91,30 @@ class VisionTransformer(nnx.Module):
 
     def features(self, x: Float[Array, "B H W C"]) -> Float[Array, "B T D"]:
         """Computes the features after the last norm: class token, second token or registers, patches."""
+        settings = self.settings
         x = self.patches(x)
         _, rows, columns, width = x.shape
         x = x.reshape(x.shape[0], -1, width)
         tokens = [token[...] for token in (self.class_token, self.distillation_token) if token is not None]
         x = jnp.concatenate([*(spread(token, x) for token in tokens), x], axis=1)
-        x = with_positions(x, self._positions(rows, columns))
+        attends = None
+        if settings.rope:
+            attends = self._rotating(rows, columns, 1 + settings.registers, x.dtype)
+        else:
+            x = with_positions(x, self._positions(rows, columns))
         if self.registers is not None:
             x = jnp.concatenate([x[:, :1], spread(self.registers[...], x), x[:, 1:]], axis=1)
-        return self.norm(through(self.blocks, self.dropout(x)))
+        return self.norm(through(self.blocks, self.dropout(x), None, attends))
+
+    def _rotating(self, rows: int, columns: int, others: int, dtype: Any) -> Attend:
+        """Attention that first turns the queries and keys of patches; those of the `others` tokens before stay."""
+        from mpjax.models.vision.patch_rotation import rotating_patches  # local, as one family has it
+
+        features, theta = self.settings.width // self.settings.heads, self.settings.rope or 0.0
+        return rotating_patches(rows, columns, others, theta=theta, features=features, dtype=dtype)
 
     def _positions(self, rows: int, columns: int) -> Float[Array, "T D"]:
-        settings, table = self.settings, self.positions[...]
+        settings, table = self.settings, cast(nnx.Param, self.positions)[...]
         side = settings.image_size // settings.patch
         if (rows, columns) == (side, side):
             return table
@@ -153,10 +164,12 @@ class VisionBlock(nnx.Module):
         width, hidden, scale = settings.width, settings.hidden, settings.layer_scale
         inits: dict[str, Any] = {"kernel_init": INIT, "out_init": INIT}
         self.norm1 = nnx.LayerNorm(width, epsilon=settings.epsilon, rngs=rngs)
-        self.attention = Attention(width, settings.heads, implementation=implementation, **inits, rngs=rngs)
+        self.attention = Attention(
+            width, settings.heads, implementation=implementation, unbiased=settings.unbiased, **inits, rngs=rngs
+        )
         self.norm2 = nnx.LayerNorm(width, epsilon=settings.epsilon, rngs=rngs)
         if settings.gated:
-            self.mlp = GatedMLP(width, hidden, activation="silu", use_bias=True, **inits, rngs=rngs)
+            self.mlp = GatedMLP(width, hidden, activation=settings.activation, use_bias=True, **inits, rngs=rngs)
         else:
             self.mlp = MLP(width, hidden, ACTIVATIONS[settings.activation], **inits, rngs=rngs)
         self.scale1 = same if scale is None else LayerScale(width, scale)

@@ -21,8 +21,8 @@ class ViTSettings:
       depth: the number of blocks.
       heads: the number of attention heads, a divisor of the width.
       hidden: the hidden width of the MLP.
-      gated: whether the MLP is a `GatedMLP` with SiLU, which takes the place of `activation`.
-      activation: the activation of the MLP.
+      gated: whether the MLP is a `GatedMLP`.
+      activation: the activation of the MLP, or of its gate.
       epsilon: epsilon of the norms.
       dropout: the dropout rate of embeddings, in training.
       block_dropout: that of the outputs of attention and MLP.
@@ -33,9 +33,12 @@ class ViTSettings:
       second_head: whether it has a head of its own, and logits are the mean of both.
       head_of_patches: whether the head reads the mean of the patches beside the class token.
       antialias: whether position embeddings are averaged where they are interpolated to fewer patches.
+      rope: the base of the frequencies of rotary position embeddings, which take the place of the table of positions;
+        None for the table.
+      unbiased: the names of projections in attention, of "query", "key" and "value", that have no bias.
     """
 
-    family: Literal["vit", "deit", "dinov2", "dinov2_with_registers"] = "vit"
+    family: Literal["vit", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit"] = "vit"
     image_size: int = 224
     patch: int = 16
     channels: int = 3
@@ -44,7 +47,7 @@ class ViTSettings:
     heads: int = 12
     hidden: int = 3072
     gated: bool = False
-    activation: Literal["gelu", "tanh_gelu", "relu"] = "gelu"
+    activation: Literal["gelu", "tanh_gelu", "relu", "silu"] = "gelu"
     epsilon: float = 1e-12
     dropout: float = 0.0
     block_dropout: float = 0.0
@@ -55,11 +58,15 @@ class ViTSettings:
     second_head: bool = False
     head_of_patches: bool = False
     antialias: bool = False
+    rope: float | None = None
+    unbiased: tuple[Literal["query", "key", "value"], ...] = ()
 
     def __post_init__(self):
-        if self.width % self.heads:
+        require_heads(self.width, self.heads)
+        if self.rope is not None and self.width // self.heads % 4:
             raise UsageError(
-                f"a ViT of width {self.width} cannot have {self.heads} heads: wanted a divisor of {self.width}"
+                f"rotary position embeddings of rows and columns turn heads of 4, 8, 12, ... features, got "
+                f"{self.width // self.heads}"
             )
 
 
@@ -84,4 +91,79 @@ class ConvNeXtV2Settings:
     epsilon: float = 1e-12
 
 
-Settings = ViTSettings | ConvNeXtV2Settings
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SwinSettings:
+    """The settings of a `Swin`.
+
+    Raises UsageError if the heads of a stage do not divide its width.
+
+    Attributes:
+      channels: the channels of an image.
+      patch: the side of a patch in pixels.
+      width: the width of the first stage, doubled by each later stage.
+      depths: the number of blocks in each stage.
+      heads: the number of attention heads in each stage, a divisor of its width.
+      window: the side of a window in patches.
+      mlp_ratio: the hidden width of an MLP by the width of its stage.
+      activation: the activation of the MLPs.
+      dropout: the dropout rate of embeddings, and of the outputs of attention and MLP, in training.
+      drop_path: the rate at which attention, or the MLP, of the last block is dropped; it grows from 0 for the first.
+      epsilon: epsilon of the norms, but those of patches and of merged patches, which have 1e-5.
+    """
+
+    channels: int = 3
+    patch: int = 4
+    width: int = 96
+    depths: tuple[int, ...] = (2, 2, 6, 2)
+    heads: tuple[int, ...] = (3, 6, 12, 24)
+    window: int = 7
+    mlp_ratio: float = 4.0
+    activation: Literal["gelu", "tanh_gelu", "relu"] = "gelu"
+    dropout: float = 0.0
+    drop_path: float = 0.1
+    epsilon: float = 1e-5
+
+    def __post_init__(self):
+        for stage, heads in enumerate(self.heads):
+            require_heads(self.width * 2**stage, heads)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TowerSettings:
+    """The settings of a `VisionTower`. The defaults are those of SigLIP.
+
+    Attributes:
+      kind: whose tower it is: CLIP's has a class token, and a norm before the blocks.
+      image_size: the side of the images that the position embeddings are for.
+      patch: the side of a patch in pixels.
+      channels: the channels of an image.
+      width: D.
+      depth: the number of blocks.
+      heads: the number of attention heads, a divisor of the width.
+      hidden: the hidden width of the MLP.
+      activation: the activation of the MLP.
+      epsilon: epsilon of the norms.
+    """
+
+    kind: Literal["clip", "siglip"] = "siglip"
+    image_size: int = 224
+    patch: int = 16
+    channels: int = 3
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    hidden: int = 3072
+    activation: Literal["gelu", "tanh_gelu", "quick_gelu"] = "tanh_gelu"
+    epsilon: float = 1e-6
+
+    def __post_init__(self):
+        require_heads(self.width, self.heads)
+
+
+def require_heads(width: int, heads: int) -> None:
+    """Raises UsageError if `heads` does not divide `width`."""
+    if width % heads:
+        raise UsageError(f"a network of width {width} cannot have {heads} heads: wanted a divisor of {width}")
+
+
+Settings = ViTSettings | ConvNeXtV2Settings | SwinSettings | TowerSettings

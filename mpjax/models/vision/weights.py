@@ -1,6 +1,9 @@
 """Maps a `VisionTransformer` to the files of transformers (`ViTForImageClassification`, and DeiT's and DINOv2's)."""
 
 import dataclasses
+from typing import Any
+
+import numpy as np
 
 from mpjax.models.pretrained.layouts.entry import (
     FileEntry,
@@ -10,6 +13,7 @@ from mpjax.models.pretrained.layouts.entry import (
     layer_entries,
     reshaped,
 )
+from mpjax.models.vision.config_json import MASK_TOKEN
 from mpjax.models.vision.network import VisionTransformer
 
 
@@ -22,16 +26,16 @@ _VIT = {
     "mlp/down": "output.dense",
 }
 _DINO = {"norm1": "norm1", "norm2": "norm2", "mlp/up": "mlp.fc1", "mlp/down": "mlp.fc2"}
+_DINO3 = {"norm1": "norm1", "norm2": "norm2"} | {f"mlp/{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")}
 _GATED = {**_DINO, "mlp/gate": "mlp.weights_in", "mlp/up": "mlp.weights_in", "mlp/down": "mlp.weights_out"}
 _FUSED = {"gate": FusedPart(0, 2, axis=0), "up": FusedPart(1, 2, axis=0)}
 
-MASK_TOKEN = "embeddings.mask_token"
-"""The tensor, below the name of the family, that stands for hidden patches in pre-training."""
-
 
 def huggingface(model: VisionTransformer) -> WeightMap:
-    """Builds the layout of `...ForImageClassification`, and of DeiT's with two heads."""
+    """Builds the layout of `...ForImageClassification`, of DeiT's with two heads, and of `DINOv3ViTModel`."""
     settings = model.settings
+    if settings.family == "dinov3_vit":
+        return _dinov3(model)
     base = f"{settings.family}."
     names = {
         "patches": f"{base}embeddings.patch_embeddings.projection",
@@ -40,7 +44,8 @@ def huggingface(model: VisionTransformer) -> WeightMap:
         "head/first": "cls_classifier",
         "head/second": "distillation_classifier",
     }
-    positions = model.positions.get_value().shape
+    table: Any = model.positions
+    positions = table.get_value().shape
     entries = {
         "class_token": FileEntry(f"{base}embeddings.cls_token"),
         "distillation_token": FileEntry(f"{base}embeddings.distillation_token"),
@@ -63,6 +68,30 @@ def huggingface(model: VisionTransformer) -> WeightMap:
             if (name := path.split("/")[-2:-1]) and name[0] in _FUSED:
                 entries[path] = dataclasses.replace(entry, part=_FUSED[name[0]])
     return WeightMap("huggingface", entries, base=base, ignored=("pooler.*", MASK_TOKEN))
+
+
+def _dinov3(model: VisionTransformer) -> WeightMap:
+    """Transformers has no class with a head: its tensors are `classifier.weight` and `classifier.bias` here."""
+    names = {"patches": "embeddings.patch_embeddings", "norm": "norm", "head": "classifier"}
+    entries = {
+        "class_token": FileEntry("embeddings.cls_token"),
+        "registers": FileEntry("embeddings.register_tokens"),
+    }
+    for number, block in enumerate(model.blocks):
+        path, layer = f"blocks/{number}", f"layer.{number}"
+        names |= {f"{path}/{ours}": f"{layer}.{theirs}" for ours, theirs in _DINO3.items()}
+        projections = {name: f"{layer}.attention.{name[0]}_proj" for name in ("query", "key", "value", "out")}
+        entries |= attention_entries(block.attention, f"{path}/attention", **projections)
+        for index in (1, 2):
+            entries[f"{path}/scale{index}/scale"] = FileEntry(f"{layer}.layer_scale{index}.lambda1")
+    # A model without registers has an empty tensor of them.
+    none = {} if model.registers is not None else {"embeddings.register_tokens": _no_registers(model.settings.width)}
+    ignored = (MASK_TOKEN, *none)
+    return WeightMap("huggingface", layer_entries(model, names) | entries, ignored=ignored, filler=none)
+
+
+def _no_registers(width: int) -> np.ndarray:
+    return np.zeros((1, 0, width), np.float32)
 
 
 LAYOUTS = {"huggingface": huggingface}

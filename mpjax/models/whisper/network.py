@@ -116,7 +116,7 @@ class WhisperEncoder(nnx.Module):
             activation=gelu,
             epsilon=EPSILON,
             dropout=settings.dropout,
-            key_bias=False,
+            unbiased=("key",),
         )
         self.blocks = in_series(block, settings.encoder_depth, rngs=rngs, scan=scan_blocks)
         self.norm = nnx.LayerNorm(width, epsilon=EPSILON, rngs=rngs)

@@ -28,9 +28,11 @@ VIT = {
     "patch_size": 4,
 }
 DINO = {key: value for key, value in VIT.items() if key != "intermediate_size"} | {"model_type": "dinov2"}
+DINO3 = VIT | {"model_type": "dinov3_vit"}
 BASE = {"model_type": "dinov2", "hidden_size": 768, "image_size": 518, "patch_size": 14}
 GIANT = {"model_type": "dinov2_with_registers", "hidden_size": 1536, "num_hidden_layers": 40, "num_attention_heads": 24}
 TINY = {"model_type": "convnextv2", "num_stages": 4, "image_size": 224}
+SWIN = {"model_type": "swin", "embed_dim": 8, "depths": [2, 1], "num_heads": [2, 2], "window_size": 2, "patch_size": 2}
 
 
 def network(config, size=16, classes=3, channels=3, **options) -> Any:
@@ -46,8 +48,12 @@ def network(config, size=16, classes=3, channels=3, **options) -> Any:
         (BASE, 88_116_712),
         (GIANT | {"image_size": 518, "patch_size": 14, "use_swiglu_ffn": True}, 1_139_558_376),
         (TINY, 28_635_496),
+        ({"model_type": "dinov3_vit", "num_register_tokens": 4}, 21_981_160),
+        ({"model_type": "swin"}, 28_288_354),
+        ({"model_type": "clip", "vision_config": {"patch_size": 16}}, 86_566_888),
+        ({"model_type": "siglip"}, 86_566_120),
     ],
-    ids=["vit-base", "deit-tiny", "dinov2-base", "dinov2-giant with registers", "convnextv2-tiny"],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
 def test_published_sizes_have_their_numbers_of_parameters(config, numbers):
     size = config.get("patch_size", 16) * 16
@@ -71,6 +77,20 @@ def test_published_sizes_have_their_numbers_of_parameters(config, numbers):
         (TINY | {"hidden_sizes": [96, 192, 384, 700]}, "each stage of twice the width"),
         (TINY | {"num_stages": 3}, "one of each for 3 stages"),
         (TINY | {"hidden_act": "relu"}, 'hidden_act is "relu"'),
+        (DINO3 | {"key_bias": True}, "key_bias is true: the vision network of mpjax has false only"),
+        (DINO3 | {"hidden_act": "relu", "use_gated_mlp": True}, 'hidden_act is "relu": wanted silu or'),
+        (DINO3 | {"num_attention_heads": 8}, "turn heads of 4, 8, 12, ... features, got 2"),
+        (DINO3 | {"attention_dropout": 0.1}, "attention_dropout is 0.1"),
+        ({"model_type": "clip", "vision_config": {"rope": 1}}, "does not know vision_config.rope 1"),
+        (
+            {"model_type": "clip", "vision_config": {"hidden_size": 12}, "vision_config_dict": {"hidden_size": 24}},
+            "vision_config and vision_config_dict describe two networks",
+        ),
+        ({"model_type": "siglip", "vision_config": {"hidden_size": 9}}, "of width 9 cannot have 12 heads"),
+        (SWIN | {"use_absolute_embeddings": True}, "use_absolute_embeddings is true"),
+        (SWIN | {"num_heads": [2]}, "as many whole numbers of at least 1 in both"),
+        (SWIN | {"num_heads": [3, 2]}, "of width 8 cannot have 3 heads"),
+        (SWIN | {"pretrained_window_size": 0}, "does not know pretrained_window_size"),
     ],
 )
 def test_what_is_not_understood_is_an_error(config, says):
@@ -82,11 +102,15 @@ def test_images_that_do_not_fit_are_refused():
     with pytest.raises(UsageError, match=r"patches of 4 x 4: write --data.image_size 16, or another") as error:
         network(VIT, size=18)
     assert error.value.repair == {"data.image_size": 16}
-    for config in (VIT, TINY):
+    for config in (VIT, TINY, SWIN):
         with pytest.raises(UsageError, match="images have 1 channels, and config.json .* says num_channels 3"):
             network(config, size=32, channels=1)
-    with pytest.raises(UsageError, match="of several widths: write --model.no_scan_blocks"):
-        network(TINY, size=32, scan_blocks=True)
+    for config in (TINY, SWIN):
+        with pytest.raises(UsageError, match="of several widths: write --model.no_scan_blocks"):
+            network(config, size=32, scan_blocks=True)
+    with pytest.raises(UsageError, match=r"1 rows or columns of patches in the last stage.* write --data.image_size 8"):
+        network(SWIN, size=4)
+    assert network(SWIN, size=5).head.in_features == 16
 
 
 def loss_and_gradients(options, remat: Any = "none", **changes: Any):
@@ -120,6 +144,20 @@ def test_a_dropped_path_is_of_whole_examples_and_in_training_alone():
     assert unchanged.sum() > 50
     block.eval()
     assert not np.any(np.all(np.asarray(block(x) == x), axis=(1, 2)))
+
+
+def test_the_gradient_of_a_bias_of_positions_adds_in_float32_under_every_preset():
+    """The middle row of the table is read by all 4 queries of each of 2 x 512 windows: in float16, 2048 + 1 is 2048."""
+    model = network(SWIN | {"depths": [1], "num_heads": [1]}, size=64)
+    apply_policy(model, "float16")
+    positions = model.layers[0].positions
+
+    def loss(positions):
+        return jnp.sum(jnp.broadcast_to(positions()[None], (1025, 1, 4, 4)).astype(jnp.float32))
+
+    grads = nnx.grad(loss)(positions)
+    assert positions.table[...].dtype == jnp.float16
+    assert np.asarray(grads.table[...]).ravel().tolist() == [1025, 2050, 1025, 2050, 4100, 2050, 1025, 2050, 1025]
 
 
 def test_blocks_are_found():
@@ -179,6 +217,10 @@ def test_what_is_not_read_about_images_is_told(tmp_path):
     assert "has no preprocessor_config.json: no one knows if --data.mean and --data.std are those of" in line
     line, _ = models.advice_on(Model(name=f"hf:{tmp_path}"), {"image": Image((16, 32, 3))})
     assert line == "position embeddings of images of 16 x 16 pixels are interpolated to 16 x 32"
+    (tmp_path / "config.json").write_text(json.dumps(DINO3 | {"pos_embed_rescale": 2.0, "pos_embed_shift": None}))
+    line, _ = models.advice_on(Model(name=f"hf:{tmp_path}"), {"image": Image((16, 32, 3))})
+    assert line == "config.json: pos_embed_rescale 2.0 without effect: training leaves the coordinates of patches alone"
+    (tmp_path / "config.json").write_text(json.dumps(VIT))
     written(tmp_path, size={"shortest_edge": 256}, crop_size=224)
     (line,) = models.advice_on(Model(name=f"hf:{tmp_path}"))
     told = 'size {"shortest_edge": 256}, crop_size 224, resample 3 without effect: --data.image_size resizes images'

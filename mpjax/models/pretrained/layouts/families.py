@@ -23,9 +23,12 @@ _LAYOUTS_OF = {
     "mpjax.models.decoder.network": "mpjax.models.decoder.weights",
     "mpjax.models.encoder.network": "mpjax.models.encoder.weights",
     "mpjax.models.encoder.modernbert": "mpjax.models.encoder.modernbert_weights",
+    "mpjax.models.image_text.network": "mpjax.models.image_text.weights",
     "mpjax.models.vision.network": "mpjax.models.vision.weights",
     "mpjax.models.vision.convnextv2": "mpjax.models.vision.convnextv2_weights",
     "mpjax.models.mamba2.network": "mpjax.models.mamba2.weights",
+    "mpjax.models.vision.tower": "mpjax.models.vision.tower_weights",
+    "mpjax.models.vision.swin": "mpjax.models.vision.swin_weights",
     "mpjax.models.t5.network": "mpjax.models.t5.weights",
     "mpjax.models.whisper.network": "mpjax.models.whisper.weights",
 }
