@@ -123,6 +123,15 @@ class Run:
         return apart_in(state, stacks_of(self.task.abstract))
 
 
+def require_folder_for_task(config: Config) -> None:
+    """Raises UsageError if the model is a folder of Hugging Face files for other tasks, before the data are opened."""
+    if config.model.folder:
+        from mpjax.models.folder_kinds import require_task  # local, as few runs need files of Hugging Face
+        from mpjax.models.pretrained.files import find_folder
+
+        require_task(str(config.model.name), find_folder(config.model.folder), config.task)
+
+
 def build_run(config: Config, stored: "Encoding | None" = None) -> Run:
     """Opens the data and builds the run that `config` describes; no state is created and nothing is compiled yet.
 
@@ -139,6 +148,7 @@ def build_run(config: Config, stored: "Encoding | None" = None) -> Run:
     plan = plan_precision(config.precision)
     set_up_jax(config, plan)
     find_rule(config.optimizer)  # before any slow work
+    require_folder_for_task(config)
     mesh = make_mesh(**config.mesh.sizes)
     devices = Layout(mesh)
     batch_size, tested = config.data.batch_size, config.data.eval_batch_size

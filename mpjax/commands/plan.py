@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from mpjax import notebook, strict_json
+from mpjax.commands.build import require_folder_for_task
 from mpjax.commands.learner import make_learner
 from mpjax.config.durations import Duration
 from mpjax.config.folders import data_folder
@@ -221,6 +222,7 @@ def _print_searches(searches: Sequence[Search]) -> None:
 
 def fields_of(config: Config, *, vocabulary: int = 0) -> Fields:
     """Finds the fields of a run's batches (`planned_fields`); a `vocabulary` of 0 means that of the run's tokenizer."""
+    require_folder_for_task(config)
     return planned_fields(config.task, config.data, data_folder(config), vocabulary=vocabulary)
 
 

@@ -52,6 +52,9 @@ Fields = Mapping[str, Field]
 """Maps names to fields: `image`, `label`, `mask`, `tokens` and `length`, the `row`, `target` and `labels` of
 `data/targets.py`, or any names for a user's own task."""
 
+PREDICTED = frozenset({"label", "target", "labels"})
+"""The names of fields that the outputs of a classifier stand for: logits of classes or of labels, or numbers."""
+
 IGNORED = 255
 """The class number of pixels that the loss and the metrics ignore."""
 
@@ -327,6 +330,11 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
 
 def _words(shape: tuple[int | None, ...], *names: str) -> str:
     return f"[{', '.join(str(n) if size is None else str(size) for size, n in zip(shape, names, strict=True))}]"
+
+
+def outputs_of(fields: Mapping[str, Any]) -> int:
+    """The number of outputs of a classifier: of classes, of numbers or of labels."""
+    return next(field.outputs for name, field in fields.items() if name in PREDICTED)
 
 
 def batch_shapes(fields: Fields, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:

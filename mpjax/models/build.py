@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import pathlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mpjax.data.fields import PREDICTED, outputs_of
 from mpjax.errors import UsageError
 from mpjax.models.named_networks import network
 from mpjax.precision.calls import name_scopes
@@ -77,130 +77,10 @@ def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
 
 def _from_folder(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     """Builds the network that the files of a folder describe, with initial values; its weights are not read."""
-    from mpjax.models.folder_kinds import kind_of  # local, as few runs need files of Hugging Face
-    from mpjax.models.pretrained.files import find_folder
+    from mpjax.models.build_folder import build_from_folder  # local, as few runs need files of Hugging Face
 
     _refuse_others(config, FROM_FOLDER)
-    folder = find_folder(config.folder)
-    kinds = {
-        "decoder": _decoder,
-        "mamba2": _mamba2,
-        "encoder": _encoder,
-        "t5": _t5,
-        "vision": _vision,
-        "whisper": _whisper,
-    }
-    build = kinds[kind_of(folder)]
-    return build(config, folder, fields, rngs)
-
-
-def _decoder(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
-    from mpjax.models.decoder.config_json import read_settings
-    from mpjax.models.decoder.network import Decoder
-
-    _require_fields(config, fields, "language_modeling")
-    settings = read_settings(folder)
-    tokens: Any = fields["tokens"]
-    _require_tokens(config, settings, tokens.vocabulary, tokens.length - 1)
-    return Decoder(settings, scan_blocks=config.scan_blocks, rngs=rngs)
-
-
-def _mamba2(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
-    from mpjax.models.mamba2.config_json import read_settings
-    from mpjax.models.mamba2.network import Mamba2
-
-    _require_fields(config, fields, "language_modeling")
-    settings = read_settings(folder)
-    tokens: Any = fields["tokens"]
-    _require_tokens(config, settings, tokens.vocabulary, tokens.length - 1)
-    return Mamba2(settings, scan_blocks=config.scan_blocks, rngs=rngs)
-
-
-def _encoder(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
-    """Builds the encoder of a folder: a classifier for data with labels, else one that makes a vector of a text."""
-    from mpjax.models.encoder.config_json import read_settings
-    from mpjax.models.encoder.kinds import make_classifier, make_encoder
-
-    classifies = "positive" not in fields
-    _require_fields(config, fields, "text_classification" if classifies else "embedding")
-    settings = read_settings(folder)
-    tokens: Any = fields["tokens"]
-    _require_tokens(config, settings, tokens.vocabulary, tokens.length)
-    if classifies:
-        return make_classifier(settings, num_classes=_outputs(fields), scan_blocks=config.scan_blocks, rngs=rngs)
-    return make_encoder(settings, scan_blocks=config.scan_blocks, rngs=rngs)
-
-
-def _vision(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
-    """Builds the network for images of a folder."""
-    if "tokens" in fields:
-        return _image_text(config, folder, fields, rngs)
-    from mpjax.models.vision.config_json import read_settings
-    from mpjax.models.vision.kinds import make_network
-
-    _require_fields(config, fields, "classification")
-    image: Any = fields["image"]
-    sizes = {"image_shape": image.shape, "num_classes": _outputs(fields)}
-    return make_network(read_settings(folder), **sizes, scan_blocks=config.scan_blocks, rngs=rngs)
-
-
-def _image_text(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
-    """Builds the two towers of a folder, for images with texts."""
-    from mpjax.models.image_text.config_json import read_settings
-    from mpjax.models.image_text.network import ImageText
-
-    _require_fields(config, fields, "image_text")
-    settings = read_settings(folder)
-    tokens: Any = fields["tokens"]
-    _require_tokens(config, settings, tokens.vocabulary, tokens.length)
-    image: Any = fields["image"]
-    return ImageText(settings, image_shape=image.shape, scan_blocks=config.scan_blocks, rngs=rngs)
-
-
-def _t5(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
-    from mpjax.models.t5.config_json import read_settings
-    from mpjax.models.t5.network import T5
-
-    _require_fields(config, fields, "text_to_text")
-    settings = read_settings(folder)
-    tokens: Any = fields["tokens"]
-    _require_tokens(config, settings, tokens.vocabulary, tokens.length)
-    return T5(settings, scan_blocks=config.scan_blocks, rngs=rngs)
-
-
-def _whisper(config: schema.Model, folder: pathlib.Path, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
-    """Builds the Whisper of a folder, or for data with labels a classifier with its encoder."""
-    from mpjax.models.whisper.config_json import read_settings
-    from mpjax.models.whisper.network import Whisper, WhisperClassifier
-
-    classifies = "label" in fields
-    _require_fields(config, fields, "audio_classification" if classifies else "transcription")
-    settings, sound = read_settings(folder), fields["sound"]
-    heard = [*getattr(sound, "shape", ())]
-    if heard != (wanted := [2 * settings.positions, settings.bins]):
-        raise UsageError(
-            f"--model.name {config.name} hears {wanted[0]} frames of {wanted[1]} mel bins, and the data has {heard[0]} "
-            f"of {heard[1]}: write --data.features {config.folder}"
-        )
-    if classifies:
-        return WhisperClassifier(settings, num_classes=_outputs(fields), scan_blocks=config.scan_blocks, rngs=rngs)
-    tokens: Any = fields["target_tokens"]
-    _require_tokens(config, settings, tokens.vocabulary, tokens.length)
-    return Whisper(settings, scan_blocks=config.scan_blocks, rngs=rngs)
-
-
-def _require_tokens(config: schema.Model, settings: Any, vocabulary: int, length: int) -> None:
-    """Raises UsageError if the data has more tokens, or longer texts, than the network of a folder takes."""
-    if vocabulary > settings.vocabulary:
-        raise UsageError(
-            f"--model.name {config.name} has {settings.vocabulary} tokens, and the data {vocabulary}: write "
-            f"--data.tokenizer {config.folder}"
-        )
-    if length > getattr(settings, "length", length):  # T5 takes texts of any length
-        raise UsageError(
-            f"--model.name {config.name} takes texts of at most {settings.length} tokens, and the data has texts of "
-            f"{length}: write --data.length {settings.length}"
-        )
+    return build_from_folder(config, fields, functools.partial(_require_fields, config, fields), rngs=rngs)
 
 
 def _require_fields(config: schema.Model, fields: Fields, task: TaskName) -> None:
@@ -231,10 +111,10 @@ def _accepts(name: object, task: TaskName, fields: Fields) -> bool:
     """
     if task == "diffusion":
         return set(fields) in ({"image"}, {"image", "label"})
-    inputs, outputs = (set(fields) - _OUTPUTS, set(fields) & _OUTPUTS)
-    taken = [set(_FIELDS[task]) - _OUTPUTS, *([{"row"}] if name == "mlp" else [])]
-    predicted = _OUTPUTS if task == "classification" else set(_FIELDS[task]) & _OUTPUTS
-    return inputs in taken and len(outputs) == len(set(_FIELDS[task]) & _OUTPUTS) and outputs <= predicted
+    inputs, outputs = (set(fields) - PREDICTED, set(fields) & PREDICTED)
+    taken = [set(_FIELDS[task]) - PREDICTED, *([{"row"}] if name == "mlp" else [])]
+    predicted = PREDICTED if task == "classification" else set(_FIELDS[task]) & PREDICTED
+    return inputs in taken and len(outputs) == len(set(_FIELDS[task]) & PREDICTED) and outputs <= predicted
 
 
 def _refuse_others(config: schema.Model, read: tuple[str, ...]) -> None:
@@ -361,29 +241,21 @@ _FIELDS: Mapping[TaskName, tuple[str, ...]] = {
 }
 """The fields in a batch of each task of a model in the table."""
 
-_OUTPUTS = {"label", "target", "labels"}
-"""The fields that the output of a classifier stands for: logits of classes or labels, or numbers."""
-
 _OF_EVERY_MODEL = ("name", "pretrained", "pretrained_skip")
 """The fields of `mpjax.config.schema.Model` that are no settings of the network."""
 
 
-def _outputs(fields: Mapping[str, Any]) -> int:
-    """The number of outputs: of classes, of numbers or of labels."""
-    return next(field.outputs for name, field in fields.items() if name in _OUTPUTS)
-
-
 def _images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
-    return {"channels": fields["image"].shape[2], "num_classes": _outputs(fields)}
+    return {"channels": fields["image"].shape[2], "num_classes": outputs_of(fields)}
 
 
 def _flat(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     features = math.prod(fields["row" if "row" in fields else "image"].shape)
-    return {"features": features, "num_classes": _outputs(fields), "width": 16, "depth": 2}
+    return {"features": features, "num_classes": outputs_of(fields), "width": 16, "depth": 2}
 
 
 def _sized_images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
-    return {"image_shape": fields["image"].shape, "num_classes": _outputs(fields), "pool": config.pool}
+    return {"image_shape": fields["image"].shape, "num_classes": outputs_of(fields), "pool": config.pool}
 
 
 def _with_stem(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:

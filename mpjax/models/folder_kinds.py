@@ -6,10 +6,12 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from mpjax.config.choices import NEXT_TOKEN, TaskName
 from mpjax.errors import UsageError
 from mpjax.models.config_keys import CONFIG, read_object
 from mpjax.models.decoder import config_json as decoder
 from mpjax.models.encoder import config_json as encoder
+from mpjax.models.image_text import config_json as two_towers
 from mpjax.models.mamba2 import config_json as mamba2
 from mpjax.models.t5 import config_json as t5
 from mpjax.models.vision import config_json as vision
@@ -28,6 +30,32 @@ _FILES: Mapping[Kind, Any] = {
     "whisper": whisper,
 }
 """For each kind, the file that reads its config.json, with the names of its `FAMILIES`."""
+
+
+_TASKS: Mapping[Kind, tuple[TaskName, ...]] = {
+    "decoder": NEXT_TOKEN,
+    "mamba2": NEXT_TOKEN,
+    "encoder": ("text_classification", "embedding"),
+    "t5": ("text_to_text",),
+    "vision": ("classification", "regression", "multilabel"),
+    "whisper": ("transcription", "audio_classification"),
+}
+
+
+def require_task(name: str, folder: pathlib.Path, task: TaskName) -> None:
+    """Raises UsageError if the network of a folder is for other tasks; `name` is its name in the message.
+
+    An objective of the user's own (`own`) may use any network.
+    """
+    fitting = _TASKS[kind_of(folder)]
+    if read_object(folder / CONFIG)["model_type"] in two_towers.FAMILIES:
+        fitting = ("image_text", *fitting)
+    if task not in (*fitting, "own"):
+        raise UsageError(
+            f"--model.name {name} is for other tasks than {task}: write --task {' or '.join(fitting)}, or name another "
+            "model",
+            repair={"task": fitting[0]} if len(fitting) == 1 else None,
+        )
 
 
 def kind_of(folder: pathlib.Path) -> Kind:

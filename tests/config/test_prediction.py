@@ -36,7 +36,6 @@ def test_an_empty_stop_string_is_refused():
         ("--run r", "neither inputs nor --split nor --prompt: wanted one, such as photos/"),
         ("a --run r --split test", "both inputs and --split: wanted one"),
         ("a --run r --prompt b", "both inputs and --prompt: wanted one"),
-        ("--run r --split test --generate", "--generate continues inputs: write files in place of --split"),
         ("a --run r --seed 3", "--seed has no meaning for what is not --prompt or --generate"),
         ("a --run r --generate --top 3", "--top has no meaning for texts that are continued"),
         ("a --run r --generate --json", "--json: --generate prints JSON lines anyway"),

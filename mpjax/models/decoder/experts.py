@@ -106,7 +106,8 @@ class Router(nnx.Module):
 
     def __call__(self, x: Float[Array, "B T D"]) -> Routing:
         dtype = self.dtype or widest(x.dtype, FLOAT32)
-        logits = x.astype(dtype) @ self.kernel[...].astype(dtype)
+        # By default, a GPU rounds float32 operands to tensorfloat32, which has no more digits than float16.
+        logits = jnp.matmul(x.astype(dtype), self.kernel[...].astype(dtype), precision=jax.lax.Precision.HIGHEST)
         chances = jax.nn.softmax(logits, axis=-1)
         weights, chosen = jax.lax.top_k(chances, self.each)
         if self.normalised:

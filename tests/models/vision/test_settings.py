@@ -1,6 +1,7 @@
 """What files say about a network for images is understood or refused; its images and its statistics are checked."""
 
 import json
+import pathlib
 from typing import Any
 
 import jax
@@ -10,7 +11,8 @@ import pytest
 from flax import nnx
 
 from mpjax import models
-from mpjax.config import Model
+from mpjax.commands import build_run
+from mpjax.config import Model, load_config
 from mpjax.data import Image, Label, Labels, NumericTarget
 from mpjax.errors import UsageError
 from mpjax.models import ConvNeXtBlock, apply_remat, blocks_of, stacks_of
@@ -266,3 +268,21 @@ def test_a_head_for_as_many_classes_of_other_names_is_told(tmp_path):
     assert told(("cat", "dog"), pretrained="none") == []
     (tmp_path / "config.json").write_text(json.dumps(DINO | {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}))
     assert told(("cat", "dog")) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "task", "tasks"),
+    [
+        ("vision/dinov2", "text_classification", "classification or regression or multilabel"),
+        ("image_text/clip", "embedding", "image_text or classification or regression or multilabel"),
+        ("t5/tiny", "classification", "text_to_text"),
+        ("decoder/tiny", "embedding", "language_modeling or instructions or preference"),
+    ],
+)
+def test_a_folder_for_other_tasks_is_an_error_before_the_data_are_opened(folder, task, tasks):
+    model = f"hf:{pathlib.Path(__file__).parents[1] / folder}"
+    config = load_config(f"--task {task} --model.name {model} --data.name no_such_set".split())
+    with pytest.raises(
+        UsageError, match=f"is for other tasks than {task}: write --task {tasks}, or name another model"
+    ):
+        build_run(config)
