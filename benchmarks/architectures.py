@@ -26,7 +26,9 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import jax
+import numpy as np
 from machine import describe
+from sklearn.datasets import load_digits
 
 import mpjax
 from mpjax.config import load_config
@@ -91,6 +93,29 @@ VISION: dict[str, Any] = {
     "patch_size": 2,
 }
 
+_CAPTIONS = (
+    f"--task image_text --data.name {__file__}:captions --data.tokenizer bytes --data.length 24 --data.mean 0.3 "
+)
+_CAPTIONS += "--data.std 0.35 --data.crop_padding 0 --data.eval_batch_size 16"
+
+
+def captions() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The digits, each with its number in words; a training and a test split."""
+    digits, words = load_digits(), ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    images = np.asarray(digits.images * (255 / 16), np.uint8)[..., None].repeat(3, axis=-1)
+    texts = [f"a written {words[label]}" for label in digits.target]
+    test = np.arange(len(texts)) % 5 == 0
+    return tuple({"image": images[part], "text": np.asarray(texts)[part]} for part in (~test, test))
+
+
+def _towers(kind: str) -> dict[str, Any]:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    vision = {**sizes, "model_type": f"{kind}_vision_model", "image_size": 8, "patch_size": 2}
+    text = {**sizes, "model_type": f"{kind}_text_model", "vocab_size": 264, "max_position_embeddings": 24}
+    wide = {"projection_dim": 64} if kind == "clip" else {}
+    return {"model_type": kind, "vision_config": vision, "text_config": text, **wide}
+
+
 FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
     "llama": (
         {
@@ -112,6 +137,29 @@ FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
     "qwen3": ({**DECODER, "model_type": "qwen3"}, f"--task language_modeling {TEXTS}"),
     "gemma2": ({**GEMMA, "model_type": "gemma2"}, f"--task language_modeling {TEXTS}"),
     "gemma3_text": ({**GEMMA, "model_type": "gemma3_text"}, f"--task language_modeling {TEXTS}"),
+    "qwen3_moe": (
+        {**DECODER, "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+        f"--task language_modeling {TEXTS}",
+    ),
+    "mixtral": (
+        {**DECODER, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+        f"--task language_modeling {TEXTS}",
+    ),
+    "mamba2": (
+        {
+            "model_type": "mamba2",
+            "vocab_size": 264,
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_heads": 8,
+            "head_dim": 16,
+            "state_size": 16,
+            "n_groups": 1,
+            "chunk_size": 16,
+            "eos_token_id": 1,
+        },
+        f"--task language_modeling {TEXTS}",
+    ),
     "smollm3": ({**DECODER, "model_type": "smollm3"}, f"--task language_modeling {TEXTS}"),
     "bert": ({**ENCODER, "model_type": "bert"}, WORDS),
     "roberta": ({**ENCODER, "model_type": "roberta", "type_vocab_size": 1}, WORDS),
@@ -122,6 +170,41 @@ FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
     "deit": ({**VISION, "model_type": "deit", "intermediate_size": 128}, DIGITS),
     "dinov2": ({**VISION, "model_type": "dinov2", "mlp_ratio": 2}, DIGITS),
     "dinov2 registers": ({**VISION, "model_type": "dinov2_with_registers", "use_swiglu_ffn": True}, DIGITS),
+    "dinov3": ({**VISION, "model_type": "dinov3_vit", "intermediate_size": 128, "num_register_tokens": 2}, DIGITS),
+    "swin": (
+        {
+            "model_type": "swin",
+            "num_channels": 1,
+            "image_size": 8,
+            "patch_size": 1,
+            "window_size": 4,
+            "embed_dim": 32,
+            "depths": [2, 2],
+            "num_heads": [2, 4],
+            "drop_path_rate": 0.0,
+        },
+        DIGITS,
+    ),
+    "siglip (images)": ({**VISION, "model_type": "siglip_vision_model", "intermediate_size": 128}, DIGITS),
+    "clip": (_towers("clip"), _CAPTIONS),
+    "siglip": (_towers("siglip"), _CAPTIONS),
+    "whisper": (
+        {
+            "model_type": "whisper",
+            "d_model": 64,
+            "vocab_size": 264,
+            "num_mel_bins": 80,
+            "max_source_positions": 50,
+            "max_target_positions": 24,
+            "decoder_start_token_id": 2,
+            "eos_token_id": 1,
+            "pad_token_id": 0,
+            **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+            **{f"{side}_ffn_dim": 128 for side in ("encoder", "decoder")},
+            **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
+        },
+        "--task transcription --data.tokenizer bytes --data.length 12",
+    ),
     "convnextv2": (
         {
             "model_type": "convnextv2",
@@ -147,6 +230,8 @@ NAMED = {
     "regnety_004": f"{DIGITS} --model.name regnety_004 --model.width 16",
     "densenet121": f"{DIGITS} --model.name densenet121 --model.width 8",
     "vit_ti16": f"{DIGITS} --model.name vit_ti16 --model.patch 2 --model.width 64 --model.depth 2 --model.heads 4",
+    "dit": "--task diffusion --data.name digits --model.name dit_s2 --model.width 64 --model.depth 2 --model.heads 4",
+    "unet_ddpm": "--task diffusion --data.name digits --model.name unet_ddpm --model.width 16 --model.depth 1",
     "unet": "--task segmentation --data.name digits_canvas --model.name unet --model.width 8 --model.depth 2",
     "bert-base": f"{WORDS} --model.name bert --model.width 64 --model.depth 2 --model.heads 4",
     "gpt2": f"--task language_modeling {TEXTS} --model.name gpt2 --model.width 64 --model.depth 2 --model.heads 4",
@@ -164,7 +249,29 @@ def flags_of(name: str, folder: pathlib.Path) -> str:
     (model / "config.json").write_text(json.dumps(config))
     if "text_to_text" in flags:
         flags += f" {pairs(folder)}"
+    if "transcription" in flags:
+        flags += f" {sounds(folder, model)}"
     return f"--model.name hf:{model} --model.pretrained none {flags}"
+
+
+def sounds(folder: pathlib.Path, model: pathlib.Path) -> str:
+    """Writes melodies of four tones with their names, as no licence allows speech here; returns the flags."""
+    import soundfile  # local, as it is an extra
+
+    features = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 80, "chunk_length": 1}
+    (model / "preprocessor_config.json").write_text(json.dumps(features))
+    draw, times = np.random.default_rng(0), np.arange(4000) / 16_000
+    tones = {"c": 262, "d": 294, "e": 330, "f": 349, "g": 392, "a": 440, "b": 494}
+    for split, count in (("train", 200), ("test", 40)):
+        (folder / "tones" / split).mkdir(parents=True)
+        rows = ["file_name,text"]
+        for number in range(count):
+            names = draw.choice([*tones], 4)
+            waves = [np.sin(2 * np.pi * tones[name] * times) for name in names]
+            soundfile.write(folder / "tones" / split / f"{number}.flac", 0.5 * np.concatenate(waves), 16_000)
+            rows.append(f"{number}.flac,{''.join(names)}")
+        (folder / "tones" / split / "metadata.csv").write_text("\n".join(rows))
+    return f"--data.name folder:{folder / 'tones'}"
 
 
 def pairs(folder: pathlib.Path) -> str:
