@@ -26,7 +26,7 @@ def test_synthetic_has_two_batches(tmp_path):
 
 @pytest.mark.parametrize("task", ["segmentation", "text_classification", "language_modeling"])
 def test_synthetic_serves_one_task(tmp_path, task):
-    with pytest.raises(UsageError, match=f"supports classification, not {task}"):
+    with pytest.raises(UsageError, match=f"supports classification and diffusion, not {task}"):
         open_source(Data(name="synthetic:4x6x3:5"), tmp_path, task)
 
 
