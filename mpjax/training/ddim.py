@@ -71,7 +71,7 @@ def ddim_steps(schedule: NoiseSchedule, count: int, eta: float) -> DdimSteps:
     return DdimSteps(times, *(number.astype(np.float32) for number in numbers))
 
 
-class Drawn(NamedTuple):
+class DrawnImages(NamedTuple):
     """Images, and whether each output of the network for them was finite."""
 
     image: Float[Array, "B H W C"]
@@ -85,7 +85,7 @@ def draw(
     steps: DdimSteps,
     *,
     prediction: Prediction,
-) -> Drawn:
+) -> DrawnImages:
     """Draws images in [-1, 1] in one loop, float32 [B, H, W, C].
 
     The image that each output stands for is cut to [-1, 1], and the noise that is left follows from it.
@@ -115,7 +115,7 @@ def draw(
     numbers = jnp.arange(1, count + 1, dtype=jnp.int32)
     start = noise(0), jnp.ones(keys.shape, bool)
     (x, finite), _ = jax.lax.scan(step, start, (numbers, jax.tree.map(jnp.asarray, steps)))
-    return Drawn(x, finite)
+    return DrawnImages(x, finite)
 
 
 def drawing(

@@ -16,13 +16,13 @@ from mpjax.data.audio.transcripts import Transcriber
 from mpjax.data.audio.waveforms import ENDINGS, require_packages
 from mpjax.data.examples import Source
 from mpjax.data.fields import Field, Label
-from mpjax.data.sources.files_by_class import Kind, class_folders, split_folders, spread
+from mpjax.data.sources.files_by_class import FileKind, class_folders, split_folders, spread
 from mpjax.data.sources.metadata import FILE_NAME, NAMES, metadata_in, read_metadata
 from mpjax.data.table import base_names, parts_of
 from mpjax.errors import UsageError
 
 
-SOUNDS = Kind("sounds", "a wav or flac file", ENDINGS, NAMES)
+SOUNDS = FileKind("sounds", "a wav or flac file", ENDINGS, NAMES)
 _TEXTS = ("text", "transcription", "transcript", "sentence")
 _UNREAD = ("preprocess", "text_template", "range", "ignore_index", "num_classes", "header", "mix", "augment")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpjax.data.audio.feature_settings import FeatureSettings
 from mpjax.data.audio.mel_features import log_mels
-from mpjax.data.audio.waveforms import Header, read_header, read_waveform
+from mpjax.data.audio.waveforms import SoundHeader, read_header, read_waveform
 from mpjax.data.examples import Example, Examples
 
 
@@ -52,7 +52,7 @@ def notes_on(paths: Sequence[str], split: str, settings: FeatureSettings) -> lis
     return [*_rates(headers, split, settings), *_channels(headers, split)]
 
 
-def _rates(headers: Sequence[Header], split: str, settings: FeatureSettings) -> list[str]:
+def _rates(headers: Sequence[SoundHeader], split: str, settings: FeatureSettings) -> list[str]:
     others = collections.Counter(header.rate for header in headers if header.rate != settings.rate)
     if not others:
         return []
@@ -62,6 +62,6 @@ def _rates(headers: Sequence[Header], split: str, settings: FeatureSettings) -> 
     ]
 
 
-def _channels(headers: Sequence[Header], split: str) -> list[str]:
+def _channels(headers: Sequence[SoundHeader], split: str) -> list[str]:
     several = sum(header.channels > 1 for header in headers)
     return [f"{split}: of {several:,} of {len(headers):,} sounds, the mean of the channels is taken"] if several else []

@@ -19,7 +19,7 @@ _LOUDEST = 16.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Header:
+class SoundHeader:
     """What the header of a file says.
 
     Attributes:
@@ -43,7 +43,7 @@ def require_packages() -> Any:
     return soundfile
 
 
-def read_header(path: str, settings: FeatureSettings) -> Header:
+def read_header(path: str, settings: FeatureSettings) -> SoundHeader:
     """Reads the header of a file, and checks that there are samples and not too many.
 
     Raises:
@@ -69,7 +69,7 @@ def read_header(path: str, settings: FeatureSettings) -> Header:
             f"{path}: {about.frames / about.samplerate:.2f} s long; wanted at most {settings.seconds} s, what the "
             "model hears at once; cut it into parts, each with its own text, or remove it"
         )
-    return Header(about.samplerate, about.channels, about.frames)
+    return SoundHeader(about.samplerate, about.channels, about.frames)
 
 
 def _require_whole(path: str) -> None:

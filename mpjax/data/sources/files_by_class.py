@@ -15,7 +15,7 @@ _WHOLE = "train"  # the only split of a folder without split folders
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class FileKind:
     """The kind of files that are wanted.
 
     Attributes:
@@ -54,7 +54,7 @@ def split_folders(
 
 
 def class_folders(
-    folders: Mapping[str, pathlib.Path], set_name: str, kind: Kind
+    folders: Mapping[str, pathlib.Path], set_name: str, kind: FileKind
 ) -> tuple[dict[str, tuple[list[str], list[int]]], tuple[str, ...]]:
     """Lists the files of every split with the number of their class, and the names of the classes.
 
@@ -81,7 +81,7 @@ def class_folders(
     return examples, tuple(names)
 
 
-def _files_by_class(folder: pathlib.Path, set_name: str, kind: Kind) -> dict[str, list[str]]:
+def _files_by_class(folder: pathlib.Path, set_name: str, kind: FileKind) -> dict[str, list[str]]:
     classes = _folders(folder)
     if not classes:
         raise UsageError(
@@ -105,7 +105,7 @@ def _files_by_class(folder: pathlib.Path, set_name: str, kind: Kind) -> dict[str
     return files
 
 
-def files_in(folder: pathlib.Path, kind: Kind) -> list[str]:
+def files_in(folder: pathlib.Path, kind: FileKind) -> list[str]:
     """Lists the paths of the files of a kind in a folder, in no order. Skips subfolders, hidden files and litter.
 
     Raises:

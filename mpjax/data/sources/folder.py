@@ -10,7 +10,7 @@ from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
 from mpjax.data.fields import Image, Label
 from mpjax.data.images.headers import stored_image
-from mpjax.data.sources.files_by_class import Kind, class_folders, files_in, split_folders, spread
+from mpjax.data.sources.files_by_class import FileKind, class_folders, files_in, split_folders, spread
 from mpjax.data.sources.folder_examples import FolderExamples
 from mpjax.data.sources.own import Joined
 from mpjax.data.table import Column, Table, base_names, parts_of
@@ -18,7 +18,7 @@ from mpjax.errors import UsageError
 
 
 NAME = "folder"
-_IMAGES = Kind(
+_IMAGES = FileKind(
     "images",
     "an image",
     (

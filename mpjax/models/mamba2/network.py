@@ -34,7 +34,7 @@ LONGEST = 2**20
 """The largest number of tokens in a text. The network itself has no limit."""
 
 
-class Memory(NamedTuple):
+class MixerState(NamedTuple):
     """What a layer remembers of the tokens before: all that later ones depend on.
 
     Attributes:
@@ -46,21 +46,21 @@ class Memory(NamedTuple):
     state: jax.Array
 
 
-class Reads:
+class ReadsState:
     """Remembers the first tokens of texts for a layer, in `kept`: those that are not padding.
 
     Args:
       lengths: int32 [B], the number of tokens of each text that are not padding; all if None.
     """
 
-    kept: Memory
-    before: Memory | None = None
+    kept: MixerState
+    before: MixerState | None = None
 
     def __init__(self, lengths: Int[Array, " B"] | None):
         self.lengths = lengths
 
 
-class Continues:
+class ContinuesState:
     """Continues a layer from what it remembers of the tokens before; afterwards, `kept` has one more.
 
     Args:
@@ -68,10 +68,10 @@ class Continues:
       positions: int32 [B], which it does not read: the memory knows no positions.
     """
 
-    kept: Memory
+    kept: MixerState
     lengths = None
 
-    def __init__(self, before: Memory, positions: Int[Array, " B"]):
+    def __init__(self, before: MixerState, positions: Int[Array, " B"]):
         del positions
         self.before = before
 
@@ -89,14 +89,14 @@ class Mamba2(nnx.Module):
 
     documents: Apart | None = None
     length = LONGEST
-    reads, continues = Reads, Continues
+    reads, continues = ReadsState, ContinuesState
     """What generation keeps of each block, in place of keys and values; see `mpjax.models.generation.programs`."""
 
     def __init__(self, settings: Mamba2Settings, *, scan_blocks: bool = False, rngs: nnx.Rngs):
         normal = nnx.initializers.normal(0.02)
         self.settings = settings
         self.tokens = nnx.Embed(settings.vocabulary, settings.width, embedding_init=normal, rngs=rngs)
-        self.blocks = in_series(functools.partial(Block, settings), settings.layers, rngs=rngs, scan=scan_blocks)
+        self.blocks = in_series(functools.partial(Mamba2Block, settings), settings.layers, rngs=rngs, scan=scan_blocks)
         self.norm = RMSNorm(settings.width, epsilon=settings.epsilon, offset=0.0, rngs=rngs)
         head = functools.partial(nnx.Linear, use_bias=False, kernel_init=normal, rngs=rngs)
         self.head = None if settings.tied else head(settings.width, settings.vocabulary)
@@ -119,7 +119,10 @@ class Mamba2(nnx.Module):
     def continued(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], attend_by: Sequence[Any]
     ) -> Float[Array, "B T D"]:
-        """Computes the features of tokens after those that blocks remember: `attend_by`, `Reads` or `Continues`."""
+        """Computes the features of tokens after those that blocks remember.
+
+        `attend_by` are `ReadsState` or `ContinuesState`, one for each block.
+        """
         del positions
         x = self._embedded(tokens)
         for block, memory in zip(self.blocks, attend_by, strict=True):
@@ -135,7 +138,7 @@ class Mamba2(nnx.Module):
         return self.tokens.attend(features) if self.head is None else self.head(features)
 
 
-class Block(nnx.Module):
+class Mamba2Block(nnx.Module):
     """A norm and a mixer, with a residual connection around both, in the dtype of its input."""
 
     def __init__(self, settings: Mamba2Settings, *, rngs: nnx.Rngs):
@@ -188,7 +191,7 @@ class Mixer(nnx.Module):
         )
         y = y + values.astype(y.dtype) * jnp.broadcast_to(skip.astype(y.dtype)[:, None], values.shape)
         if memory is not None:
-            memory.kept = Memory(taps_after, state)
+            memory.kept = MixerState(taps_after, state)
         return self.out_proj(self.norm(y.reshape(batch, length, settings.inner), gate))
 
 
