@@ -23,7 +23,9 @@ from mpjax.data.fields import Fields
 from mpjax.data.read import SplitOfOne
 from mpjax.errors import UsageError, first_line, printable
 from mpjax.files import write_atomically
+from mpjax.models.folder_kinds import kind_of
 from mpjax.models.pretrained.export import export_safetensors
+from mpjax.models.pretrained.files import find_folder
 from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.training.eval_step import in_evaluation
 from mpjax.training.layout import Layout
@@ -93,42 +95,44 @@ def _export_folder(model: Any, output: str, *, source: str, fields: Fields, dtyp
     predicted = next((name for name in ("label", "labels", "target") if name in fields), None)
     predicts: Any = fields[predicted] if predicted else None
     classes = getattr(predicts, "columns" if predicted == "target" else "names", ())
-    from mpjax.models.encoder.kinds import AnyEncoder  # local, like all imports that few runs need
+    match kind_of(find_folder(source)):  # each case imports the files of its own networks
+        case "encoder":
+            from mpjax.models.encoder.folder import export_encoder
 
-    if isinstance(model, AnyEncoder):
-        from mpjax.models.encoder.folder import export_encoder
+            return export_encoder(model, output, source=source, classes=classes, dtype=dtype)
+        case "whisper":
+            from mpjax.models.whisper.folder import export_whisper
 
-        return export_encoder(model, output, source=source, classes=classes, dtype=dtype)
-    if "sound" in fields:
-        from mpjax.models.whisper.folder import export_whisper
+            return export_whisper(model, output, source=source, classes=classes, dtype=dtype)
+        case "vision" if "tokens" in fields:
+            from mpjax.models.image_text.folder import export_image_text
 
-        return export_whisper(model, output, source=source, classes=classes, dtype=dtype)
-    if "image" in fields and "tokens" in fields:
-        from mpjax.models.image_text.folder import export_image_text
+            return export_image_text(model, output, source=source, dtype=dtype)
+        case "vision":
+            from mpjax.models.vision.folder import export_vision
 
-        return export_image_text(model, output, source=source, dtype=dtype)
-    if "image" in fields:
-        from mpjax.models.vision.folder import export_vision
+            problem = _PROBLEMS.get(str(predicted))
+            return export_vision(model, output, source=source, classes=classes, problem=problem, dtype=dtype)
+        case "t5":
+            from mpjax.models.t5.folder import export_t5
 
-        kinds = {"label": "single_label_classification", "labels": "multi_label_classification", "target": "regression"}
-        return export_vision(
-            model, output, source=source, classes=classes, problem=kinds.get(str(predicted)), dtype=dtype
-        )
-    from mpjax.models.t5.network import T5
+            return export_t5(model, output, source=source, dtype=dtype)
+        case "mamba2":
+            from mpjax.models.mamba2.folder import export_mamba2
 
-    if isinstance(model, T5):
-        from mpjax.models.t5.folder import export_t5
+            return export_mamba2(model, output, source=source, dtype=dtype)
+        case "decoder":
+            from mpjax.models.decoder.folder import export_decoder
 
-        return export_t5(model, output, source=source, dtype=dtype)
-    from mpjax.models.mamba2.network import Mamba2
+            return export_decoder(model, output, source=source, dtype=dtype)
 
-    if isinstance(model, Mamba2):
-        from mpjax.models.mamba2.folder import export_mamba2
 
-        return export_mamba2(model, output, source=source, dtype=dtype)
-    from mpjax.models.decoder.folder import export_decoder
-
-    return export_decoder(model, output, source=source, dtype=dtype)
+_PROBLEMS = {
+    "label": "single_label_classification",
+    "labels": "multi_label_classification",
+    "target": "regression",
+}
+"""The `problem_type` of transformers, by the field that a network for images predicts."""
 
 
 def write_adapter(settings: Export, config: Config, model: nnx.Module) -> str:
