@@ -18,7 +18,7 @@ from mpjax.data.audio.sound_files import SOUND
 from mpjax.data.audio.speech_tokens import prompt_of, suppressed_in
 from mpjax.data.audio.transcripts import ANSWERS, TARGET
 from mpjax.data.given import Inputs, given_split
-from mpjax.data.text.tokenizers import load_tokenizer
+from mpjax.data.text.tokenizers import PLAIN, find_tokenizer, load_tokenizer
 from mpjax.data.text.written import Written
 from mpjax.errors import UsageError, printable
 from mpjax.models.generation.continuations import generate
@@ -104,6 +104,7 @@ def _of_files(settings: Prediction) -> Transcription:
     if settings.split:
         raise UsageError(f"--split: {settings.run} is a model without a run, and has no data set: write files")
     folder, plan = folder_of(settings), plan_of_files(settings)
+    folder = folder.resolve()  # a path, also where its name is that of a tokenizer or of features
     data = with_settings(Config().data, {"features": str(folder)})
     inputs = given_sounds(settings.inputs, data)
     model = load_whisper(folder, policy=plan.module_policy)
@@ -116,9 +117,20 @@ def _made(
     loaded = load_tokenizer(tokenizer)
     loaded.text_of([])  # raises, before anything is computed, where tokens have no text
     suppressed, suppressed_first = suppressed_in(folder)
+    if suppressed + suppressed_first and not _is_in(tokenizer, folder):
+        print(f"the tokens that {folder} suppresses are not those of {tokenizer}: none is suppressed", file=sys.stderr)
+        suppressed, suppressed_first = (), ()
     prompt = prompt_of(tokenizer, loaded, language)
     parts = split_whisper(model, prompt=prompt, suppressed=suppressed, suppressed_first=suppressed_first)
     return Transcription(parts, cast, loaded, inputs)
+
+
+def _is_in(tokenizer: str, folder: pathlib.Path) -> bool:
+    """True if a tokenizer is that of a folder."""
+    if tokenizer in PLAIN:
+        return False
+    path = find_tokenizer(tokenizer)
+    return (path if path.is_dir() else path.parent).resolve() == folder.resolve()
 
 
 def _batches(settings: Prediction, made: Transcription, size: int) -> Iterator[list[Heard]]:
@@ -134,7 +146,10 @@ def _batches(settings: Prediction, made: Transcription, size: int) -> Iterator[l
         reference = None
         if TARGET in arrays:
             tokens = arrays[TARGET][0][arrays[ANSWERS][0]]
-            reference = made.tokenizer.text_of(tokens[tokens != made.tokenizer.end])
+            is_whole = made.tokenizer.end in tokens  # a text that is cut has no end
+            reference = made.tokenizer.text_of(tokens[tokens != made.tokenizer.end]) if is_whole else None
+            if not is_whole:
+                print(printable(f"{name}: its text is cut (--data.length), so words are not counted"), file=sys.stderr)
         batch.append(Heard(name, number, arrays[SOUND][0], reference))
         if len(batch) == size:
             yield batch

@@ -49,6 +49,9 @@ DIFFUSION_MODELS = ("dit_s2", "dit_b2", "dit_l2", "dit_xl2", "unet_ddpm")
 """The names of `MODELS` for the task `diffusion`."""
 
 
+NAMES_OF_SETTINGS = frozenset({"auto", "bytes", "whisper", "words"})
+"""Values of `--data.tokenizer` and `--data.features` that are no folders; a folder of such a name is `./NAME`."""
+
 HF = "hf:"
 """The prefix of a model name that is a folder of Hugging Face files or an id on the hub, as in `hf:FOLDER`."""
 RANDOM = "none"

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from mpjax.config.choices import HF, OF_SOUNDS, RANDOM, TABULAR, WITHOUT_TEXTS, TaskName
+from mpjax.config.choices import HF, NAMES_OF_SETTINGS, OF_SOUNDS, RANDOM, TABULAR, WITHOUT_TEXTS, TaskName
 from mpjax.config.durations import Duration, epochs, settle_durations
 from mpjax.config.setting_types import (
     NOT_NEGATIVE,
@@ -231,7 +231,8 @@ class Model:
     def folder(self) -> str:
         """The text after `hf:` in `name`, a folder or an id on the Hugging Face Hub; empty for other names."""
         name = str(self.name)
-        return name.removeprefix(HF) if name.startswith(HF) else ""
+        folder = name.removeprefix(HF) if name.startswith(HF) else ""
+        return f"./{folder}" if folder in NAMES_OF_SETTINGS else folder
 
     @property
     def weights(self) -> str:

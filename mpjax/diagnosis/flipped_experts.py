@@ -89,11 +89,17 @@ def expert_flips(
       lengths: int32 [B], the number of tokens of each text that are not padding, which are compared; all if None.
 
     Raises:
-      UsageError: the model has no experts, or there is no token.
+      UsageError: the model has no experts, there is no token or one outside of the vocabulary, or a probability is not
+        finite.
     """
     if getattr(getattr(model, "settings", None), "experts", None) is None:
         raise UsageError(f"{type(model).__name__} has no experts whose choice could flip")
-    tokens = jnp.asarray(tokens)
+    tokens, vocabulary = jnp.asarray(tokens), model.settings.vocabulary
+    if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise UsageError(f"expert_flips: tokens are {tokens.dtype}{list(tokens.shape)}; wanted integers [B, T]")
+    if tokens.size and not 0 <= jnp.min(tokens) <= jnp.max(tokens) < vocabulary:
+        raise UsageError(f"expert_flips: tokens from {jnp.min(tokens)} to {jnp.max(tokens)} of {vocabulary}")
+    lengths = None if lengths is None else jnp.asarray(lengths, jnp.int32)
     there = np.ones(tokens.shape, bool)
     if lengths is not None:
         there = np.arange(tokens.shape[1]) < np.asarray(lengths)[:, None]
@@ -102,6 +108,9 @@ def expert_flips(
     sides = [_routings(model, policy, tokens, lengths) for policy in (first, second)]
     rows, flips = [], []
     for number, (one, other) in enumerate(zip(*sides, strict=True)):
+        for side, policy in ((one, first), (other, second)):
+            if not np.isfinite(np.asarray(side.chances, np.float64)[there]).all():
+                raise UsageError(f"expert_flips: under {policy}, the router of layer {number} is not finite")
         flip = np.any(np.sort(one.chosen, axis=-1) != np.sort(other.chosen, axis=-1), axis=-1)[there]
         ordered = np.sort(np.asarray(one.chances, np.float64), axis=-1)[there]
         each = one.chosen.shape[-1]

@@ -17,6 +17,9 @@ _INSTALL = "pip install 'mpjax[audio]'"
 _LOUDEST = 16.0
 """The largest sample that a file of floats may have: full scale is 1, and clipped recordings are a little above it."""
 
+_SILENT = 1e-3
+"""The largest sample of a sound that may be noise alone."""
+
 
 @dataclasses.dataclass(frozen=True)
 class SoundHeader:
@@ -60,8 +63,10 @@ def read_header(path: str, settings: FeatureSettings) -> SoundHeader:
         raise UsageError(f"{path}: not a wav or flac file that can be read ({error}); repair or remove it") from error
     if about.format not in ("WAV", "WAVEX", "RF64", "FLAC"):
         raise UsageError(f"{path}: a file of {about.format_info}; wanted wav or flac; convert it")
-    if about.format == "WAV" or about.format == "WAVEX":
+    if about.format != "FLAC":
         _require_whole(path)
+    if about.frames >= 2**36:  # of flac, which has 36 bits for the number; 0 stands for one that is not known
+        raise UsageError(f"{path}: its header does not say how long it is, as in a stream; write it again as a file")
     if about.frames < 1:
         raise UsageError(f"{path}: has no samples; record it again, or remove it")
     if about.frames > settings.seconds * about.samplerate:
@@ -74,12 +79,17 @@ def read_header(path: str, settings: FeatureSettings) -> SoundHeader:
 
 def _require_whole(path: str) -> None:
     """Raises UsageError if the samples of a wav file end before its header says; libsndfile reads what is there."""
-    size = os.stat(path).st_size
+    size, large = os.stat(path).st_size, None
     with open(path, "rb") as file:
+        order = ">" if file.read(4) == b"RIFX" else "<"
         file.seek(12)
         while len(chunk := file.read(8)) == 8:
-            name, length = struct.unpack("<4sI", chunk)
+            name, length = struct.unpack(f"{order}4sI", chunk)
+            if name == b"ds64" and length >= 16:  # of RF64: the sizes that 32 bits cannot hold
+                large = struct.unpack("<8xQ", file.read(16))[0]
+                length -= 16
             if name == b"data":
+                length = large if length == 0xFFFFFFFF and large is not None else length
                 if length not in (0, 0xFFFFFFFF) and file.tell() + length > size:  # those of a stream
                     raise UsageError(
                         f"{path}: cut short: its header says {length} bytes of samples, and {size - file.tell()} are "
@@ -117,7 +127,12 @@ def read_waveform(path: str, settings: FeatureSettings) -> np.ndarray:
             f"{path}: floats of up to {loudest:g}, and full scale is 1; divide them, by 32768 if they were integers of "
             "16 bits"
         )
-    return resampled(samples.mean(axis=1), rate, settings.rate)
+    mixed = samples.mean(axis=1)
+    if loudest > _SILENT and np.max(np.abs(mixed)) < 1e-4 * loudest:
+        raise UsageError(
+            f"{path}: its channels cancel each other, and their mean is silence; write one of them alone, or remove it"
+        )
+    return resampled(mixed, rate, settings.rate)
 
 
 def resampled(waveform: np.ndarray, rate: int, wanted: int) -> np.ndarray:

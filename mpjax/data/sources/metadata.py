@@ -36,7 +36,7 @@ def read_metadata(file: pathlib.Path) -> list[dict[str, str]]:
         raise UsageError(f"{file}: has no rows; wanted one for each file")
     seen: dict[str, int] = {}
     for line, row in rows:
-        name = row[FILE_NAME]
+        name = row[FILE_NAME] = pathlib.PurePosixPath(row[FILE_NAME]).as_posix()  # ./a.wav is a.wav
         if pathlib.PurePath(name).is_absolute() or ".." in pathlib.PurePath(name).parts:
             raise UsageError(f"{file}, line {line}: {FILE_NAME} {name}: wanted a path below {file.parent}")
         if name in seen:
@@ -69,7 +69,7 @@ def _of_csv(file: pathlib.Path, text: str) -> list[tuple[int, dict[str, str]]]:
 
 def _of_lines(file: pathlib.Path, text: str) -> list[tuple[int, dict[str, str]]]:
     rows = []
-    for line, content in enumerate(text.splitlines(), 1):
+    for line, content in enumerate(text.split("\n"), 1):
         if not content.strip():
             continue
         try:

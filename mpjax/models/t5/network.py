@@ -116,6 +116,7 @@ class T5Decoder(nnx.Module):
         length = x.shape[1]
         positions = jnp.arange(length, dtype=jnp.int32)[None]
         earlier = jnp.tril(jnp.ones((1, 1, length, length), bool))
+        source = source.astype(widest(source.dtype, FLOAT32))  # its gradient is a sum over all blocks
         x = self.dropout(x)
         x = through(
             self.blocks, x, self.positions(positions, length), earlier, source, mask_of(lengths, source.shape[1])

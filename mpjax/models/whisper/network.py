@@ -148,6 +148,7 @@ class WhisperDecoder(nnx.Module):
     def __call__(self, x: Float[Array, "B U D"], source: Float[Array, "B T D"]) -> Float[Array, "B U D"]:
         """Maps embeddings of tokens to features; `source` are the features of sounds."""
         earlier = jnp.tril(jnp.ones((1, 1, x.shape[1], x.shape[1]), bool))
+        source = source.astype(widest(source.dtype, FLOAT32))  # its gradient is a sum over all blocks
         x = self.dropout(with_positions(x, self.positions[...]))
         return self.norm(through(self.blocks, x, None, earlier, source, None))
 

@@ -111,6 +111,7 @@ def test_folders_of_classes_are_labels(folder):
     [
         (["file_name,text", "a.wav,hi", "b.wav,ho"], "there is no .*b.wav .1 of 2 files are missing"),
         (["file_name,text", "a.wav,hi", "a.wav,ho"], "lines 2 and 3: both are of a.wav"),
+        (["file_name,text", "a.wav,hi", "./a.wav,ho"], "lines 2 and 3: both are of a.wav"),
         (["file_name,text", "a.wav,hi,ho"], "line 2: 3 cells, and the first line has 2"),
         (["name,text", "a.wav,hi"], "its first line is name,text; wanted names of columns"),
         (
@@ -151,3 +152,10 @@ def test_other_data_and_settings_are_errors(folder):
         opened(folder, language="en")
     with pytest.raises(UsageError, match="wanted a folder of wav or flac files, --data.name folder:PATH"):
         open_source(Data(name="digits"), folder, "transcription")
+
+
+def test_the_rows_of_jsonl_end_at_line_feeds_alone(folder):
+    sound(folder / "a.wav")
+    row = {"file_name": "a.wav", "text": "a\u2028b"}
+    table(folder, json.dumps(row, ensure_ascii=False), name="metadata.jsonl")
+    assert len(opened(folder).train) == 1

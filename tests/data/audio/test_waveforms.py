@@ -96,3 +96,30 @@ def test_without_the_package_the_error_says_what_to_install(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(UsageError, match=r"need soundfile and scipy .*; write: pip install 'mpjax\[audio\]'"):
         read_waveform(str(tmp_path / "a.wav"), SECOND)
+
+
+def test_channels_that_cancel_each_other_are_an_error(tmp_path):
+    wav(tmp_path / "a.wav", np.stack([STEPS, -STEPS], axis=1))
+    with pytest.raises(UsageError, match=r"a\.wav: its channels cancel each other, and their mean is silence"):
+        read_waveform(str(tmp_path / "a.wav"), FeatureSettings())
+
+
+@pytest.mark.parametrize(("container", "endian"), [("RF64", "FILE"), ("WAV", "BIG"), ("WAV", "LITTLE")])
+def test_a_wav_of_any_kind_that_is_cut_short_is_an_error(tmp_path, container, endian):
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.linspace(-1, 1, 4000), 16_000, format=container, endian=endian, subtype="PCM_16")
+    assert len(read_waveform(str(path), FeatureSettings())) == 4000
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(UsageError, match=r"a\.wav: cut short: its header says 8000 bytes of samples"):
+        read_waveform(str(path), FeatureSettings())
+
+
+def test_a_flac_file_that_does_not_say_how_long_it_is_is_an_error(tmp_path):
+    path = tmp_path / "a.flac"
+    soundfile.write(path, STEPS, 16_000)
+    content = bytearray(path.read_bytes())
+    content[21] &= 0xF0  # of the 36 bits with the number of samples
+    content[22:26] = bytes(4)
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"a\.flac: its header does not say how long it is"):
+        read_waveform(str(path), FeatureSettings())

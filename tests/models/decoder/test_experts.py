@@ -212,3 +212,23 @@ def test_the_balance_loss_of_shards_is_that_of_the_batch():
     assert float(jnp.sum(parts.total) / jnp.sum(parts.weight)) == pytest.approx(float(whole.value), rel=1e-6)
     alone = [float(balance(row[None]).value) for row in tokens]
     assert abs(np.mean(alone) - float(whole.value)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (TOKENS + 100, "tokens from 100 to 115 of 20"),
+        (TOKENS[0], r"tokens are int32\[8\]; wanted integers \[B, T\]"),
+        (TOKENS / 2, "tokens are float32"),
+    ],
+)
+def test_flips_of_other_tokens_are_an_error(tokens, message):
+    with pytest.raises(UsageError, match=message):
+        expert_flips(Decoder(settings_of(CONFIG), rngs=nnx.Rngs(0)), tokens)
+
+
+def test_flips_where_a_router_overflows_are_an_error():
+    decoder = Decoder(settings_of(CONFIG), rngs=nnx.Rngs(0))
+    decoder.tokens.embedding[...] = 1e7 * decoder.tokens.embedding[...]
+    with pytest.raises(UsageError, match="under mixed_float16, the router of layer 0 is not finite"):
+        expert_flips(decoder, TOKENS, "float32", "mixed_float16")
