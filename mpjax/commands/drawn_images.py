@@ -107,11 +107,12 @@ def _classes(settings: Prediction, config: Config, num_classes: int, names: Sequ
             "0), so its network cannot draw without one; leave it out"
         )
     known = {name: number for number, name in enumerate(names)}
-    known = {str(number): number for number in range(num_classes)} | known
+    if not any(name.isdecimal() for name in names):  # else a number could be meant as a name
+        known |= {str(number): number for number in range(num_classes)}
     for name in settings.classes:
         if name not in known:
-            some = ", ".join(list(known)[-num_classes:][:10])
-            raise UsageError(f"--classes {name}: the run has no such class; it has {num_classes}: {some}, ...")
+            some = ", ".join([*names] or map(str, range(num_classes)))
+            raise UsageError(f"--classes {name}: the run has no such class; it has {num_classes}: {some:.200}")
     return np.asarray([known[name] for name in settings.classes] or range(num_classes), np.int32)
 
 
@@ -131,6 +132,8 @@ def _prepared(output: str, *, grid: bool) -> pathlib.Path:
         raise UsageError(f"--output {output}: there is no folder {path.parent}")
     if not grid:
         path.mkdir(parents=True, exist_ok=True)
+        if any(path.glob("*.png")):
+            raise UsageError(f"--output {output} has images: write another folder, or remove them")
     return path
 
 

@@ -175,6 +175,10 @@ def _with_metrics(config: Config, objective: RunObjective, abstract: nnx.Module,
         raise UsageError(f"--training.metrics {' '.join(map(str, specs))}: wanted functions of different names")
     batch = jax.eval_shape(lambda batch: objective.prepare(batch, None), batch_shapes(fields, 2))
     values: Any = nnx.eval_shape(lambda model, batch: objective.function(model, batch, None), abstract, batch)
+    if OUTPUTS not in values and not config.training.objective:
+        raise UsageError(
+            f"--training.metrics is not for --task {config.task}, which has metrics of its own: leave it out"
+        )
     if OUTPUTS not in values:
         raise UsageError(
             f"--training.metrics: --training.objective {config.training.objective} returns no `{OUTPUTS}` to compute "

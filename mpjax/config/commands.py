@@ -140,7 +140,7 @@ class Prediction(CommandSettings):
     """Draw from this many of the most probable tokens; 0: from all."""
     top_p: Annotated[float, Limit("more than 0 and at most 1", lambda value: 0 < value <= 1)] = 1.0
     """Draw from the fewest tokens that have this probability together; 1: from all."""
-    seed: Annotated[int, at_least(0)] = 0
+    seed: Annotated[int, Limit("0 to 2**32 - 1", lambda seed: 0 <= seed < 2**32)] = 0
     """Seed of the draws: the same one gives the same texts and images."""
     images: CountOrZero = 0
     """Number of images to draw with a run of --task diffusion."""
@@ -169,7 +169,7 @@ class Prediction(CommandSettings):
         ways = {"inputs": self.inputs, "--split": self.split, "--prompt": self.prompt, "--images": self.images}
         named = [name for name, value in ways.items() if value]
         if len(named) != 1:
-            which = f"both {' and '.join(named)}" if named else "neither inputs nor --split nor --prompt"
+            which = f"both {' and '.join(named)}" if named else "neither inputs nor --split nor --prompt nor --images"
             yield f"{which}: wanted one, such as photos/ or 'photos/*.jpg' or --split test"
         usual = Prediction(run="")
         if self.images:

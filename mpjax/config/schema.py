@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 from mpjax.config.choices import HF, NAMES_OF_SETTINGS, OF_SOUNDS, RANDOM, TABULAR, WITHOUT_TEXTS, TaskName
 from mpjax.config.durations import Duration, epochs, settle_durations
 from mpjax.config.setting_types import (
-    NOT_NEGATIVE,
     BelowOne,
     Count,
     CountOrZero,
@@ -537,7 +536,7 @@ class Config:
 
     steps: Annotated[Steps, Limit("at least one step", lambda steps: steps.amount > 0)] = epochs(30)
     """Length of training: attempted steps (skipped ones count), `1e6 examples` or `30 epochs`."""
-    seed: Annotated[int, NOT_NEGATIVE] = 0
+    seed: Annotated[int, Limit("0 to 2**32 - 1", lambda seed: 0 <= seed < 2**32)] = 0
     """Random seed of initialisation, shuffling and augmentation."""
     seeds: Annotated[
         Integers, Limit("0 to 2**32 - 1", lambda seeds: all(0 <= seed < 2**32 for seed in seeds), words)

@@ -121,12 +121,21 @@ def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatc
 
     Raises:
       UsageError: one of the splits is empty, `config` is invalid for the set, an example does not match its fields
-        (`conform`), or the first examples of the two splits differ in dtype. A streamed example is checked only when
+        (`conform`), the first examples of the two splits differ in dtype, or examples are compared with each other and
+        the last batch has one alone. A streamed example is checked only when
         it is read.
     """
     size, batch_size = len(source.test), config.eval_batch_size
     check_data(config)
     require_examples(config.test_split, size)
+    compares = "positive" in source.fields or {"image", "tokens"} <= source.fields.keys()
+    if compares and size % batch_size == 1:
+        fitting = next((other for other in range(batch_size + 1, size + 1) if size % other != 1), None)
+        advice = f"write --data.eval_batch_size {fitting}" if fitting else "write another --data.test_split"
+        raise UsageError(
+            f"--data.eval_batch_size {batch_size}: {config.test_split} has {size} examples, and the last batch one "
+            f"alone, which has no other to be compared with: {advice}"
+        )
     require_examples(config.train_split, len(source.train))  # whose dtypes the test split has to have
     read = reader(source, config, training=False)
     split, trained = SplitOfOne(source.test, read), SplitOfOne(source.train, reader(source, config, training=True))

@@ -102,9 +102,16 @@ def test_a_grid_has_all_images(run, tmp_path):
         assert image.size == (3 * 9 - 1, 2 * 9 - 1)
 
 
+def test_images_of_before_are_not_mixed_with_new_ones(run, tmp_path):
+    (tmp_path / "00007.png").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"has images: write another folder, or remove them"):
+        predict_run(Prediction(run=str(run), output=str(tmp_path), images=1))
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
+        ({"images": 1, "seed": 2**32, "output": "x"}, r"seed is 4294967296: wanted 0 to 2\*\*32 - 1"),
         ({"images": 1, "sampler_steps": 0, "output": "x"}, "sampler_steps is 0: wanted 1 to 1000"),
         ({"images": 1, "sampler_steps": 1001, "output": "x"}, "sampler_steps is 1001: wanted 1 to 1000"),
         ({"images": 1, "eta": 1.5, "output": "x"}, "eta is 1.5: wanted 0 to 1"),

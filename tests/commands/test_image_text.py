@@ -1,6 +1,7 @@
 """A run on images with texts: it learns which belong together, and its commands read it."""
 
 import csv
+import dataclasses
 import json
 import pathlib
 
@@ -10,7 +11,8 @@ from PIL import Image
 
 from mpjax.commands import evaluate_run, export_run, predict_run
 from mpjax.commands import run as train
-from mpjax.config import Evaluation, Export, Prediction, load_config
+from mpjax.config import Data, Evaluation, Export, Prediction, load_config
+from mpjax.data import open_source
 from mpjax.errors import UsageError
 
 
@@ -68,7 +70,7 @@ def test_every_command_reads_a_run_that_learned(pictures, tmp_path):
 
 
 def test_folders_without_texts_are_refused(pictures, tmp_path):
-    (pictures / "test" / "metadata.csv").write_text("file_name,text\n0.png,\n")
+    (pictures / "test" / "metadata.csv").write_text("file_name,text\n0.png,\n1.png,red\n")
     with pytest.raises(UsageError, match="the text of an image is '': wanted a text that is not empty"):
         train(load_config([*flags(pictures, "clip", tmp_path / "run"), "--steps", "1"]))
     (pictures / "test" / "metadata.csv").write_text("file_name,text\n9.png,red\n")
@@ -77,3 +79,19 @@ def test_folders_without_texts_are_refused(pictures, tmp_path):
     (pictures / "test" / "metadata.csv").unlink()
     with pytest.raises(UsageError, match="has no split 'test'; there are train"):
         train(load_config([*flags(pictures, "clip", tmp_path / "run"), "--steps", "1"]))
+
+
+def test_a_last_batch_of_one_pair_is_an_error(pictures, tmp_path):
+    """It would be right whatever the vectors are; of 8 pairs, batches of 8 leave none alone."""
+    words = [*flags(pictures, "clip", tmp_path / "run"), "--steps", "1", "--data.eval_batch_size", "7"]
+    with pytest.raises(
+        UsageError, match="has 8 examples, and the last batch one alone, .* write --data.eval_batch_size 8"
+    ):
+        train(load_config(words))
+
+
+def test_texts_that_are_cut_are_told(pictures):
+    config = Data(name=f"folder:{pictures}", tokenizer="bytes", length=8)
+    notes = open_source(config, pictures, "image_text").notes
+    assert "train: 64 of 64 texts looked at have more than 8 tokens, and are cut (--data.length 8)" in notes
+    assert not open_source(dataclasses.replace(config, length=14), pictures, "image_text").notes

@@ -33,7 +33,7 @@ def test_an_empty_stop_string_is_refused():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--run r", "neither inputs nor --split nor --prompt: wanted one, such as photos/"),
+        ("--run r", "neither inputs nor --split nor --prompt nor --images: wanted one, such as photos/"),
         ("a --run r --split test", "both inputs and --split: wanted one"),
         ("a --run r --prompt b", "both inputs and --prompt: wanted one"),
         ("a --run r --seed 3", "--seed has no meaning for what is not --prompt or --generate"),

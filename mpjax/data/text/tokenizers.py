@@ -224,6 +224,10 @@ def _first(tokenizer: Any, names: Sequence[str]) -> int | None:
     return next((number for name in names if (number := tokenizer.token_to_id(name)) is not None), None)
 
 
+_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "merges.txt")
+"""Patterns of the files of tokenizers."""
+
+
 def _from_transformers(folder: pathlib.Path, name: str) -> HuggingFaceTokenizer:
     try:
         import transformers
@@ -232,6 +236,11 @@ def _from_transformers(folder: pathlib.Path, name: str) -> HuggingFaceTokenizer:
             f"--data.tokenizer {name}: {folder} has no tokenizer.json, and reading other files needs the package "
             f"transformers ({error}); write: pip install transformers"
         ) from error
+    if not any(file for pattern in _FILES for file in folder.glob(pattern)):
+        raise UsageError(  # transformers makes an empty tokenizer from config.json alone
+            f"--data.tokenizer {name}: {folder} has no files of a tokenizer; write --data.tokenizer FOLDER, where they "
+            "are"
+        )
     try:
         loaded: Any = transformers.AutoTokenizer.from_pretrained(folder)
         tokenizer = loaded.backend_tokenizer

@@ -195,3 +195,12 @@ def test_a_damaged_file_beside_a_tokenizer_is_named(tmp_path, content):
     (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(UsageError, match=r"tokenizer_config.json is damaged \(.*\); fetch it again, or remove it"):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.extra
+def test_a_folder_without_files_of_a_tokenizer_is_an_error(tmp_path):
+    """transformers makes an empty tokenizer of it, by its config.json alone."""
+    pytest.importorskip("transformers", reason="pip install -e '.[parity]'")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(UsageError, match="has no files of a tokenizer; write --data.tokenizer FOLDER, where they are"):
+        load_tokenizer(str(tmp_path))
