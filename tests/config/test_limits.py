@@ -33,7 +33,7 @@ def test_the_default_settings_pass():
         ("optimizer.learning_rate", "nan", "--optimizer.learning_rate is nan: wanted 0 or more"),
         ("optimizer.weight_decay", "inf", "--optimizer.weight_decay is inf: wanted 0 or more"),
         ("report.images", "-1", "--report.images is -1: wanted 0 or more"),
-        ("seed", "-1", "--seed is -1: wanted 0 to 2**32 - 1"),
+        ("seed", "-1", r"--seed is -1: wanted 0 to 2\*\*32 - 1"),
         ("optimizer.momentum", "1", "--optimizer.momentum is 1.0: wanted from 0 up to, not including, 1"),
         ("training.ema", "1.5", "--training.ema is 1.5: wanted from 0 up to, not including, 1"),
         ("training.label_smoothing", "-0.1", "--training.label_smoothing is -0.1: wanted from 0 up to"),
