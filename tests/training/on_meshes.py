@@ -162,7 +162,10 @@ def main() -> None:
     one = result["one"]["final"]
     for found in result.values():
         final = found.pop("final")
-        pairs = [(a[path], b[path]) for a, b in zip(final, one, strict=True) for path in b]
+        # The gradient of a key's bias is zero but for rounding, which Adam makes as large as the others.
+        pairs = [
+            (a[path], b[path]) for a, b in zip(final, one, strict=True) for path in b if not path.endswith("key/bias")
+        ]
         found["difference"] = max(float(np.max(np.abs(a - b))) for a, b in pairs)
     print()  # Gloo has printed on this line
     print(json.dumps(result))
