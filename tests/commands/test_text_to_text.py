@@ -54,6 +54,7 @@ def flags(folder, tmp_path, monkeypatch):
 
 
 def test_every_command_reads_a_run_of_targets(flags, folder, tmp_path, capsys):
+    tokenizers = pytest.importorskip("tokenizers")
     more = "--steps 60 --precision.policy mixed_float16 --loop.save_every 30 --optimizer.weight_decay 0"
     summary = train(load_config([*flags, *more.split()]))
     assert summary["skipped"] == 0
@@ -84,7 +85,14 @@ def test_every_command_reads_a_run_of_targets(flags, folder, tmp_path, capsys):
     before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "out"))
     assert before.keys() == after.keys()
     load_t5(tmp_path / "out")
-    predict_run(Prediction(run=f"hf:{tmp_path / 'out'}", prompt=("cc",), max_tokens=2))
+    files = Prediction(run=f"hf:{tmp_path / 'out'}", prompt=("cc",), max_tokens=2)
+    with pytest.raises(UsageError, match="out has no files of a tokenizer; write --data.tokenizer FOLDER"):
+        predict_run(files)  # those of bytes are none
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "</s>": 1, "cc": 5}, unk_token="<pad>"))
+    tokenizer.save(str(tmp_path / "out" / "tokenizer.json"))
+    named = {"eos_token": "</s>", "pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (tmp_path / "out" / "tokenizer_config.json").write_text(json.dumps(named))
+    assert predict_run(files) == 1
     capsys.readouterr()
     again = train(load_config([*flags, *more.replace("60", "62").split(), "--resume"]))
     assert (again["attempts"], again["skipped"]) == (62, 0)
