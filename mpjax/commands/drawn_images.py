@@ -43,7 +43,8 @@ def draw_images(settings: Prediction, config: Config, file: TextIO) -> int:
         raise UsageError(f"images of {shape[2]} channels cannot be written as PNG: wanted 1 to 4")
     label: Any = source.fields.get("label")
     num_classes = label.num_classes if label else 0
-    classes = _classes(settings, config, num_classes, getattr(label, "names", ()))
+    names = getattr(label, "names", ())
+    classes = _classes(settings, config, num_classes, names)
     grid = settings.output.lower().endswith(".png")
     output = _prepared(settings.output, grid=grid)
 
@@ -62,7 +63,6 @@ def draw_images(settings: Prediction, config: Config, file: TextIO) -> int:
     params = state.averaged if settings.ema else state.params
     size = min(settings.batch_size or config.data.eval_batch_size, settings.images)
     sharding = layout.evaluation(size)
-    names = getattr(label, "names", ())
     images = []
     for start in range(0, settings.images, size):
         numbers = np.arange(start, start + size, dtype=np.int32)  # the last batch is filled up, for one program

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import math
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from mpjax.errors import UsageError
 from mpjax.strict_json import encode
 
+
+T = TypeVar("T")
 
 CONFIG = "config.json"
 
@@ -54,6 +56,20 @@ def read_object(file: pathlib.Path) -> Any:
         raise UsageError(f"there is no {file}: wanted the folder of a model of Hugging Face") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{file} cannot be read ({error}); fetch it again") from error
+
+
+def read_config(folder: pathlib.Path, settings_of: Callable[[Any], T]) -> T:
+    """Reads the settings of a network from the config.json of a folder, by a function from the content of that file.
+
+    Raises:
+      UsageError: the file is absent or damaged, or `settings_of` refuses it; the message names the file.
+    """
+    file = folder / CONFIG
+    config = read_object(file)
+    try:
+        return settings_of(config)
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from error
 
 
 class ConfigKeys:

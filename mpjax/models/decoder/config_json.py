@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from mpjax.errors import UsageError
-from mpjax.models.config_keys import CONFIG, ConfigKeys, read_object
+from mpjax.models.config_keys import ConfigKeys, read_config
 from mpjax.models.decoder.settings import DecoderSettings, ExpertSettings
 from mpjax.models.layer_kinds import LayerKind
 from mpjax.models.rope_keys import kinds_of_layers, rope_of
@@ -28,12 +28,7 @@ def read_settings(folder: pathlib.Path) -> DecoderSettings:
     Raises:
       UsageError: there is no config.json, it is damaged, or `settings_of` refuses it; the message names the file.
     """
-    file = folder / CONFIG
-    config = read_object(file)
-    try:
-        return settings_of(config)
-    except UsageError as error:
-        raise UsageError(f"{file}: {error}") from error
+    return read_config(folder, settings_of)
 
 
 def advice_on_balance(folder: pathlib.Path) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpjax.errors import UsageError
-from mpjax.models.config_keys import CONFIG, ConfigKeys, read_object
+from mpjax.models.config_keys import ConfigKeys, read_config
 from mpjax.models.mamba2.settings import Mamba2Settings
 from mpjax.strict_json import encode
 
@@ -26,12 +26,7 @@ def read_settings(folder: pathlib.Path) -> Mamba2Settings:
     Raises:
       UsageError: there is no config.json, it is damaged, or `settings_of` refuses it; the message names the file.
     """
-    file = folder / CONFIG
-    config = read_object(file)
-    try:
-        return settings_of(config)
-    except UsageError as error:
-        raise UsageError(f"{file}: {error}") from error
+    return read_config(folder, settings_of)
 
 
 def settings_of(config: Mapping[str, Any]) -> Mamba2Settings:

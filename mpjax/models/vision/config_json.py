@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpjax.errors import UsageError
-from mpjax.models.config_keys import CONFIG, ConfigKeys, read_object
+from mpjax.models.config_keys import ConfigKeys, read_config
 from mpjax.models.vision.settings import ConvNeXtV2Settings, Settings, SwinSettings, ViTSettings
 from mpjax.models.vision.tower_json import tower_of
 from mpjax.strict_json import encode
@@ -74,10 +74,7 @@ def read_settings(folder: pathlib.Path) -> Settings:
     Raises:
       UsageError: config.json is absent or damaged, or has what mpjax does not know; the message names the file.
     """
-    try:
-        return settings_of(read_object(folder / CONFIG))
-    except UsageError as error:
-        raise UsageError(f"{folder / CONFIG}: {error}") from error
+    return read_config(folder, settings_of)
 
 
 def settings_of(config: Any) -> Settings:
