@@ -107,11 +107,12 @@ _CAPTIONS += "--data.std 0.35 --data.crop_padding 0 --data.eval_batch_size 16"
 
 def captions() -> tuple[dict[str, Any], dict[str, Any]]:
     """The digits, each with its number in words; a training and a test split."""
-    digits, words = load_digits(), ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-    images = np.asarray(digits.images * (255 / 16), np.uint8)[..., None].repeat(3, axis=-1)
-    texts = [f"a written {words[label]}" for label in digits.target]
+    words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    pixels, labels = load_digits(return_X_y=True)
+    images = np.asarray(np.reshape(pixels, (-1, 8, 8, 1)) * (255 / 16), np.uint8).repeat(3, axis=-1)
+    texts = np.asarray([f"a written {words[label]}" for label in labels])
     test = np.arange(len(texts)) % 5 == 0
-    return tuple({"image": images[part], "text": np.asarray(texts)[part]} for part in (~test, test))
+    return {"image": images[~test], "text": texts[~test]}, {"image": images[test], "text": texts[test]}
 
 
 def _towers(kind: str) -> dict[str, Any]:
@@ -266,6 +267,9 @@ def sounds(folder: pathlib.Path, model: pathlib.Path) -> str:
 
     features = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 80, "chunk_length": 1}
     (model / "preprocessor_config.json").write_text(json.dumps(features))
+    flags = f"--data.name folder:{folder / 'tones'}"
+    if (folder / "tones").exists():
+        return flags
     draw, times = np.random.default_rng(0), np.arange(4000) / 16_000
     tones = {"c": 262, "d": 294, "e": 330, "f": 349, "g": 392, "a": 440, "b": 494}
     for split, count in (("train", 200), ("test", 40)):
@@ -277,7 +281,7 @@ def sounds(folder: pathlib.Path, model: pathlib.Path) -> str:
             soundfile.write(folder / "tones" / split / f"{number}.flac", 0.5 * np.concatenate(waves), 16_000)
             rows.append(f"{number}.flac,{''.join(names)}")
         (folder / "tones" / split / "metadata.csv").write_text("\n".join(rows))
-    return f"--data.name folder:{folder / 'tones'}"
+    return flags
 
 
 def pairs(folder: pathlib.Path) -> str:
