@@ -1,7 +1,7 @@
 """Exports a checkpoint of a run to a file of weights or of a program."""
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,11 +12,11 @@ from jax import export
 from mpjax.commands.build import stored_encoding
 from mpjax.commands.evaluate import trained_state
 from mpjax.commands.learner import open_task
-from mpjax.config.choices import NEXT_TOKEN
 from mpjax.config.commands import Export
 from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
+from mpjax.config.tasks import NEXT_TOKEN, TASKS
 from mpjax.data.example_reader import reader
 from mpjax.data.examples import Source
 from mpjax.data.fields import Fields
@@ -164,25 +164,6 @@ def write_adapter(settings: Export, config: Config, model: nnx.Module) -> str:
     )
 
 
-INPUTS: Mapping[str, tuple[str, ...]] = {
-    "classification": ("image",),
-    "segmentation": ("image",),
-    "text_classification": ("tokens", "length"),
-    "embedding": ("tokens", "length"),
-    "text_to_text": ("tokens", "length", "target_tokens"),
-    "transcription": ("sound", "target_tokens"),
-    "audio_classification": ("sound",),
-    "image_text": ("image", "tokens", "length"),
-    **dict.fromkeys(NEXT_TOKEN, ("tokens",)),
-    "regression": ("image",),
-    "multilabel": ("image",),
-}
-"""The fields of a batch that an exported program takes, by task; the task `own` has none.
-
-Tables have a `row` in place of the image.
-"""
-
-
 def write_program(
     settings: Export,
     config: Config,
@@ -194,9 +175,9 @@ def write_program(
 ) -> str:
     """Exports the program of a model in evaluation, compares it with the model on test examples, and writes it.
 
-    The program is a serialised `jax.export.Exported`. It takes a dict of the fields in `INPUTS`, [B, ...] with any B
+    The program is a serialised `jax.export.Exported`. It takes a dict of the inputs of the task, [B, ...] with any B
     but fixed other axes, as evaluation reads them before normalisation, and returns the logits; of a regression, the
-    numbers in the units of the data, float32. It computes under the
+    numbers in the units of the data, float32. Tables have a `row` in place of the image. It computes under the
     policy of `plan`. The program is read back, and its logits are compared on up to `_COMPARED` examples, before the
     file is written.
 
@@ -207,7 +188,7 @@ def write_program(
       UsageError: the task is the user's own, products are in MX blocks, JAX cannot export the model, or a logit differs
         by more than `_ROUNDING` of the largest logit. Then no file is written.
     """
-    if config.task not in INPUTS:
+    if config.task in ("diffusion", "own"):
         raise UsageError(f"--what program: a run with --task {config.task} has no logits that mpjax knows")
     if blocks := sorted(str(recipe) for recipe in plan.policy.recipes if recipe.scaling == "block"):
         raise UsageError(
@@ -227,7 +208,7 @@ def write_program(
 
     split = SplitOfOne(source.test, reader(source, config.data, training=False))
     examples = split.batch(range(min(_COMPARED, len(split))))
-    names = ("row",) if "row" in examples else INPUTS[config.task]
+    names = ("row",) if "row" in examples else TASKS[config.task].inputs
     batch = {name: examples[name] for name in names}
     if config.task in NEXT_TOKEN:
         batch["tokens"] = batch["tokens"][:, :-1]  # the last token is only a label

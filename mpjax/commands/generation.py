@@ -12,9 +12,9 @@ import numpy as np
 from mpjax import strict_json
 from mpjax.commands.evaluate import open_split, trained_state
 from mpjax.commands.model_of_files import folder_of, plan_of_files
-from mpjax.config.choices import CHATS, NEXT_TOKEN
 from mpjax.config.commands import Prediction
 from mpjax.config.schema import Config, with_settings
+from mpjax.config.tasks import CHATS, NEXT_TOKEN
 from mpjax.data.text.given import decoded, stored_texts
 from mpjax.data.text.plain_tokenizers import Tokenizer
 from mpjax.data.text.template import Template

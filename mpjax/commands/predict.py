@@ -8,7 +8,7 @@ import os
 import pathlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 import jax
@@ -17,10 +17,11 @@ from PIL import Image
 
 from mpjax import strict_json
 from mpjax.commands.evaluate import open_split, stored_settings, trained_state
-from mpjax.config.choices import CHATS, NEXT_TOKEN
+from mpjax.commands.prediction_records import Record, record_of
 from mpjax.config.commands import FROM_FILES, Prediction
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
+from mpjax.config.tasks import CHATS
 from mpjax.data.example_reader import batch_fields
 from mpjax.data.examples import Source
 from mpjax.data.given import Inputs, given_batches, given_images, given_split, takes_images
@@ -31,10 +32,6 @@ from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh, put_on_devices
 from mpjax.training.predict_step import make_predict_step, outputs_for
 from mpjax.training.setup import check_fit
-
-
-Record = dict[str, Any]
-"""A line of the result: `input`, and the outputs of the task."""
 
 
 def predict_run(settings: Prediction) -> int:
@@ -103,7 +100,6 @@ def predict_run(settings: Prediction) -> int:
             while running:
                 yield jax.device_get(running.popleft())
 
-        names = getattr(source.fields.get("label"), "names", ())
         count = 0
         for owner, rows in _by_input(computed()):
             record: Record = {"input": inputs.names[owner]}
@@ -116,18 +112,8 @@ def predict_run(settings: Prediction) -> int:
                 record["mask"] = str(masks / _mask_name(inputs.names[owner]))
                 mask = inputs.mask(inputs.load([owner])[0], [row["mask"] for row in rows])
                 Image.fromarray(values[mask]).save(record["mask"])
-            elif config.task == "preference":
-                record |= _rewards(rows[0])
-            elif config.task in ("embedding", "image_text"):
-                record |= _vector(rows[0])
-            elif config.task in (*NEXT_TOKEN, "text_to_text", "transcription"):
-                record |= _loss(rows)
-            elif config.task == "regression":
-                record |= _numbers(rows[0], source.fields["target"])
-            elif config.task == "multilabel":
-                record |= _labels(rows[0], source.fields["labels"])
             else:
-                record |= _classes(rows[0], names)
+                record |= record_of(config.task, rows, source.fields)
             print(strict_json.encode(record), file=file)
             count += 1
             at(owner + 1)
@@ -209,55 +195,6 @@ def _by_input(computed: Iterator) -> Iterator[tuple[int, list[dict[str, Any]]]]:
             rows.append(row | {name: batch[name][place_in_batch] for name in _KNOWN if name in batch})
     if rows:
         yield current, rows
-
-
-def _classes(row: Mapping[str, Any], names: Sequence[str]) -> Record:
-    def called(number: Any) -> str | int | None:
-        if number < 0:  # an ignored label
-            return None
-        return names[int(number)] if names else int(number)
-
-    top = [[called(c), float(p)] for c, p in zip(row["classes"], row["probabilities"], strict=True)]
-    label = {"label": called(row["label"])} if "label" in row else {}
-    return {"class": top[0][0], "probability": top[0][1], "top": top, **label}
-
-
-def _numbers(row: Mapping[str, Any], target: Any) -> Record:
-    """The predicted numbers by the names of their columns, and those of the data, in their units."""
-
-    def by_name(standardised: Any) -> dict[str, float]:
-        return dict(zip(target.columns, map(float, target.in_units(standardised)), strict=True))
-
-    return {"prediction": by_name(row["numbers"])} | ({"target": by_name(row["target"])} if "target" in row else {})
-
-
-def _labels(row: Mapping[str, Any], labels: Any) -> Record:
-    """The predicted labels, the probability of each, and the labels of the data."""
-    probabilities = dict(zip(labels.names, map(float, row["applies"]), strict=True))
-    predicted = [name for name, probability in probabilities.items() if probability > 0.5]
-    return {"prediction": predicted, "probabilities": probabilities} | (
-        {"labels": [name for name, there in zip(labels.names, row["labels"], strict=True) if there]}
-        if "labels" in row
-        else {}
-    )
-
-
-def _rewards(row: Mapping[str, Any]) -> Record:
-    chosen, rejected = float(row["chosen"]), float(row["rejected"])
-    return {"chosen": chosen, "rejected": rejected, "margin": chosen - rejected}
-
-
-def _vector(row: Mapping[str, Any]) -> Record:
-    cosine = {"cosine": float(row["cosine"])} if "cosine" in row else {}
-    vectors = {name: row[name].tolist() for name in ("embedding", "text") if name in row}
-    return {**vectors, **cosine}
-
-
-def _loss(rows: Sequence[Mapping[str, Any]]) -> Record:
-    tokens = sum(int(row["tokens"]) for row in rows)
-    loss = sum(float(row["loss"]) for row in rows) / tokens
-    with np.errstate(over="ignore"):
-        return {"loss": loss, "perplexity": float(np.exp(np.float64(loss))), "tokens": tokens}
 
 
 def folder_of_masks(settings: Prediction, inputs: Inputs) -> pathlib.Path:

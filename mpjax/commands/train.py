@@ -18,11 +18,11 @@ from mpjax.commands.objective import metrics_of
 from mpjax.commands.out_of_memory import memory_told, require_memory
 from mpjax.commands.run_folder import begin, held_folder, resumption_told
 from mpjax.commands.run_records import Records, put_records, put_results
-from mpjax.config.choices import NEXT_TOKEN
 from mpjax.config.folders import check_run_folder
 from mpjax.config.limits import is_auto, require_types
 from mpjax.config.schema import Config, Distributed
 from mpjax.config.score import score_of
+from mpjax.config.tasks import NEXT_TOKEN
 from mpjax.config.user_code import forget_files, may_name_code
 from mpjax.data.example_reader import batch_fields
 from mpjax.errors import CallbackError, UsageError

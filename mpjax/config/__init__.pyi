@@ -8,8 +8,6 @@ from mpjax.config.choices import BEST as BEST
 from mpjax.config.choices import DIFFUSION_MODELS as DIFFUSION_MODELS
 from mpjax.config.choices import GENERATED as GENERATED
 from mpjax.config.choices import MODELS as MODELS
-from mpjax.config.choices import TASKS as TASKS
-from mpjax.config.choices import TaskName as TaskName
 from mpjax.config.choices import parse_model_name as parse_model_name
 from mpjax.config.choices import parse_optimizer_name as parse_optimizer_name
 from mpjax.config.choices import parse_schedule_name as parse_schedule_name
@@ -82,6 +80,8 @@ from mpjax.config.setting_types import Texts as Texts
 from mpjax.config.setting_types import WayByName as WayByName
 from mpjax.config.setting_types import list_of as list_of
 from mpjax.config.setting_types import wrong_types as wrong_types
+from mpjax.config.tasks import TASKS as TASKS
+from mpjax.config.tasks import TaskName as TaskName
 from mpjax.config.user_calls import arguments_of as arguments_of
 from mpjax.config.user_calls import named_failure as named_failure
 from mpjax.config.user_calls import parameters_of as parameters_of

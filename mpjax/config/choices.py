@@ -1,8 +1,8 @@
-"""The values that settings choose from: model names, tasks, and the best value of each metric."""
+"""The values that settings choose from: model names, and the best value of each metric."""
 
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from mpjax.errors import UsageError
 
@@ -153,83 +153,12 @@ GENERATED = ("digits", "digits_canvas", "docstrings")
 """Data sets that mpjax generates at their first use."""
 
 
-TaskName = Literal[
-    "classification",
-    "segmentation",
-    "text_classification",
-    "language_modeling",
-    "instructions",
-    "preference",
-    "regression",
-    "multilabel",
-    "embedding",
-    "text_to_text",
-    "diffusion",
-    "transcription",
-    "audio_classification",
-    "image_text",
-    "own",
-]
-
-WITHOUT_TEXTS: tuple[TaskName, ...] = (
-    "classification",
-    "segmentation",
-    "regression",
-    "multilabel",
-    "diffusion",
-    "audio_classification",
-)
-"""The tasks whose data have no texts, and need no tokenizer."""
-
-CHATS: tuple[TaskName, ...] = ("instructions", "preference")
-"""The tasks that learn from conversations, by the chat template of the tokenizer."""
-
-NEXT_TOKEN: tuple[TaskName, ...] = ("language_modeling", *CHATS)
-"""The tasks whose model predicts each next token of a text."""
-
-OF_SOUNDS: tuple[TaskName, ...] = ("transcription", "audio_classification")
-"""The tasks that learn from sounds."""
-
 Way = Literal["columns", "rows", "whole"]
 """The division of a linear layer or convolution: along its outputs, along its inputs, or none."""
 
 
-class TaskKind(NamedTuple):
-    """The properties of a task.
-
-    Attributes:
-      fields: the names of the fields of an example; empty: the task looks for them itself. Tables have a `row` in place
-        of the `image`.
-      score: the metric that chooses the best checkpoint.
-    """
-
-    fields: tuple[str, ...]
-    score: str
-
-
-TASKS: Mapping[TaskName, TaskKind] = {
-    "classification": TaskKind(("image", "label"), "accuracy"),
-    "segmentation": TaskKind(("image", "mask"), "iou"),
-    "text_classification": TaskKind(("text", "label"), "accuracy"),
-    "language_modeling": TaskKind(("text",), "perplexity"),
-    "instructions": TaskKind((), "perplexity"),
-    "preference": TaskKind((), "accuracy"),
-    "regression": TaskKind(("image", "target"), "rmse"),
-    "multilabel": TaskKind(("image", "labels"), "f1"),
-    "embedding": TaskKind((), "accuracy"),
-    "text_to_text": TaskKind((), "perplexity"),
-    "diffusion": TaskKind(("image",), "loss"),
-    "transcription": TaskKind((), "perplexity"),
-    "audio_classification": TaskKind((), "accuracy"),
-    "image_text": TaskKind(("image", "text"), "image_to_text"),
-    "own": TaskKind((), "loss"),
-}
-
 TABULAR = "tabular:"
 """The prefix of a `--data.name` of csv, tsv or parquet files, whose rows take the place of images."""
-
-OF_ROWS: tuple[TaskName, ...] = ("classification", "regression", "multilabel")
-"""The tasks that learn from the rows of a table."""
 
 BEST: Mapping[str, Callable[[Sequence[float]], float]] = {
     "loss": min,

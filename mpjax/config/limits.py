@@ -8,10 +8,11 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mpjax.config.choices import AUTO, BEST, DIFFUSION_MODELS, MODELS, OF_SOUNDS, SETTINGS_OF_RULES, TABULAR, TASKS
+from mpjax.config.choices import AUTO, BEST, DIFFUSION_MODELS, MODELS, SETTINGS_OF_RULES, TABULAR
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config, Data, Distributed, Optimizer, Training
 from mpjax.config.setting_types import out_of_range, words, wrong_types
+from mpjax.config.tasks import OF_SOUNDS, TASKS, WITH_CLASSES
 from mpjax.errors import UsageError
 
 
@@ -63,7 +64,7 @@ def require_valid(settings: Any, prefix: str = "", rules: Iterable[str] = ()) ->
 
 def _of_config(config: Config) -> Iterator[str]:
     yield from _of_data(config.data.for_task(config.task))
-    if config.data.text_template and "text" not in TASKS[config.task].fields:
+    if config.data.text_template and "text" not in TASKS[config.task].columns:
         yield f"--data.text_template joins texts, which --task {config.task} does not read: leave it out"
     yield from _of_rows(config)
     yield from _of_numbers(config)
@@ -346,9 +347,6 @@ def _lora(training: Training) -> Iterator[str]:
             )
 
 
-_WITH_CLASSES = ("classification", "text_classification", "audio_classification", "segmentation")
-
-
 def _classes(config: Config) -> Iterator[str]:
     """Yields messages about class weights and ignored labels that the task, the objective or the metrics cannot use."""
     objective, weights, ignored = config.training.objective, config.training.class_weights, config.data.ignore_index
@@ -356,14 +354,14 @@ def _classes(config: Config) -> Iterator[str]:
         shown = f"--training.class_weights {' '.join(map(str, weights))}"
         if objective:
             yield f"{shown}: --training.objective has its own loss; leave one out, and weigh classes in yours"
-        elif config.task not in _WITH_CLASSES:
-            yield f"{shown}: is for {', '.join(_WITH_CLASSES)}, not for --task {config.task}; leave it out"
+        elif config.task not in WITH_CLASSES:
+            yield f"{shown}: is for {', '.join(WITH_CLASSES)}, not for --task {config.task}; leave it out"
         if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
             yield f"{shown}: wanted finite weights of 0 or more, at least one of them positive"
     if ignored and config.task != "segmentation":
         shown = f"--data.ignore_index {' '.join(map(str, ignored))}"
-        if config.task not in _WITH_CLASSES:
-            yield f"{shown}: is for {', '.join(_WITH_CLASSES)}, not for --task {config.task}; leave it out"
+        if config.task not in WITH_CLASSES:
+            yield f"{shown}: is for {', '.join(WITH_CLASSES)}, not for --task {config.task}; leave it out"
         for name in ("objective", "metrics"):
             if getattr(config.training, name):
                 yield (

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from mpjax.config.choices import HF, NAMES_OF_SETTINGS, OF_SOUNDS, RANDOM, TABULAR, WITHOUT_TEXTS, TaskName
+from mpjax.config.choices import HF, NAMES_OF_SETTINGS, RANDOM, TABULAR
 from mpjax.config.durations import Duration, epochs, settle_durations
 from mpjax.config.setting_types import (
     BelowOne,
@@ -33,6 +33,7 @@ from mpjax.config.setting_types import (
     settle_auto,
     words,
 )
+from mpjax.config.tasks import OF_SOUNDS, WITHOUT_TEXTS, TaskName
 
 
 def _are_two(bounds: Sequence[float]) -> bool:

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mpjax.config.choices import BEST, TASKS
+from mpjax.config.choices import BEST
 from mpjax.config.schema import Config
+from mpjax.config.tasks import TASKS
 from mpjax.errors import UsageError
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpjax.config.choices import NPZ, OF_ROWS, OF_SOUNDS, TABULAR, TASKS, TaskName
+from mpjax.config.choices import NPZ, TABULAR
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
+from mpjax.config.tasks import OF_ROWS, OF_SOUNDS, TASKS, TaskName
 from mpjax.config.user_code import names_code
 from mpjax.data.examples import Example, MappedExamples, Portion, Source, renamed
 from mpjax.data.fields import IGNORED_LABEL, Field, Image, Label, Mask
@@ -72,7 +73,7 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
         from mpjax.data.image_targets import with_targets  # late, as in _table
 
         return with_targets(table, task, config, encoding)
-    if config.text_template and "text" in TASKS[task].fields:
+    if config.text_template and "text" in TASKS[task].columns:
         from mpjax.data.text.template import with_joined_text  # late, as in _table
 
         table = with_joined_text(table, config.text_template)
@@ -121,7 +122,7 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
 def _fields_of(task: TaskName, table: Table, config: Data) -> tuple[str, ...]:
     """The fields for which a task wants columns. A diffusion has a label if the set has a column that could be one."""
     labelled = task == "diffusion" and ("label" in config.columns or could_be("label", table))
-    return (*TASKS[task].fields, "label") if labelled else TASKS[task].fields
+    return (*TASKS[task].columns, "label") if labelled else TASKS[task].columns
 
 
 def _require_scalars(table: Table, name: str) -> None:

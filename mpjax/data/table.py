@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from mpjax.config.choices import TABULAR, TASKS
+from mpjax.config.choices import TABULAR
 from mpjax.config.schema import Data
+from mpjax.config.tasks import TASKS
 from mpjax.data.examples import Examples, require_examples
 from mpjax.data.fields import Image, Label, Mask
 from mpjax.errors import UsageError, reason_of
@@ -185,10 +186,10 @@ def _other_tasks(field: str, table: Table) -> str:
     """Formats advice on the tasks that do not need `field` and for which the set has all columns; empty if none."""
     served: dict[str, list[str]] = {}
     for task, kind in TASKS.items():
-        known = not _HELD.keys().isdisjoint(kind.fields) and all(other in _USUAL for other in kind.fields)
-        fits = known and all(len(_candidates(other, table)) == 1 for other in kind.fields)
-        if fits and field not in kind.fields:
-            held = next(_HELD[other] for other in ("text", "mask", "label") if other in kind.fields)
+        known = not _HELD.keys().isdisjoint(kind.columns) and all(other in _USUAL for other in kind.columns)
+        fits = known and all(len(_candidates(other, table)) == 1 for other in kind.columns)
+        if fits and field not in kind.columns:
+            held = next(_HELD[other] for other in ("text", "mask", "label") if other in kind.columns)
             served.setdefault(held, []).append(f"--task {task}")
     return "".join(f"; for {held} write {' or '.join(tasks)}" for held, tasks in served.items())
 

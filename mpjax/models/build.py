@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mpjax.config.tasks import TASKS
 from mpjax.data.fields import PREDICTED, outputs_of
 from mpjax.errors import UsageError
 from mpjax.models.named_networks import network
@@ -23,7 +24,7 @@ from mpjax.precision.module_tree import plain_arrays
 
 if TYPE_CHECKING:  # at run time, the networks need neither settings nor data
     from mpjax.config import schema
-    from mpjax.config.choices import TaskName
+    from mpjax.config.tasks import TaskName
     from mpjax.data.fields import Fields
 
 
@@ -93,7 +94,7 @@ def _require_fields(config: schema.Model, fields: Fields, task: TaskName) -> Non
         others = [f"hf:FOLDER of {kind}" for name, kind in _IN_FOLDERS.items() if name in fields][:1]
         names = " or ".join(fitting or [*others, "FILE.py:NAME of your own model"])
         raise UsageError(
-            f"--model.name {config.name} is for {task}: it takes {', '.join(_FIELDS[task])}, but the data "
+            f"--model.name {config.name} is for {task}: it takes {', '.join(_fields_of(task))}, but the data "
             f"has {', '.join(fields)}; write --model.name {names}, "
             f"or --task {task} for other data",
             repair={"model.name": fitting[0]} if len(fitting) == 1 else None,
@@ -112,9 +113,18 @@ def _accepts(name: object, task: TaskName, fields: Fields) -> bool:
     if task == "diffusion":
         return set(fields) in ({"image"}, {"image", "label"})
     inputs, outputs = (set(fields) - PREDICTED, set(fields) & PREDICTED)
-    taken = [set(_FIELDS[task]) - PREDICTED, *([{"row"}] if name == "mlp" else [])]
-    predicted = PREDICTED if task == "classification" else set(_FIELDS[task]) & PREDICTED
-    return inputs in taken and len(outputs) == len(set(_FIELDS[task]) & PREDICTED) and outputs <= predicted
+    wanted = set(_fields_of(task))
+    taken = [wanted - PREDICTED, *([{"row"}] if name == "mlp" else [])]
+    predicted = PREDICTED if task == "classification" else wanted & PREDICTED
+    return inputs in taken and len(outputs) == len(wanted & PREDICTED) and outputs <= predicted
+
+
+def _fields_of(task: TaskName) -> tuple[str, ...]:
+    """The fields in a batch of a task, without those that the loss alone reads."""
+    if task == "diffusion":  # times are drawn on the device, and labels may be absent
+        return ("image",)
+    kind = TASKS[task]
+    return tuple(name for name in (*kind.inputs, *kind.targets) if name not in _OF_LOSS)
 
 
 def _refuse_others(config: schema.Model, read: tuple[str, ...]) -> None:
@@ -226,20 +236,6 @@ FROM_FOLDER = ("scan_blocks",)
 
 _OF_LOSS = ("answers", "rejected", "rejected_answers", "positive", "positive_length", "negative", "negative_length")
 """The fields of conversations and of pairs of texts that the loss alone reads, beside `tokens` and `length`."""
-
-_FIELDS: Mapping[TaskName, tuple[str, ...]] = {
-    "classification": ("image", "label"),
-    "segmentation": ("image", "mask"),
-    "text_classification": ("tokens", "length", "label"),
-    "language_modeling": ("tokens",),
-    "embedding": ("tokens", "length"),
-    "text_to_text": ("tokens", "length", "target_tokens", "target_length"),
-    "diffusion": ("image",),
-    "transcription": ("sound", "target_tokens"),
-    "audio_classification": ("sound", "label"),
-    "image_text": ("image", "tokens", "length"),
-}
-"""The fields in a batch of each task of a model in the table."""
 
 _OF_EVERY_MODEL = ("name", "pretrained", "pretrained_skip")
 """The fields of `mpjax.config.schema.Model` that are no settings of the network."""

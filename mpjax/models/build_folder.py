@@ -16,7 +16,7 @@ from mpjax.models.pretrained.files import find_folder
 
 if TYPE_CHECKING:  # at run time, the networks need no settings
     from mpjax.config import schema
-    from mpjax.config.choices import TaskName
+    from mpjax.config.tasks import TaskName
     from mpjax.data.fields import Fields
 
     Require = Callable[[TaskName], None]

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from mpjax.config.choices import NEXT_TOKEN, TaskName
+from mpjax.config.tasks import NEXT_TOKEN, TaskName
 from mpjax.errors import UsageError
 from mpjax.models.config_keys import CONFIG, read_object
 from mpjax.models.decoder import config_json as decoder

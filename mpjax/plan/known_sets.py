@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping
 
 from mpjax.config import schema
-from mpjax.config.choices import TASKS, TaskName
+from mpjax.config.tasks import TASKS, TaskName
 from mpjax.data.example_reader import batch_fields
 from mpjax.data.examples import Source
 from mpjax.data.fields import Fields, Image, Label, Length, Mask, Tokens
@@ -87,14 +87,14 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
         message names the flag to set.
     """
     known = KNOWN.get(_base(str(config.name)))
-    if known is None or not TASKS[task].fields:  # the task looks at the columns of the set
+    if known is None or not TASKS[task].columns:  # the task looks at the columns of the set
         return _of_the_set(task, config, data_dir)
     if task in ("regression", "multilabel"):
         raise UsageError(
             f"--data.name {config.name} has classes, but --task {task} needs numbers or labels; write --task "
             "classification, or the name of your data"
         )
-    expected, has = TASKS[task].fields[0], "text" if known.image is None else "image"
+    expected, has = TASKS[task].columns[0], "text" if known.image is None else "image"
     classes = config.num_classes or known.classes
     if expected != has:
         raise UsageError(f"--data.name {config.name} contains {has}s, but --task {task} needs {expected}s")

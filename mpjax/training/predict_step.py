@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mpjax.config.choices import NEXT_TOKEN, TaskName
+from mpjax.config.tasks import OF_TARGETS, TASKS, TaskName
 from mpjax.precision.policy import Policy
 from mpjax.training.eval_step import in_evaluation
 from mpjax.training.layout import Layout
@@ -41,33 +42,23 @@ def make_predict_step(
 
 
 def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
-    """Builds the function `(model, batch) -> logits` of a task; the logits are as the model returns them.
+    """Builds the function `(model, batch) -> outputs` of a task; the outputs are as the model returns them.
 
-    They are [B, classes] for classification, [B, H, W, classes] for segmentation, [B, T, vocabulary] for language
-    modelling, targets and texts of sounds, vectors [B, D] for embeddings, [B, 2, D] for images and texts, [B, targets]
-    for regression, standardised, and [B, labels] for several labels. Images and rows are prepared without augmentation
-    and cast to the compute dtype of the policy; tokens and sounds are passed as they are. Arguments as for
-    `outputs_for`.
+    The model is called with the inputs of the task (`mpjax.config.TASKS`). Images and rows are prepared without
+    augmentation and cast to the compute dtype of the policy; tokens and sounds are passed as they are. Images without
+    texts give vectors [B, D] for `image_text`. Arguments as for `outputs_for`.
     """
-    if task in ("text_classification", "embedding"):
-        return lambda model, batch: model(batch["tokens"], batch["length"])
-    if task in NEXT_TOKEN:
-        return lambda model, batch: model(batch["tokens"])
-    if task == "text_to_text":
-        return lambda model, batch: model(batch["tokens"], batch["length"], batch["target_tokens"])
 
-    if task == "transcription":
-        return lambda model, batch: model(batch["sound"], batch["target_tokens"])
-    if task == "audio_classification":
-        return lambda model, batch: model(batch["sound"])
-    if task == "image_text":
-        return lambda model, batch: _of_images_and_texts(model, prepare(batch, None), policy)
-
-    def of_inputs(model, batch) -> jax.Array:
+    def logits_of(model, batch: Mapping[str, jax.Array]) -> jax.Array:
         batch = prepare(batch, None)
-        return model(policy.cast_to_compute(batch[input_name(batch)]))
+        inputs = [
+            policy.cast_to_compute(batch[input_name(batch)]) if name == "image" else batch[name]
+            for name in TASKS[task].inputs
+            if name == "image" or name in batch
+        ]
+        return model.of_images(*inputs) if task == "image_text" and len(inputs) == 1 else model(*inputs)
 
-    return of_inputs
+    return logits_of
 
 
 def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, beta: float = 0.0) -> Callable:
@@ -108,28 +99,9 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
         logits = logits_of(model, batch)
         return {"mask": predicted(logits).astype(jnp.uint8), "finite": _finite(logits)}
 
-    def language_modeling(model, batch) -> Arrays:
-        tokens, following = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
-        losses = cross_entropy(logits_of(model, {"tokens": tokens}), following)
-        count = batch.get("count", jnp.full(len(tokens), tokens.shape[1], jnp.int32))
-        losses = jnp.where(jnp.arange(tokens.shape[1])[None] < count[:, None], losses, jnp.zeros_like(losses))
-        return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
-
-    def instructions(model, batch) -> Arrays:
-        tokens, following, counted = batch["tokens"][:, :-1], batch["tokens"][:, 1:], batch["answers"][:, 1:]
-        losses = cross_entropy(logits_of(model, {"tokens": tokens}), following)
-        losses = jnp.where(counted, losses, jnp.zeros_like(losses))
-        count = jnp.sum(counted.astype(jnp.int32), axis=1)
-        return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
-
-    def text_to_text(model, batch) -> Arrays:
-        losses, count = cross_entropy(logits_of(model, batch), batch["target_tokens"]), batch["target_length"]
-        counted = jnp.arange(losses.shape[1], dtype=jnp.int32)[None] < count[:, None]
-        losses = jnp.where(counted, losses, jnp.zeros_like(losses))
-        return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
-
-    def transcription(model, batch) -> Arrays:
-        losses, counted = cross_entropy(logits_of(model, batch), batch["target_tokens"]), batch["answers"]
+    def of_tokens(model, batch) -> Arrays:
+        inputs, following, counted = _predicted_tokens(task, batch)
+        losses = cross_entropy(logits_of(model, inputs), following)
         losses = jnp.where(counted, losses, jnp.zeros_like(losses))
         count = jnp.sum(counted.astype(jnp.int32), axis=1)
         return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
@@ -172,24 +144,37 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
         "classification": classification,
         "text_classification": classification,
         "segmentation": segmentation,
-        "language_modeling": language_modeling,
-        "instructions": instructions,
+        "language_modeling": of_tokens,
+        "instructions": of_tokens,
         "preference": preference,
         "regression": regression,
         "multilabel": multilabel,
         "embedding": embedding,
-        "text_to_text": text_to_text,
-        "transcription": transcription,
+        "text_to_text": of_tokens,
+        "transcription": of_tokens,
         "audio_classification": classification,
         "image_text": image_text,
     }
     return outputs[task]
 
 
-def _of_images_and_texts(model, batch: Mapping[str, jax.Array], policy: Policy) -> jax.Array:
-    """The vectors of images and their texts, [B, 2, D], or of images alone, [B, D]."""
-    images = policy.cast_to_compute(batch["image"])
-    return model(images, batch["tokens"], batch["length"]) if "tokens" in batch else model.of_images(images)
+def _predicted_tokens(task: TaskName, batch: Mapping[str, jax.Array]) -> tuple[dict[str, jax.Array], Any, Any]:
+    """The inputs of a model that predicts tokens, the tokens, int32 [B, T], and whether each counts, bool [B, T]."""
+    if task in OF_TARGETS:
+        following = batch["target_tokens"]
+        counted = batch["answers"] if "answers" in batch else _first(following, batch["target_length"])
+        return dict(batch), following, counted
+    tokens, following = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
+    if "answers" in batch:
+        counted = batch["answers"][:, 1:]
+    else:
+        counted = _first(following, batch.get("count", jnp.full(len(tokens), tokens.shape[1], jnp.int32)))
+    return {"tokens": tokens}, following, counted
+
+
+def _first(tokens: jax.Array, count: jax.Array) -> jax.Array:
+    """True for the first `count` [B] tokens of each row, bool [B, T]."""
+    return jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < count[:, None]
 
 
 def _finite(values: jax.Array) -> jax.Array:

@@ -12,8 +12,9 @@ import numpy as np
 import optax
 from flax import nnx
 
-from mpjax.config.choices import NEXT_TOKEN, TaskName
 from mpjax.config.schema import Model
+from mpjax.config.tasks import NEXT_TOKEN, OF_ROWS, OF_TARGETS, TASKS, TaskName
+from mpjax.data.fields import outputs_of
 from mpjax.errors import UsageError
 from mpjax.models.pretrained.load import load_pretrained
 from mpjax.models.pretrained.report import PretrainedReport
@@ -47,12 +48,12 @@ def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, n
     Raises:
       UsageError: the model takes other arguments, or returns logits of another shape. Other errors pass through.
     """
-    inputs, expected = _call(task, fields, dtype)
+    inputs, expected = _inputs(task, fields, dtype), _expected(task, fields)
     try:
         inspect.signature(model).bind(*inputs)
     except TypeError as error:
         raise UsageError(
-            f"--model.name {name} cannot be called for --task {task}: {error}; wanted {_SIGNATURES[task]}"
+            f"--model.name {name} cannot be called for --task {task}: {error}; wanted {_signature(task)}"
         ) from error
     logits = nnx.eval_shape(lambda model, *inputs: model(*inputs), model, *inputs)
     shape: Any = getattr(logits, "shape", type(logits).__name__)
@@ -63,11 +64,9 @@ def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, n
             f"--model.name {name} has no `temperature`, with which --task image_text makes logits of cosines: wanted a "
             "module as mpjax.models.image_text.ImageText has"
         )
-    if shape != expected and not (
-        task in (*NEXT_TOKEN, "text_to_text", "transcription") and _has_more_tokens(shape, expected)
-    ):
+    if shape != expected and not (task in (*NEXT_TOKEN, *OF_TARGETS) and _has_more_tokens(shape, expected)):
         raise UsageError(
-            f"--model.name {name} gives {shape} for a batch of {_BATCH}; wanted logits {expected}: {_SIGNATURES[task]}"
+            f"--model.name {name} gives {shape} for a batch of {_BATCH}; wanted logits {expected}: {_signature(task)}"
         )
 
 
@@ -76,56 +75,57 @@ def _has_more_tokens(shape: Any, expected: tuple[int, ...]) -> bool:
     return isinstance(shape, tuple) and shape[:-1] == expected[:-1] and shape[-1] > expected[-1]
 
 
-_SIGNATURES: Mapping[TaskName, str] = {
-    "classification": "images [B, H, W, C] -> logits [B, num_classes]",
-    "segmentation": "images [B, H, W, C] -> logits [B, H, W, num_classes]",
-    "text_classification": "tokens [B, T], lengths [B] -> logits [B, num_classes]",
-    **dict.fromkeys(NEXT_TOKEN, "tokens [B, T] -> logits [B, T, vocabulary]"),
-    "embedding": "tokens [B, T], lengths [B] -> vectors [B, D]",
-    "text_to_text": "tokens [B, T], lengths [B], targets [B, U] -> logits [B, U, vocabulary]",
-    "diffusion": "images [B, H, W, C], times [B], labels [B] if there are classes -> images [B, H, W, C]",
-    "transcription": "sounds [B, frames, bins], targets [B, U] -> logits [B, U, vocabulary]",
-    "audio_classification": "sounds [B, frames, bins] -> logits [B, num_classes]",
-    "image_text": "images [B, H, W, C], tokens [B, T], lengths [B] -> vectors [B, 2, D]",
-    "regression": "images [B, H, W, C] or rows [B, F] -> numbers [B, targets]",
-    "multilabel": "images [B, H, W, C] or rows [B, F] -> logits [B, labels]",
+_ARGUMENTS = {
+    "image": "images [B, H, W, C]",
+    "tokens": "tokens [B, T]",
+    "length": "lengths [B]",
+    "target_tokens": "targets [B, U]",
+    "sound": "sounds [B, frames, bins]",
+    "time": "times [B]",
+    "label": "labels [B] if there are classes",
 }
 
 
-def _call(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> tuple[Shapes, tuple[int, ...]]:
-    """The shapes of the model's inputs for a batch of two examples, and the expected shape of its logits."""
+def _signature(task: TaskName) -> str:
+    arguments = ", ".join(_ARGUMENTS[name] for name in TASKS[task].inputs)
+    return f"{arguments}{' or rows [B, F]' if task in OF_ROWS else ''} -> {TASKS[task].outputs}"
 
-    def of(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((_BATCH, *shape), dtype)
 
-    if "sound" in fields:
-        sounds = of(*fields["sound"].shape, dtype=FLOAT32)
-        if task == "audio_classification":
-            return (sounds,), (_BATCH, fields["label"].num_classes)
-        targets = fields["target_tokens"]
-        return (sounds, of(targets.length)), (_BATCH, targets.length, targets.vocabulary)
-    if "tokens" in fields:
-        tokens = fields["tokens"]
-        if task in NEXT_TOKEN:
-            return (of(tokens.length - 1),), (_BATCH, tokens.length - 1, tokens.vocabulary)
-        if task == "image_text":
-            return (of(*fields["image"].shape, dtype=dtype), of(tokens.length), of()), (_BATCH, 2, -1)
-        if task == "text_to_text":
-            targets = fields["target_tokens"]
-            inputs = of(tokens.length), of(), of(targets.length)
-            return inputs, (_BATCH, targets.length, targets.vocabulary)
-        features = fields["label"].num_classes if "label" in fields else -1
-        return (of(tokens.length), of()), (_BATCH, features)
-    if "row" in fields or task in ("regression", "multilabel"):
-        outputs = next(fields[name].outputs for name in ("label", "target", "labels") if name in fields)
-        return (of(*fields[input_name(fields)].shape, dtype=dtype),), (_BATCH, outputs)
-    height, width, _ = fields["image"].shape
-    images = (of(*fields["image"].shape, dtype=dtype),)
-    if task == "diffusion":
-        return (*images, of(), *([of()] if "label" in fields else [])), (_BATCH, *fields["image"].shape)
-    if task == "segmentation":
-        return images, (_BATCH, height, width, fields["mask"].num_classes)
-    return images, (_BATCH, fields["label"].num_classes)
+def _inputs(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> Shapes:
+    """The shapes of the model's inputs for a batch of two examples."""
+
+    def shape_of(name: str) -> jax.ShapeDtypeStruct:
+        match name:
+            case "image":
+                return jax.ShapeDtypeStruct((_BATCH, *fields[input_name(fields)].shape), dtype)
+            case "sound":
+                return jax.ShapeDtypeStruct((_BATCH, *fields[name].shape), FLOAT32)
+            case "tokens" | "target_tokens":
+                length = fields[name].length - (task in NEXT_TOKEN)  # the last token is only a label
+                return jax.ShapeDtypeStruct((_BATCH, length), jnp.int32)
+            case _:
+                return jax.ShapeDtypeStruct((_BATCH,), jnp.int32)
+
+    return tuple(shape_of(name) for name in TASKS[task].inputs if name in ("image", "time") or name in fields)
+
+
+def _expected(task: TaskName, fields: Mapping[str, Any]) -> tuple[int, ...]:
+    """The expected shape of the model's outputs for a batch of two examples; -1 for any number of features."""
+    match task:
+        case "embedding":
+            return (_BATCH, -1)
+        case "image_text":
+            return (_BATCH, 2, -1)
+        case "diffusion":
+            return (_BATCH, *fields["image"].shape)
+        case "segmentation":
+            return (_BATCH, *fields["image"].shape[:2], fields["mask"].num_classes)
+        case "text_to_text" | "transcription":
+            return (_BATCH, fields["target_tokens"].length, fields["target_tokens"].vocabulary)
+        case "language_modeling" | "instructions" | "preference":
+            return (_BATCH, fields["tokens"].length - 1, fields["tokens"].vocabulary)
+        case _:
+            return (_BATCH, outputs_of(fields))
 
 
 def as_loaded(params: Arrays, stats: Arrays, key: jax.Array) -> tuple[Arrays, Arrays]:

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpjax.config.choices import TaskName
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
+from mpjax.config.tasks import TaskName
 from mpjax.data.audio.feature_settings import FeatureSettings, read_features
 from mpjax.data.audio.sound_files import SOUND, SoundFiles, notes_on
 from mpjax.data.audio.sounds import Sound

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mpjax.config.choices import TASKS, TaskName
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
+from mpjax.config.tasks import TASKS, TaskName
 from mpjax.data.fields import Image, Label
 from mpjax.data.images.headers import stored_image
 from mpjax.data.sources.files_by_class import FileKind, class_folders, files_in, split_folders, spread
@@ -46,7 +46,7 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
     root = expanded(path)
     if not root.is_dir():
         raise UsageError(f"data set '{set_name}': there is no folder {root}; wanted one with a folder for each class")
-    if TASKS[task].fields and "image" not in TASKS[task].fields:
+    if TASKS[task].columns and "image" not in TASKS[task].columns:
         raise UsageError(
             f"data set '{set_name}' holds images, but {task} needs text; write --data.name hf:PATH or another text set"
         )

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from mpjax.config.choices import TaskName
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
+from mpjax.config.tasks import TaskName
 from mpjax.data.examples import Examples
 from mpjax.data.fields import Image, Label
 from mpjax.data.sources.class_numbers import Numbered, classes_of

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from mpjax.config.choices import OF_ROWS, TABULAR, TaskName
+from mpjax.config.choices import TABULAR
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
+from mpjax.config.tasks import OF_ROWS, TaskName
 from mpjax.data.cell_values import is_of_numbers
 from mpjax.data.cells import SUFFIXES, Cells, joined, read_cells
 from mpjax.data.encoded_rows import encoded, targets_of

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mpjax.config.choices import TaskName
 from mpjax.config.schema import Data
+from mpjax.config.tasks import TaskName
 from mpjax.data.examples import Example, Examples, Source, array
 from mpjax.data.fields import Field, Length, Tokens
 from mpjax.data.text.plain_tokenizers import Ragged, Tokenizer
