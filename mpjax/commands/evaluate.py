@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import shlex
+import sys
 import warnings
 from collections.abc import Callable
 
@@ -51,6 +52,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     folder = pathlib.Path(settings.run)
     config = stored_settings(settings)
     plan, source, task = open_split(settings, config)
+    tell_notes(source, config)
     tests = eval_batches(source, config.data)
 
     layout = Layout(make_mesh())
@@ -68,6 +70,14 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
         for name, value in metrics.items():
             print(f"  {name:<16}{value:.6f}")
     return metrics
+
+
+def tell_notes(source: Source, config: Config) -> None:
+    """Prints the notes of a data set to stderr, without the notes of the training split alone."""
+    train, test = config.data.train_split, config.data.test_split
+    for note in source.notes:
+        if train == test or not note.startswith((f"{train}: ", f"split '{train}' of ")):
+            print(printable(note), file=sys.stderr)
 
 
 def stored_settings(settings: Evaluation | Prediction) -> Config:

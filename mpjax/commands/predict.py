@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from mpjax import strict_json
-from mpjax.commands.evaluate import open_split, stored_settings, trained_state
+from mpjax.commands.evaluate import open_split, stored_settings, tell_notes, trained_state
 from mpjax.commands.prediction_records import Record, record_of
 from mpjax.config.commands import FROM_FILES, Prediction
 from mpjax.config.paths import expanded
@@ -72,6 +72,8 @@ def predict_run(settings: Prediction) -> int:
     if config.training.objective:  # its model must have the outputs of the task
         fields = batch_fields(source, config.data)
         check_fit(task.abstract, config.task, fields, name=str(config.model.name), dtype=plan.policy.compute_dtype)
+    if settings.split:
+        tell_notes(source, config)
     inputs = _given(settings, config, source)
     segments = config.task == "segmentation"
     masks = folder_of_masks(settings, inputs) if segments else None

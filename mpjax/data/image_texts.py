@@ -1,7 +1,6 @@
 """Opens a stored data set of images and their texts, which are tokenized when they are read."""
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 from mpjax.config.schema import Data
@@ -9,7 +8,7 @@ from mpjax.data.examples import Example, MappedExamples, Source, renamed
 from mpjax.data.fields import Image, Length, Tokens
 from mpjax.data.image_range import in_range
 from mpjax.data.table import Table, choose_columns
-from mpjax.data.text.blocks import framed
+from mpjax.data.text.framing import framed, told_of_cut_texts
 from mpjax.data.text.padded_texts import padded
 from mpjax.data.text.plain_tokenizers import Tokenizer
 from mpjax.data.text.tokenizers import load_tokenizer
@@ -50,26 +49,14 @@ def images_and_texts(table: Table, config: Data) -> Source:
     if not config.preprocess:
         splits = zip((config.train_split, config.test_split), table.open((columns["text"],)), strict=True)
         for split, examples in splits:
-            looked_at = range(0, len(examples), len(examples) // _SAMPLE + 1)
-            texts = [examples[number][columns["text"]] for number in looked_at]
-            notes = (*notes, *_note_on_length(texts, tokenizer, config.length, split))
+            name = f"split '{split}' of '{table.name}'"
+            notes = (*notes, *told_of_cut_texts(examples, columns["text"], tokenizer, config.length, name))
     fields = {
         "image": Image(image.shape, depth=image.depth),
         "tokens": Tokens(config.length, tokenizer.vocabulary),
         "length": Length(config.length),
     }
     return Source(table.name, fields, MappedExamples(train, take), MappedExamples(test, take), notes=notes)
-
-
-_SAMPLE, _LONGEST = 500, 2**20
-
-
-def _note_on_length(texts: Sequence[Any], tokenizer: Tokenizer, length: int, split: str) -> list[str]:
-    """Says, in a list of at most one sentence, how many of a sample of texts are cut."""
-    whole = framed([text for text in texts if isinstance(text, str)], tokenizer, _LONGEST)
-    cut = int((whole.lengths > length).sum())
-    told = f"{split}: {cut:,} of {len(texts):,} texts looked at have more than {length} tokens, and are cut"
-    return [f"{told} (--data.length {length})"] if cut else []
 
 
 def _tokenized(tokenizer: Tokenizer, length: int, name: str, example: Example) -> Example:

@@ -50,6 +50,7 @@ class Table:
       preferred: for each field, the column that the data set itself declares.
       labelled: a function from the name of a column of integers, booleans or texts to the same set with class numbers
         in that column, numbered alike in both splits. None: the set cannot number classes.
+      notes: messages to the user about what of the stored data is left out.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Table:
     open: Callable[[Sequence[str]], tuple[Examples, Examples]]
     preferred: Mapping[str, str] = dataclasses.field(default_factory=dict)
     labelled: Callable[[str], "Table"] | None = None
+    notes: tuple[str, ...] = ()
 
 
 def require_columns(table: Table, columns: Mapping[str, str]) -> None:

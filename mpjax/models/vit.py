@@ -27,6 +27,16 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Array, Float
 
 
+def require_patches(rows: int, columns: int, patch: int) -> None:
+    """Raises UsageError if patches do not divide an image, with the largest smaller patch that does."""
+    if rows % patch or columns % patch:
+        fitting = max(size for size in range(1, patch + 1) if not (rows % size or columns % size))
+        raise UsageError(
+            f"images of {rows} x {columns} pixels cannot be cut into patches of {patch} x {patch}: write "
+            f"--model.patch {fitting}, or another number that divides both"
+        )
+
+
 class ViT(nnx.Module):
     """Patch embedding, learned positions, pre-norm blocks, a final norm, and a linear classifier.
 
@@ -64,11 +74,7 @@ class ViT(nnx.Module):
         scan_blocks: bool = False,
     ):
         rows, columns, channels = image_shape
-        if rows % patch or columns % patch:
-            raise UsageError(
-                f"images of {rows} x {columns} pixels cannot be cut into patches of {patch} x {patch}: "
-                "write a `patch` that divides both"
-            )
+        require_patches(rows, columns, patch)
         if pool not in ("gap", "cls"):
             raise UsageError(f"pool '{pool}': wanted 'gap' (mean over patches) or 'cls' (class token)")
         positions = (rows // patch) * (columns // patch) + (pool == "cls")

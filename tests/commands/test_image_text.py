@@ -90,8 +90,13 @@ def test_a_last_batch_of_one_pair_is_an_error(pictures, tmp_path):
         train(load_config(words))
 
 
-def test_texts_that_are_cut_are_told(pictures):
+def test_texts_that_are_cut_and_images_without_a_text_are_told(pictures):
     config = Data(name=f"folder:{pictures}", tokenizer="bytes", length=8)
     notes = open_source(config, pictures, "image_text").notes
-    assert "train: 64 of 64 texts looked at have more than 8 tokens, and are cut (--data.length 8)" in notes
-    assert not open_source(dataclasses.replace(config, length=14), pictures, "image_text").notes
+    name = f"split 'train' of '{config.name}'"
+    assert f"{name}: 64 of 64 texts looked at have more than 8 tokens and are cut to them (--data.length 8)" in notes
+    whole = dataclasses.replace(config, length=14)
+    assert not open_source(whole, pictures, "image_text").notes
+    (pictures / "test" / "new.PNG").write_bytes((pictures / "test" / "0.png").read_bytes())
+    (note,) = open_source(whole, pictures, "image_text").notes
+    assert note == f"test: 1 images in {pictures / 'test'} have no row in metadata.csv and are left out"

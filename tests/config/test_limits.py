@@ -115,7 +115,10 @@ def test_a_setting_of_another_update_rule_is_not_ignored(rule, flag, said):
         ("--training.class_weights 1 nan", "class_weights 1.0 nan: wanted finite weights of 0 or more"),
         ("--training.class_weights 0 0", "class_weights 0.0 0.0: wanted finite .* at least one of them positive"),
         ("--training.class_weights 1 --training.objective a.py:b", "--training.objective has its own loss"),
-        ("--training.class_weights 1 --task language_modeling", "audio_classification, not for --task language_modeling"),
+        (
+            "--training.class_weights 1 --task language_modeling",
+            "audio_classification, not for --task language_modeling",
+        ),
         ("--data.ignore_index 0 --task language_modeling", "--data.ignore_index 0: is for classification, .*, not for"),
         ("--data.ignore_index 9 --training.metrics a.py:b", "--data.ignore_index 9 with --training.metrics, which"),
         ("--data.documents apart", "--data.documents apart is for language_modeling, .* not for --task classification"),

@@ -55,7 +55,9 @@ def test_without_positions_the_mean_over_patches_does_not_see_their_order():
 
 
 def test_patches_that_do_not_fit_are_an_error():
-    with pytest.raises(UsageError, match="images of 8 x 8 pixels cannot be cut into patches of 3 x 3"):
+    with pytest.raises(
+        UsageError, match="images of 8 x 8 pixels cannot be cut into patches of 3 x 3: write --model.patch 2"
+    ):
         small(patch=3)
 
 

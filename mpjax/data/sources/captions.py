@@ -7,7 +7,7 @@ import numpy as np
 
 from mpjax.config.schema import Data
 from mpjax.data.images.headers import stored_image
-from mpjax.data.sources.files_by_class import spread
+from mpjax.data.sources.files_by_class import IMAGES, spread
 from mpjax.data.sources.folder_examples import FolderExamples
 from mpjax.data.sources.metadata import FILE_NAME, NAMES, metadata_in, read_metadata
 from mpjax.data.sources.own import Joined
@@ -42,7 +42,8 @@ def open_captions(root: pathlib.Path, set_name: str, config: Data) -> Table:
                 repair=repair,
             )
         folders = {name: root / name for name in (there if "all" in wanted else wanted)}
-    splits = {name: _examples(folder) for name, folder in folders.items()}
+    notes: list[str] = []
+    splits = {name: _examples(folder, name, notes) for name, folder in folders.items()}
     names = next(iter(splits.values())).numbers
     for name, examples in splits.items():
         if lacking := names.keys() - examples.numbers.keys():
@@ -57,10 +58,11 @@ def open_captions(root: pathlib.Path, set_name: str, config: Data) -> Table:
         parts = {name: examples.only(chosen) for name, examples in splits.items()}
         return Joined(parts, train, chosen), Joined(parts, test, chosen)
 
-    return Table(set_name, columns, open_columns)
+    return Table(set_name, columns, open_columns, notes=tuple(notes))
 
 
-def _examples(folder: pathlib.Path) -> FolderExamples:
+def _examples(folder: pathlib.Path, split: str, notes: list[str]) -> FolderExamples:
+    """Reads the table of a split; `notes` get a sentence if images have no row in it."""
     file = metadata_in(folder)
     assert file is not None, "folders without such a file are left out before"
     rows = read_metadata(file)
@@ -71,5 +73,8 @@ def _examples(folder: pathlib.Path) -> FolderExamples:
     paths = [str(folder / row[FILE_NAME]) for row in rows]
     if absent := [path for path in paths if not pathlib.Path(path).is_file()]:
         raise UsageError(f"{file}: there is no {absent[0]} ({len(absent)} of {len(rows)} images are missing)")
+    there = sum(path.suffix.lower() in IMAGES.endings for path in folder.rglob("*"))
+    if there > len(paths):
+        notes.append(f"{split}: {there - len(paths):,} images in {folder} have no row in {file.name} and are left out")
     texts = {name: np.asarray([row[name] for row in rows], object) for name in rows[0] if name != FILE_NAME}
     return FolderExamples({"image": paths}, texts)

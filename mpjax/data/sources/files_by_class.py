@@ -31,6 +31,16 @@ class FileKind:
     others: Collection[str] = ()
 
 
+IMAGES = FileKind(
+    "images",
+    "an image",
+    (
+        *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+        *(".ppm", ".pgm", ".pbm", ".pfm"),
+    ),
+)
+
+
 def split_folders(
     root: pathlib.Path, wanted: list[str], set_name: str, *, of_files: bool = False
 ) -> dict[str, pathlib.Path]:

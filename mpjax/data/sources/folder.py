@@ -10,7 +10,7 @@ from mpjax.config.schema import Data
 from mpjax.config.tasks import TASKS, TaskName
 from mpjax.data.fields import Image, Label
 from mpjax.data.images.headers import stored_image
-from mpjax.data.sources.files_by_class import FileKind, class_folders, files_in, split_folders, spread
+from mpjax.data.sources.files_by_class import IMAGES, class_folders, files_in, split_folders, spread
 from mpjax.data.sources.folder_examples import FolderExamples
 from mpjax.data.sources.own import Joined
 from mpjax.data.table import Column, Table, base_names, parts_of
@@ -18,14 +18,6 @@ from mpjax.errors import UsageError
 
 
 NAME = "folder"
-_IMAGES = FileKind(
-    "images",
-    "an image",
-    (
-        *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
-        *(".ppm", ".pgm", ".pbm", ".pfm"),
-    ),
-)
 
 
 def open_folder(path: str, task: TaskName, config: Data) -> Table:
@@ -60,7 +52,7 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
         splits = {name: _pairs(folder) for name, folder in folders.items()}
         kinds: dict[str, Column] = {}
     else:
-        found, classes = class_folders(folders, set_name, _IMAGES)
+        found, classes = class_folders(folders, set_name, IMAGES)
         splits = {
             name: FolderExamples({"image": paths}, {"label": np.asarray(numbers, np.int32)})
             for name, (paths, numbers) in found.items()
@@ -119,7 +111,7 @@ def _by_stem(folder: pathlib.Path) -> dict[str, str]:
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; segmentation needs PATH/SPLIT/images and PATH/SPLIT/masks")
     files: dict[str, str] = {}
-    for path in files_in(folder, _IMAGES):
+    for path in files_in(folder, IMAGES):
         stem = pathlib.PurePath(path).stem
         if stem in files:
             raise UsageError(f"{files[stem]} and {path}: wanted one file of that name; remove or rename one of them")

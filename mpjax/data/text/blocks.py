@@ -1,7 +1,7 @@
 """Turns texts into tokens of one length: padded texts for classifiers, blocks for language models."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from mpjax.config.schema import Data
 from mpjax.config.tasks import TaskName
 from mpjax.data.examples import Example, Examples, Source, array
 from mpjax.data.fields import Field, Length, Tokens
+from mpjax.data.text.framing import framed, told_of_cut_texts
 from mpjax.data.text.plain_tokenizers import Ragged, Tokenizer
 from mpjax.data.text.tokenizers import load_tokenizer
 from mpjax.errors import UsageError
@@ -123,7 +124,12 @@ def tokenized(
         "label": label(),
     }
     padded = {split_name: _padded(split, tokenizer, config.length, where) for split_name, split in splits.items()}
-    return Source(name, fields, padded[config.train_split], padded[config.test_split])
+    notes = [
+        note
+        for split_name, split in splits.items()
+        for note in told_of_cut_texts(split, "text", tokenizer, config.length, f"split '{split_name}' of '{name}'")
+    ]
+    return Source(name, fields, padded[config.train_split], padded[config.test_split], notes=tuple(notes))
 
 
 def _padded(examples: Examples, tokenizer: Tokenizer, length: int, where: str) -> TokenizedExamples:
@@ -167,19 +173,6 @@ def _text(example: Mapping[str, Any], where: str) -> str:
         except UnicodeDecodeError as error:
             raise UsageError(f"{where}: not UTF-8: {error}; convert the data to UTF-8") from error
     raise UsageError(f"{where}: got {type(text).__name__}; wanted str or UTF-8 bytes")
-
-
-def framed(texts: Sequence[str], tokenizer: Tokenizer, length: int) -> Ragged:
-    """Tokenizes texts for a classifier (`Tokenizer.framed`), each with 1 to `length` tokens.
-
-    A text without any token gets one padding token, because attention over no tokens is NaN.
-    """
-    ragged = tokenizer.framed(texts, length)
-    empty = ragged.lengths == 0
-    if not empty.any():
-        return ragged
-    places = (np.cumsum(ragged.lengths) - ragged.lengths)[empty]
-    return Ragged(np.insert(ragged.values, places, tokenizer.padding), np.maximum(ragged.lengths, 1))
 
 
 def _small(values: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:

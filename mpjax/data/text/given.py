@@ -15,7 +15,7 @@ from mpjax.data.examples import Source, conform
 from mpjax.data.given import Inputs
 from mpjax.data.sources.column_names import as_compared, number_among
 from mpjax.data.stacking import Arrays
-from mpjax.data.text.blocks import framed
+from mpjax.data.text.framing import framed
 from mpjax.data.text.plain_tokenizers import Tokenizer
 from mpjax.data.text.template import FLAG, Template
 from mpjax.data.text.tokenizers import load_tokenizer
@@ -76,6 +76,8 @@ def stored_texts(inputs: Sequence[str], columns: Template, *, header: Sequence[s
 
 def _classified(text: str, tokenizer: Tokenizer, length: int) -> Arrays:
     values = framed([text], tokenizer, length).values
+    if len(values) == length and len(framed([text], tokenizer, length + 1).values) > length:
+        warnings.warn(f"texts of more than {length} tokens are cut to them, as in training", DataWarning, stacklevel=2)
     tokens = np.full((1, length), tokenizer.padding, np.int32)
     tokens[0, : len(values)] = values
     return {"tokens": tokens, "length": np.asarray([len(values)])}

@@ -10,7 +10,8 @@ from mpjax.config.schema import Data
 from mpjax.data.examples import Examples, MappedExamples, Source, renamed
 from mpjax.data.fields import Field, Length, Tokens
 from mpjax.data.table import Table, require_columns
-from mpjax.data.text.blocks import chunks, framed
+from mpjax.data.text.blocks import chunks
+from mpjax.data.text.framing import framed, told_of_cut_texts
 from mpjax.data.text.padded_texts import PaddedTexts
 from mpjax.data.text.plain_tokenizers import Ragged, Tokenizer
 from mpjax.data.text.tokenizers import load_tokenizer
@@ -117,6 +118,8 @@ def _tokenized(
                 empty += 1
         for side, texts in zip(sides, zip(*kept, strict=True), strict=False):
             encoded[side].append(framed(texts, tokenizer, length))
+    for side in sides:
+        notes += told_of_cut_texts(examples, side, tokenizer, length, f"{side} of {split}")
     if empty:
         notes.append(f"{split}: {empty:,} of {len(examples):,} examples have an empty text and are left out")
     if not encoded[QUERY]:

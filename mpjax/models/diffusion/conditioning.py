@@ -50,7 +50,10 @@ class Condition(nnx.Module):
 
     def __init__(self, features: int, width: int, num_classes: int, *, rngs: nnx.Rngs):
         if features % 2:
-            raise UsageError(f"{features} sines of the time: wanted an even number, half of them cosines")
+            raise UsageError(
+                f"{features} sines of the time, which are as many as a U-Net's --model.width: wanted an even number, "
+                f"half of them cosines; write --model.width {features + 1}"
+            )
         normal = nnx.initializers.normal(0.02)
         self.up = nnx.Linear(features, width, kernel_init=normal, rngs=rngs)
         self.down = nnx.Linear(width, width, kernel_init=normal, rngs=rngs)

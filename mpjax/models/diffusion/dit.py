@@ -23,6 +23,7 @@ from mpjax.models.attention import Attention, Implementation
 from mpjax.models.diffusion.conditioning import SLOWEST, Condition, gated, modulated
 from mpjax.models.scan import in_series, through
 from mpjax.models.transformer import MLP, with_positions
+from mpjax.models.vit import require_patches
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -99,11 +100,7 @@ class DiT(nnx.Module):
         scan_blocks: bool = False,
     ):
         rows, columns, channels = image_shape
-        if rows % patch or columns % patch:
-            raise UsageError(
-                f"images of {rows} x {columns} pixels cannot be cut into patches of {patch} x {patch}: "
-                "write a `patch` that divides both"
-            )
+        require_patches(rows, columns, patch)
         if width % 4:
             raise UsageError(
                 f"a DiT of width {width} has no positions: their sines and cosines of rows and columns want a multiple "

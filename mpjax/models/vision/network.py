@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, cast
 import jax.numpy as jnp
 from flax import nnx
 
-from mpjax.errors import UsageError
 from mpjax.models.attention import Attend, Attention, Implementation
 from mpjax.models.convnext import LayerScale
 from mpjax.models.gated_mlp import GatedMLP, same
@@ -25,7 +24,7 @@ from mpjax.models.scan import in_series, through
 from mpjax.models.transformer import INIT, MLP, dropping, pre_norm, with_positions
 from mpjax.models.vision.activation_functions import ACTIVATIONS
 from mpjax.models.vision.positions import interpolated
-from mpjax.models.vision.settings import ViTSettings
+from mpjax.models.vision.settings import ViTSettings, check_images
 from mpjax.models.vit import spread
 from mpjax.precision.dtypes import FLOAT32, widest
 
@@ -62,7 +61,7 @@ class VisionTransformer(nnx.Module):
         rngs: nnx.Rngs,
     ):
         width, patch = settings.width, settings.patch
-        _check_images(settings, image_shape)
+        check_images(settings, image_shape)
         self.settings = settings
         self.patches = nnx.Conv(
             settings.channels, width, (patch, patch), strides=patch, padding="VALID", kernel_init=INIT, rngs=rngs
@@ -121,22 +120,6 @@ class VisionTransformer(nnx.Module):
         tokens = 1 + settings.distilled
         patches = interpolated(table[tokens:], (rows, columns), antialias=settings.antialias)
         return jnp.concatenate([table[:tokens].astype(patches.dtype), patches])
-
-
-def _check_images(settings: ViTSettings, image_shape: tuple[int, int, int]) -> None:
-    rows, columns, channels = image_shape
-    patch = settings.patch
-    if channels != settings.channels:
-        raise UsageError(
-            f"images have {channels} channels, and config.json of the network says num_channels {settings.channels}: "
-            "convert the images, by --data.preprocess FILE.py:NAME"
-        )
-    if rows % patch or columns % patch:
-        raise UsageError(
-            f"images of {rows} x {columns} pixels cannot be cut into patches of {patch} x {patch}: "
-            f"write --data.image_size {settings.image_size}, or another multiple of {patch}",
-            repair={"data.image_size": settings.image_size},
-        )
 
 
 class TwoHeads(nnx.Module):

@@ -167,3 +167,20 @@ def require_heads(width: int, heads: int) -> None:
 
 
 Settings = ViTSettings | ConvNeXtV2Settings | SwinSettings | TowerSettings
+
+
+def check_images(settings: ViTSettings | TowerSettings, image_shape: tuple[int, int, int]) -> None:
+    """Raises UsageError if images [H, W, C] have other channels than the settings, or patches do not divide them."""
+    rows, columns, channels = image_shape
+    patch = settings.patch
+    if channels != settings.channels:
+        raise UsageError(
+            f"images have {channels} channels, and config.json of the network says num_channels {settings.channels}: "
+            "convert the images, by --data.preprocess FILE.py:NAME"
+        )
+    if rows % patch or columns % patch:
+        raise UsageError(
+            f"images of {rows} x {columns} pixels cannot be cut into patches of {patch} x {patch}: "
+            f"write --data.image_size {settings.image_size}, or another multiple of {patch}",
+            repair={"data.image_size": settings.image_size},
+        )

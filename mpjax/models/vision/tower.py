@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 from flax import nnx
 
-from mpjax.errors import UsageError
 from mpjax.models.gated_mlp import same
 from mpjax.models.scan import in_series, through
 from mpjax.models.transformer import INIT, Block, with_positions
 from mpjax.models.vision.activation_functions import ACTIVATIONS
 from mpjax.models.vision.positions import interpolated
-from mpjax.models.vision.settings import TowerSettings
+from mpjax.models.vision.settings import TowerSettings, check_images
 from mpjax.models.vit import spread
 
 
@@ -50,7 +49,7 @@ class VisionTower(nnx.Module):
         self, settings: TowerSettings, *, image_shape: tuple[int, int, int], scan_blocks: bool = False, rngs: nnx.Rngs
     ):
         width, patch, is_clip = settings.width, settings.patch, settings.kind == "clip"
-        _check_images(settings, image_shape)
+        check_images(settings, image_shape)
         self.settings = settings
         self.patches = nnx.Conv(
             settings.channels,
@@ -94,22 +93,6 @@ class VisionTower(nnx.Module):
         tokens = 0 if self.class_token is None else 1
         patches = interpolated(table[tokens:], (rows, columns), antialias=False)
         return jnp.concatenate([table[:tokens].astype(patches.dtype), patches])
-
-
-def _check_images(settings: TowerSettings, image_shape: tuple[int, int, int]) -> None:
-    rows, columns, channels = image_shape
-    patch = settings.patch
-    if channels != settings.channels:
-        raise UsageError(
-            f"images have {channels} channels, and config.json of the network says num_channels {settings.channels}: "
-            "convert the images, by --data.preprocess FILE.py:NAME"
-        )
-    if rows % patch or columns % patch:
-        raise UsageError(
-            f"images of {rows} x {columns} pixels cannot be cut into patches of {patch} x {patch}: "
-            f"write --data.image_size {settings.image_size}, or another multiple of {patch}",
-            repair={"data.image_size": settings.image_size},
-        )
 
 
 class TowerClassifier(nnx.Module):

@@ -1,5 +1,6 @@
 """Texts of files, tables and stdin, tokenized as those of a set."""
 
+import dataclasses
 import io
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 from mpjax.config import Data
 from mpjax.data import Label, Length, Source, Tokens
 from mpjax.data.text import Template, given_texts
-from mpjax.errors import UsageError
+from mpjax.errors import DataWarning, UsageError
 
 
 CLASSES = Source("set", {"tokens": Tokens(4, 259), "length": Length(4), "label": Label(2)}, train=[], test=[])
@@ -26,7 +27,8 @@ def read(inputs, source=CLASSES, column="text", config=CONFIG):
 
 def test_each_line_is_a_text_also_an_empty_one(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"ab\r\n\nabcdef\n")
-    found = read([f"{tmp_path}/a.txt"])
+    with pytest.warns(DataWarning, match="texts of more than 4 tokens are cut to them, as in training"):
+        found = read([f"{tmp_path}/a.txt"])
     assert list(found) == [f"{tmp_path}/a.txt:{line}" for line in (1, 2, 3)]
     lengths = [int(rows["length"][0]) for rows in found.values()]
     ab = next(iter(found.values()))["tokens"]
@@ -42,7 +44,9 @@ def test_stdin(monkeypatch):
 
 def test_a_column_of_a_table_with_lines_inside_values(tmp_path):
     (tmp_path / "a.csv").write_text('id,said\n1,"a\nb"\n2,c\n')
-    found = read([f"{tmp_path}/a.csv"], column="said")
+    longer = dataclasses.replace(CONFIG, length=5)
+    source = dataclasses.replace(CLASSES, fields={**CLASSES.fields, "tokens": Tokens(5, 259), "length": Length(5)})
+    found = read([f"{tmp_path}/a.csv"], source, column="said", config=longer)
     assert [name.rpartition(":")[2] for name in found] == ["2", "4"]
     assert ord("\n") + 3 in next(iter(found.values()))["tokens"]
 
