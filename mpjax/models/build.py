@@ -159,8 +159,8 @@ def advice_on(config: schema.Model, fields: Fields = MappingProxyType({})) -> li
     """Advises, in a list of sentences, on settings that the model does not read, of the run and of its config.json.
 
     Settings with their default values are not named. The user's own model reads no settings. With the `fields` of a
-    batch, sentences say if a network from a folder interpolates its position embeddings, or has a head for classes of
-    other names.
+    batch, sentences say if a network from a folder interpolates its position embeddings, reads another position of
+    texts, or has a head for classes of other names.
     """
     is_users_model = ":" in str(config.name) and not config.folder
     read = FROM_FOLDER if config.folder else () if is_users_model else ENTRIES[str(config.name)].settings
@@ -172,8 +172,9 @@ def advice_on(config: schema.Model, fields: Fields = MappingProxyType({})) -> li
     from mpjax.models import folder_kinds
     from mpjax.models.pretrained.files import find_folder
 
-    folder, image_shape = find_folder(config.folder), getattr(fields.get("image"), "shape", None)
-    advice += folder_kinds.advice_on(folder, image_shape)
+    folder = find_folder(config.folder)
+    image_shape, length = getattr(fields.get("image"), "shape", None), getattr(fields.get("tokens"), "length", None)
+    advice += folder_kinds.advice_on(folder, image_shape, length)
     names = next((names for name in ("label", "labels") if (names := getattr(fields.get(name), "names", ()))), ())
     if config.weights == config.folder and not any("head" in pattern for pattern in config.pretrained_skip):
         advice += folder_kinds.advice_on_classes(folder, names)

@@ -82,10 +82,10 @@ def read_settings(folder: pathlib.Path) -> Any:
     return _FILES[kind_of(folder)].read_settings(folder)
 
 
-def advice_on(folder: pathlib.Path, image_shape: tuple[int, ...] | None = None) -> list[str]:
+def advice_on(folder: pathlib.Path, image_shape: tuple[int, ...] | None = None, length: int | None = None) -> list[str]:
     """Advises, in a list of sentences, on what training does not do as a folder's files say.
 
-    `image_shape` is that of the data's images: height, width and channels.
+    `image_shape` is the height, width and channels of images, and `length` the tokens of a text with its padding.
     """
     match kind_of(folder):
         case "decoder":
@@ -97,7 +97,8 @@ def advice_on(folder: pathlib.Path, image_shape: tuple[int, ...] | None = None) 
         case "vision":
             from mpjax.models.vision.images import advice_on_images  # local, as it reads what images are made of
 
-            return advice_on_images(folder, image_shape)
+            about_texts = [] if length is None else two_towers.advice_on_length(folder, length)
+            return [*advice_on_images(folder, image_shape), *about_texts]
     return []
 
 

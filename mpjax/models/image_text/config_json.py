@@ -52,6 +52,20 @@ def settings_of(config: Any) -> ImageTextSettings:
     return ImageTextSettings(vision=vision, text=text, features=features, scale=scale, bias=bias)
 
 
+def advice_on_length(folder: pathlib.Path, length: int) -> list[str]:
+    """Says, in a list of at most one sentence, that a SigLIP reads another position of texts than its weights do.
+
+    `length` is the length of the texts of a run, in tokens with their padding.
+    """
+    settings = read_settings(folder)
+    if settings.bias is None or length == settings.text.length:  # CLIP reads the token that ends a text
+        return []
+    return [
+        f"SigLIP reads the last position of a text, padding or not, which is {settings.text.length} in {folder} and "
+        f"{length} here: with its weights, write --data.length {settings.text.length}"
+    ]
+
+
 def _vision(keys: ConfigKeys, kind: Any) -> Any:
     keys.only("vision_use_head", True)
     return vision_settings(keys, kind)

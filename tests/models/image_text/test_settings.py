@@ -1,5 +1,6 @@
 """What files say about two towers is understood or refused; the temperature stays in float32, within its limit."""
 
+import json
 import math
 from typing import Any
 
@@ -9,7 +10,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mpjax.config import Model
+from mpjax.data import Image, Tokens
 from mpjax.errors import UsageError
+from mpjax.models import advice_on
 from mpjax.models.image_text import ImageText, settings_of
 from mpjax.precision import apply_policy, get_policy
 from mpjax.training import image_text
@@ -108,3 +112,13 @@ def test_losses_and_recalls_of_two_pairs(config, losses):
     alone: Any = objective(Fixed(pairs, temperature), batch | {"weight": np.asarray([1, 0], np.float32)}, None)
     own = 0 if temperature.bias is None else math.log1p(math.exp(-2))
     np.testing.assert_allclose(alone["loss"][0], own, atol=1e-6)
+
+
+@pytest.mark.parametrize(("config", "length", "told"), [(SIGLIP, 4, 1), (SIGLIP, 5, 0), (CLIP, 4, 0)])
+def test_a_run_is_told_that_siglip_reads_another_position_of_texts(config, length, told, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    fields = {"image": Image((8, 8, 3)), "tokens": Tokens(length, 20)}
+    says = f"SigLIP reads the last position of a text, padding or not, which is 5 in {tmp_path} and 4 here"
+    advice = advice_on(Model(name=f"hf:{tmp_path}"), fields)
+    says = f"{says}: with its weights, write --data.length 5"
+    assert [line for line in advice if line.startswith("SigLIP")] == [says] * told
