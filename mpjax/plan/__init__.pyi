@@ -81,6 +81,7 @@ from mpjax.plan.meshes import verdict as verdict
 from mpjax.plan.order import WhileLoop as WhileLoop
 from mpjax.plan.order import counted as counted
 from mpjax.plan.order import order_of as order_of
+from mpjax.plan.pairing import AMONG as AMONG
 from mpjax.plan.pairing import CONSTANT as CONSTANT
 from mpjax.plan.pairing import INSIDE as INSIDE
 from mpjax.plan.pairing import MERGED as MERGED

@@ -12,7 +12,7 @@ from typing import TypeVar
 from mpjax.plan.compiled_products import CompiledProduct
 from mpjax.plan.hlo import Module
 from mpjax.plan.traced_products import TracedProduct
-from mpjax.plan.verdicts import UNCLEAR
+from mpjax.plan.verdicts import NARROWER, UNCLEAR, bits_of, compared
 from mpjax.precision.casting.flops import TENSORFLOAT32
 
 
@@ -21,6 +21,7 @@ K = TypeVar("K", bound=Hashable)
 
 MERGED = "in one product with"
 SHARED = "computed once for two"
+AMONG = "one of {count} without names, which run in several dtypes"
 CONSTANT = "XLA computed it while compiling: its operands are constants"
 NOWHERE = "nothing in the program computes it"
 INSIDE = "what a kernel of its own computes inside is not in the program's text"
@@ -75,6 +76,7 @@ def paired(
     matching.by(
         lambda t: (t.kind, t.elements), lambda c: ("convolution", c.elements) if not c.named else (), alike=True
     )
+    matching.as_many()
     matching.shared()
     matching.remaining()
     if any(product.kind != "kernel" for product in matching.traced):
@@ -131,6 +133,31 @@ class _Matching:
             else:
                 left.append(product)
         self.traced, self.compiled = left, _without(self.compiled, matched)
+
+    def as_many(self) -> None:
+        """Pairs the traced products of one kind and shape with the compiled ones without a name, if they are as many.
+
+        The traced ones have operands of one dtype, and no compiled one has narrower operands, so that the number of
+        products that run in a wider dtype is right whichever belong together; the note says that it is one of several.
+        Wide results go to the products that ask for them.
+        """
+        compiled = _grouped((each for each in self.compiled if not each.named), _shape)
+        for key, traced in _grouped(self.traced, _shape).items():
+            candidates = compiled.get(key, [])
+            if len(traced) != len(candidates) or len({product.operands for product in traced}) > 1:
+                continue
+            if any(compared(traced[0].operands, each.operands) == NARROWER for each in candidates):
+                continue
+            note = AMONG.format(count=len(traced))
+            for product in sorted(traced, key=lambda product: bits_of(product.result), reverse=True):
+                asked = bits_of(product.result)
+                results = [bits_of(each.result) for each in candidates]
+                exact = [_same_dtypes(product, each) for each in candidates]
+                ranks = [(bits < asked, not same, bits) for bits, same in zip(results, exact, strict=True)]
+                taken = candidates.pop(ranks.index(min(ranks)))
+                self.pairs.append(PairedProduct(product, taken, note))
+                self.compiled = _without(self.compiled, [taken])
+            self.traced = _without(self.traced, traced)
 
     def joined(self, shards: int, alike: Callable[[TracedProduct, TracedProduct], bool]) -> None:
         """Pairs a compiled product with several traced products whose multiplications add up to its own.
@@ -287,6 +314,10 @@ def _by(compiled: Iterable[CompiledProduct]) -> str:
 def _extent(product: TracedProduct | CompiledProduct) -> int:
     """The multiplications of a matrix product; of any other kind, the elements of the result."""
     return product.size if product.size else product.elements
+
+
+def _shape(product: TracedProduct | CompiledProduct) -> tuple[str, int, int]:
+    return product.kind, product.size, product.elements
 
 
 def _without_padding(compiled: CompiledProduct, terms: int) -> int:

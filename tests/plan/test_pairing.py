@@ -3,6 +3,7 @@
 import dataclasses
 
 from mpjax.plan import (
+    AMONG,
     CONSTANT,
     INSIDE,
     MERGED,
@@ -138,7 +139,8 @@ def test_one_without_a_name_is_known_by_its_size_unless_candidates_differ():
     paired_products = paired([ask("a"), ask("b")], nameless, list)
     assert [pair.compiled and pair.compiled.by for pair in paired_products] == ["Triton or cuBLAS"] * 2
     differing = [run("", named=False), run("", operands=F32, named=False)]
-    assert pairs([ask("a"), ask("b")], differing)[:2] == [("a", None, UNCLEAR), ("b", None, UNCLEAR)]
+    exact = [dataclasses.replace(ask(path), operands=F32) for path in "ab"]
+    assert pairs(exact, differing)[:2] == [("a", None, UNCLEAR), ("b", None, UNCLEAR)]
 
 
 def test_as_many_without_a_name_as_are_left_belong_together_if_they_run_alike():
@@ -172,3 +174,16 @@ def test_a_second_computation_counts_only_in_other_dtypes():
     assert pairs([ask("a")], [run("a"), run("", named=False)]) == [("a", F16, "")]
     assert pairs([ask("a")], [run("a"), run("", operands=F32, named=False)]) == [("a", F16, ""), (None, F32, "")]
     assert pairs([ask("a")], [run("a"), run("a", operands=F32)]) == [("a", F16, ""), ("a", F32, "")]
+
+
+def test_as_many_without_names_are_counted_by_dtype_and_the_note_says_that_which_is_a_guess():
+    """Two that ask for a float32 result, and one of float16, are computed by one in float32 and two in float16."""
+    wide = [dataclasses.replace(ask(path), result="float32") for path in "ab"]
+    lost = {"named": False, "by": "YNNPACK"}
+    runs = [run("", **lost), dataclasses.replace(run("", **lost), result="float32"), run("", operands=F32, **lost)]
+    runs[2] = dataclasses.replace(runs[2], result="float32")
+    note = AMONG.format(count=3)
+    assert pairs([ask("c"), *wide], runs) == [("c", F16, note), ("a", F16, note), ("b", F32, note)]
+    results = {pair.traced.module.path: pair.compiled.result for pair in paired([ask("c"), *wide], runs, lambda: ())}
+    assert results == {"c": "float16", "a": "float32", "b": "float32"}
+    assert [pair[1] for pair in pairs([ask("c"), *wide, ask("d")], runs)] == [None] * 4 + [F16, F16, F32]

@@ -77,14 +77,14 @@ def largest_of(x: Float[Array, "*S"], axes: Sequence[int] | None = None) -> Floa
     It is 0 where no value is finite. Values that are not finite stay inf or NaN under every scale, and must not
     determine the scale of other values.
     """
-
-    def larger(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.maximum(jnp.where(a < jnp.inf, a, 0), jnp.where(b < jnp.inf, b, 0))
-
     # The reduction itself leaves out values that are not finite. With a mask before it, XLA would not fuse it with the
     # operations that compute `x`.
     axes = tuple(range(x.ndim)) if axes is None else tuple(axes)
-    return jax.lax.reduce(jnp.abs(x), np.zeros((), x.dtype), larger, axes).astype(FLOAT32)
+    return jax.lax.reduce(jnp.abs(x), np.zeros((), x.dtype), _larger, axes).astype(FLOAT32)
+
+
+def _larger(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.maximum(jnp.where(a < jnp.inf, a, 0), jnp.where(b < jnp.inf, b, 0))
 
 
 def largest_of_parts(*arrays: Float[Array, "M ..."]) -> Float[Array, " P"]:
