@@ -44,8 +44,10 @@ TRAINING = (
     "--report.no_tensorboard --training.label_smoothing 0"
 )
 TEXTS = "--data.name docstrings --data.tokenizer bytes --data.length 64"
-WORDS = "--task text_classification --data.name docstrings --data.tokenizer bytes --data.length 64"
+_FAST = "--data.batch_size 64 --optimizer.learning_rate 5e-3"  # so that 50 steps are enough to learn something
+WORDS = f"--task text_classification --data.name docstrings --data.tokenizer words --data.length 32 {_FAST}"
 DIGITS = "--data.name digits --data.crop_padding 0 --data.mean 0.3 --data.std 0.35"
+PATCHES = f"{DIGITS} {_FAST}"
 
 DECODER: dict[str, Any] = {
     "vocab_size": 264,
@@ -69,7 +71,7 @@ GEMMA = {
     "sliding_window": 16,
 }
 ENCODER: dict[str, Any] = {
-    "vocab_size": 264,
+    "vocab_size": 8192,
     "hidden_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -173,11 +175,11 @@ FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
     "modernbert": ({**ENCODER, "model_type": "modernbert", "local_attention": 16}, WORDS),
     "t5": (T5, "--task text_to_text"),
     "t5 gated": ({**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, "--task text_to_text"),
-    "vit": ({**VISION, "model_type": "vit", "intermediate_size": 128}, DIGITS),
-    "deit": ({**VISION, "model_type": "deit", "intermediate_size": 128}, DIGITS),
-    "dinov2": ({**VISION, "model_type": "dinov2", "mlp_ratio": 2}, DIGITS),
-    "dinov2 registers": ({**VISION, "model_type": "dinov2_with_registers", "use_swiglu_ffn": True}, DIGITS),
-    "dinov3": ({**VISION, "model_type": "dinov3_vit", "intermediate_size": 128, "num_register_tokens": 2}, DIGITS),
+    "vit": ({**VISION, "model_type": "vit", "intermediate_size": 128}, PATCHES),
+    "deit": ({**VISION, "model_type": "deit", "intermediate_size": 128}, PATCHES),
+    "dinov2": ({**VISION, "model_type": "dinov2", "mlp_ratio": 2}, PATCHES),
+    "dinov2 registers": ({**VISION, "model_type": "dinov2_with_registers", "use_swiglu_ffn": True}, PATCHES),
+    "dinov3": ({**VISION, "model_type": "dinov3_vit", "intermediate_size": 128, "num_register_tokens": 2}, PATCHES),
     "swin": (
         {
             "model_type": "swin",
@@ -190,9 +192,9 @@ FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
             "num_heads": [2, 4],
             "drop_path_rate": 0.0,
         },
-        DIGITS,
+        PATCHES,
     ),
-    "siglip (images)": ({**VISION, "model_type": "siglip_vision_model", "intermediate_size": 128}, DIGITS),
+    "siglip (images)": ({**VISION, "model_type": "siglip_vision_model", "intermediate_size": 128}, PATCHES),
     "clip": (_towers("clip"), _CAPTIONS),
     "siglip": (_towers("siglip"), _CAPTIONS),
     "whisper": (
@@ -236,7 +238,7 @@ NAMED = {
     "mobilenetv3_small": f"{DIGITS} --model.name mobilenetv3_small --model.width 16",
     "regnety_004": f"{DIGITS} --model.name regnety_004 --model.width 16",
     "densenet121": f"{DIGITS} --model.name densenet121 --model.width 8",
-    "vit_ti16": f"{DIGITS} --model.name vit_ti16 --model.patch 2 --model.width 64 --model.depth 2 --model.heads 4",
+    "vit_ti16": f"{PATCHES} --model.name vit_ti16 --model.patch 2 --model.width 64 --model.depth 2 --model.heads 4",
     "dit": "--task diffusion --data.name digits --model.name dit_s2 --model.width 64 --model.depth 2 --model.heads 4",
     "unet_ddpm": "--task diffusion --data.name digits --model.name unet_ddpm --model.width 16 --model.depth 1",
     "unet": "--task segmentation --data.name digits_canvas --model.name unet --model.width 8 --model.depth 2",
