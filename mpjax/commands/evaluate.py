@@ -67,8 +67,9 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
         trained = policies_of(history_in(about, position))
         heading = f"checkpoint {position} of {folder}, trained under {trained}, evaluated under {plan.policy}"
         print(printable(heading))
+        width = max(16, *(len(name) + 2 for name in metrics))
         for name, value in metrics.items():
-            print(f"  {name:<16}{value:.6f}")
+            print(f"  {name:<{width}}{value:.6f}")
     return metrics
 
 

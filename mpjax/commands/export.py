@@ -17,7 +17,7 @@ from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
 from mpjax.config.tasks import NEXT_TOKEN, TASKS
-from mpjax.data.example_reader import reader
+from mpjax.data.example_reader import batch_fields, reader
 from mpjax.data.examples import Source
 from mpjax.data.fields import Fields
 from mpjax.data.read import SplitOfOne
@@ -81,10 +81,22 @@ def export_run(settings: Export) -> PretrainedReport | None:
         if config.task == "regression":
             target: Any = source.fields["target"]
             print(printable(f"outputs are standardised: times {[*target.std]}, plus {[*target.mean]}, for the numbers"))
+        for line in _told_of_copies(origin, batch_fields(source, config.data)):
+            print(printable(line))
     else:
         report = export_safetensors(model, settings.output, dtype=dtype, layout=settings.layout)
     print(printable(f"checkpoint {position} of {folder}: {report.totals}"))
     return report
+
+
+def _told_of_copies(origin: str, fields: Fields) -> list[str]:
+    """Says what copied files of a folder say of images that is not so in the run."""
+    image: Any = fields.get("image")
+    if image is None:
+        return []
+    from mpjax.models.vision.images import told_of_size  # local, because most runs are of no folder
+
+    return told_of_size(find_folder(origin), image.shape)
 
 
 def _export_folder(model: Any, output: str, *, source: str, fields: Fields, dtype: Any) -> PretrainedReport:
@@ -196,7 +208,7 @@ def write_program(
             "among those that a stored program may call; write --policy mixed_float8 or mixed_bfloat16"
         )
     logits_of = logits_for(config.task, task.objective.prepare, plan.module_policy)
-    returned = "logits"
+    returned = "vectors" if config.task in ("embedding", "image_text") else "logits"
     if config.task == "regression":
         target: Any = source.fields["target"]
         logits_of, returned = _in_units(logits_of, target), f"numbers ({', '.join(target.columns)})"

@@ -1,12 +1,14 @@
 """Builds the objective of a run: its task's or the user's own, with the user's metrics."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from flax import nnx
 
 from mpjax.config.schema import Config
+from mpjax.config.tasks import TaskName
 from mpjax.config.user_code import load_function
 from mpjax.data.fields import Fields, batch_shapes
 from mpjax.errors import UsageError
@@ -50,7 +52,61 @@ def choose_objective(
 
 
 def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -> RunObjective:
-    """Builds the objective of the task, with the label smoothing, class weights and ignored labels of the settings.
+    """Builds the objective of the task. What few runs need is imported where it is used.
+
+    Raises:
+      UsageError: as `_of_classes` and `_of_vectors`.
+    """
+    training = config.training
+    match config.task:
+        case "language_modeling" | "instructions" | "text_to_text" | "transcription":
+            function = _of_tokens(config.task)(label_smoothing=training.label_smoothing, chunk=training.chunked_loss)
+            return RunObjective(function, prepare, complete=objectives.with_perplexity)
+        case "preference":
+            from mpjax.training.dpo import preference
+
+            return RunObjective(preference(beta=training.beta), prepare)
+        case "embedding" | "image_text":
+            return _of_vectors(config, prepare, policy)
+        case "diffusion":
+            return _of_diffusion(config, prepare, policy, fields)
+        case "regression":
+            from mpjax.training import regression
+
+            target: Any = fields["target"]
+            loss = regression.loss_named(training.loss, training.huber_delta)
+            function = regression.regression_objective(policy, target.std, loss)
+            return RunObjective(function, prepare, complete=regression.regression_in_order)
+        case "multilabel":
+            from mpjax.training import multilabel
+
+            function = multilabel.multilabel_objective(policy)
+            return RunObjective(function, prepare, complete=multilabel.multilabel_in_order)
+        case _:
+            return _of_classes(config, prepare, policy, fields)
+
+
+def _of_tokens(task: TaskName) -> Callable[..., Any]:
+    """Returns the function of a task that predicts tokens, which builds its objective."""
+    match task:
+        case "instructions":
+            from mpjax.training.loss_of_answers import instructions
+
+            return instructions
+        case "text_to_text":
+            from mpjax.training.loss_of_targets import text_to_text
+
+            return text_to_text
+        case "transcription":
+            from mpjax.training.loss_of_targets import transcription
+
+            return transcription
+        case _:
+            return objectives.language_modeling
+
+
+def _of_classes(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -> RunObjective:
+    """Builds the objective of a task with classes, with the label smoothing, class weights and ignored labels.
 
     Raises:
       UsageError: the number of class weights is not the number of classes.
@@ -59,59 +115,23 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
     compare, pixel_loss, complete = objectives.equally(smoothing), cross_entropy_over, dict
     weights, ignores = config.training.class_weights, bool(config.data.ignore_index)
     if weights or ignores:
-        from mpjax.training import class_weights  # local, because few runs need it
+        from mpjax.training import class_weights
 
         compare, complete = class_weights.by_class(weights, smoothing, ignores=ignores), class_weights.require_counted
         if weights:
             _require_one_for_each_class(config, fields)
             pixel_loss = functools.partial(class_weights.pixels_by_class, weights)
-    if task == "language_modeling":
-        chunk = config.training.chunked_loss
-        function = objectives.language_modeling(label_smoothing=smoothing, chunk=chunk)
-        complete = objectives.with_perplexity
-    elif task == "instructions":
-        from mpjax.training.loss_of_answers import instructions  # local, like all imports that few runs need
+    match task:
+        case "segmentation":
+            function, complete = objectives.segmentation(policy, pixel_loss=pixel_loss), objectives.require_pixels
+        case "text_classification":
+            function = objectives.text_classification(compare)
+        case "audio_classification":
+            from mpjax.training.loss_of_sounds import audio_classification
 
-        function = instructions(label_smoothing=smoothing, chunk=config.training.chunked_loss)
-        complete = objectives.with_perplexity
-    elif task == "text_to_text":
-        from mpjax.training.loss_of_targets import text_to_text
-
-        function = text_to_text(label_smoothing=smoothing, chunk=config.training.chunked_loss)
-        complete = objectives.with_perplexity
-    elif task == "transcription":
-        from mpjax.training.loss_of_targets import transcription
-
-        function = transcription(label_smoothing=smoothing, chunk=config.training.chunked_loss)
-        complete = objectives.with_perplexity
-    elif task == "audio_classification":
-        from mpjax.training.loss_of_sounds import audio_classification
-
-        function = audio_classification(compare)
-    elif task == "preference":
-        from mpjax.training.dpo import preference
-
-        function = preference(beta=config.training.beta)
-    elif task == "diffusion":
-        return _of_diffusion(config, prepare, policy, fields)
-    elif task in ("embedding", "image_text"):
-        return _of_vectors(config, prepare, policy)
-    elif task == "segmentation":
-        function, complete = objectives.segmentation(policy, pixel_loss=pixel_loss), objectives.require_pixels
-    elif task == "regression":
-        from mpjax.training import regression  # local, like all imports that few runs need
-
-        target: Any = fields["target"]
-        loss = regression.loss_named(config.training.loss, config.training.huber_delta)
-        function, complete = regression.regression_objective(policy, target.std, loss), regression.regression_in_order
-    elif task == "multilabel":
-        from mpjax.training import multilabel
-
-        function, complete = multilabel.multilabel_objective(policy), multilabel.multilabel_in_order
-    elif task == "text_classification":
-        function = objectives.text_classification(compare)
-    else:
-        function = objectives.classification(policy, compare)
+            function = audio_classification(compare)
+        case _:
+            function = objectives.classification(policy, compare)
     return RunObjective(function, prepare, complete=complete)
 
 
@@ -128,7 +148,7 @@ def _of_vectors(config: Config, prepare: Prepare, policy: Policy) -> RunObjectiv
             "scales would be those of one micro-batch: write --training.accumulate 1, or another --precision.policy"
         )
     if config.task == "image_text":
-        from mpjax.training.loss_of_images_and_texts import image_text  # local, like all imports that few runs need
+        from mpjax.training.loss_of_images_and_texts import image_text
 
         return RunObjective(image_text(policy, micro_batches=training.accumulate), prepare, divides=True)
     from mpjax.training.contrastive import embedding
@@ -141,7 +161,7 @@ def _of_vectors(config: Config, prepare: Prepare, policy: Policy) -> RunObjectiv
 
 def _of_diffusion(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -> RunObjective:
     """Builds the objective of diffusion, whose batches get noise where they are prepared."""
-    from mpjax.training.loss_of_noise import diffusion, with_noise  # local, like all imports that few runs need
+    from mpjax.training.loss_of_noise import diffusion, with_noise
     from mpjax.training.noise_levels import noise_schedule
 
     training, label = config.training, fields.get("label")

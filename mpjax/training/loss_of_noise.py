@@ -38,10 +38,10 @@ def with_noise(
 ) -> Prepare:
     """Builds the preparation of a batch that adds noise to images in [-1, 1], all in float32.
 
-    In training, each example has a time, noise and a dropped label or not by the key of the step; since a whole batch
-    is prepared, they do not depend on the number of devices. In evaluation (a key of None), the time and the noise are
-    functions of the stored image alone, and no label is dropped: the loss of an example does not depend on the others
-    in its batch, on its place, or on devices.
+    In training, each example has a time, noise and a dropped label or not by the key of the step; since the batch of
+    all devices is prepared, they do not depend on the number of devices. A micro-batch has noise of its own. In
+    evaluation (a key of None), the time and the noise are functions of the stored image alone, and no label is dropped:
+    the loss of an example does not depend on the others in its batch, on its place, or on devices.
 
     Args:
       prepare: augments and normalises a batch.

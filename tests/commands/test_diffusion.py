@@ -180,7 +180,7 @@ def test_a_network_that_never_dropped_a_label_has_no_guidance(tmp_path):
         ("--training.label_smoothing 0.2", "the loss of diffusion has none; leave it out"),
         (
             "--training.class_weights 1 2",
-            "is for classification, text_classification, audio_classification, segmentation, not for --task diff",
+            "is for classification, segmentation, text_classification, audio_classification, not for --task diff",
         ),
         ("--data.ignore_index 1", "--data.ignore_index 1: is for classification"),
         ("--training.chunked_loss 8", "has no methods `features` and `logits`"),

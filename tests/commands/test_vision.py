@@ -102,3 +102,12 @@ def test_a_head_for_other_classes_is_made_anew_if_asked_for(flags, folder):
     with pytest.raises(UsageError, match=r"--model.pretrained_skip 'head/\*'"):
         train(load_config([*flags, "--steps", "1"]))
     train(load_config([*flags, "--steps", "1", "--model.pretrained_skip", "head/*"]))
+
+
+def test_an_export_counts_the_classes_of_its_head_and_tells_of_another_image_size(flags, folder, tmp_path, capsys):
+    (folder / "config.json").write_text(json.dumps(CONFIGS["dinov2"] | {"num_labels": 7}))
+    train(load_config([*flags, "--steps", "1", "--model.pretrained", "none", "--data.image_size", "12"]))
+    export_run(Export(run=str(tmp_path / "run"), output=str(tmp_path / "out"), layout="huggingface"))
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["num_labels"] == 10
+    says = 'whose size {"height": 8, "width": 8} makes images of another size than the run\'s 12 x 12: write that size'
+    assert says in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """Loads a decoder from a folder of Hugging Face files, and exports it to one that transformers loads."""
 
 import os
+from collections.abc import Sequence
 
 from flax import nnx
 from jax.typing import DTypeLike
@@ -25,6 +26,7 @@ def load_decoder(
     policy: str | Policy = "float32",
     implementation: Implementation = "auto",
     scan_blocks: bool = False,
+    skip: Sequence[str] = (),
 ) -> Decoder:
     """Builds the decoder of a folder of Hugging Face files, with its weights, under a policy.
 
@@ -33,6 +35,7 @@ def load_decoder(
       policy: the precision of the model, which is applied by `mpjax.apply_policy`; weights are stored in its dtypes.
       implementation: attention implementation; see `mpjax.models.attention.attend`.
       scan_blocks: whether the blocks are one loop over stacked arrays; see `mpjax.models.scan`.
+      skip: patterns of paths that keep their initial values, as in `mpjax.load_pretrained`.
 
     Raises:
       UsageError: config.json has what mpjax does not know, or the weights do not fit (`mpjax.load_pretrained`).
@@ -43,6 +46,7 @@ def load_decoder(
         lambda: Decoder(settings, implementation=implementation, scan_blocks=scan_blocks, rngs=nnx.Rngs(0)),
         folder,
         policy,
+        skip,
     )
 
 

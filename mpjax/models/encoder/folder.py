@@ -47,6 +47,7 @@ def load_encoder(
     policy: str | Policy = "float32",
     implementation: Implementation = "auto",
     scan_blocks: bool = False,
+    skip: Sequence[str] = (),
 ) -> AnyEncoder:
     """Builds the encoder of a folder of Hugging Face files, with its weights, under a policy.
 
@@ -55,6 +56,7 @@ def load_encoder(
       policy: the precision of the model, which is applied by `mpjax.apply_policy`; weights are stored in its dtypes.
       implementation: attention implementation; see `mpjax.models.attention.attend`.
       scan_blocks: whether the blocks are one loop over stacked arrays; see `mpjax.models.scan`.
+      skip: patterns of paths that keep their initial values, as in `mpjax.load_pretrained`.
 
     Raises:
       UsageError: a file has what mpjax does not know, or the weights do not fit (`mpjax.load_pretrained`).
@@ -65,6 +67,7 @@ def load_encoder(
         lambda: make_encoder(settings, implementation=implementation, scan_blocks=scan_blocks, rngs=nnx.Rngs(0)),
         folder,
         policy,
+        skip,
     )
 
 

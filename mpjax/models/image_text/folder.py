@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from flax import nnx
 from jax.typing import DTypeLike
@@ -24,6 +25,7 @@ def load_image_text(
     image_shape: tuple[int, int, int],
     policy: str | Policy = "float32",
     scan_blocks: bool = False,
+    skip: Sequence[str] = (),
 ) -> ImageText:
     """Builds the two towers of a folder of Hugging Face files, with their weights, under a policy.
 
@@ -32,6 +34,7 @@ def load_image_text(
       image_shape: height, width and channels of an image.
       policy: the precision of the model, which is applied by `mpjax.apply_policy`; weights are stored in its dtypes.
       scan_blocks: whether the blocks of each tower are one loop over stacked arrays; see `mpjax.models.scan`.
+      skip: patterns of paths that keep their initial values, as in `mpjax.load_pretrained`.
 
     Raises:
       UsageError: config.json has what mpjax does not know, or the weights do not fit (`mpjax.load_pretrained`).
@@ -42,7 +45,7 @@ def load_image_text(
     def make() -> ImageText:
         return ImageText(settings, image_shape=image_shape, scan_blocks=scan_blocks, rngs=nnx.Rngs(0))
 
-    return load_folder(make, folder, policy)
+    return load_folder(make, folder, policy, skip)
 
 
 def export_image_text(

@@ -1,6 +1,7 @@
 """Loads a Mamba-2 from a folder of Hugging Face files, and exports it to one that transformers loads."""
 
 import os
+from collections.abc import Sequence
 
 from flax import nnx
 from jax.typing import DTypeLike
@@ -23,6 +24,7 @@ def load_mamba2(
     *,
     policy: str | Policy = "float32",
     scan_blocks: bool = False,
+    skip: Sequence[str] = (),
 ) -> Mamba2:
     """Builds the Mamba-2 of a folder of Hugging Face files, with its weights, under a policy.
 
@@ -30,6 +32,7 @@ def load_mamba2(
       path: a folder with config.json and safetensors, or an id of the Hugging Face hub.
       policy: the precision of the model, which is applied by `mpjax.apply_policy`; weights are stored in its dtypes.
       scan_blocks: whether the blocks are one loop over stacked arrays; see `mpjax.models.scan`.
+      skip: patterns of paths that keep their initial values, as in `mpjax.load_pretrained`.
 
     Raises:
       UsageError: config.json has what mpjax does not know, or the weights do not fit (`mpjax.load_pretrained`).
@@ -40,6 +43,7 @@ def load_mamba2(
         lambda: Mamba2(settings, scan_blocks=scan_blocks, rngs=nnx.Rngs(0)),
         folder,
         policy,
+        skip,
     )
 
 

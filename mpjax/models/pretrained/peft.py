@@ -12,7 +12,7 @@ from mpjax.errors import UsageError
 from mpjax.files import write_atomically
 from mpjax.models.adapters import Added, AddedByRoot, Renormalised, adapted_layers, adapter_of, on_host
 from mpjax.models.pretrained.export import write_tensors
-from mpjax.models.pretrained.layouts.entry import FileEntry
+from mpjax.models.pretrained.layouts.entry import FileEntry, WeightMap
 from mpjax.models.pretrained.layouts.families import layouts_of
 from mpjax.models.pretrained.load import cast, losses, refusal
 from mpjax.models.quantised import restore
@@ -34,8 +34,8 @@ def export_adapter(
 ) -> int:
     """Writes a folder with `adapter_config.json` and `adapter_model.safetensors`; returns the number of their values.
 
-    The base model is that of transformers with the same weights. Layers are named as in its files (the layout
-    "huggingface").
+    The base model is that of transformers with the same weights. Layers have their names in transformers 5, which
+    renames some of its files (the layout "huggingface").
 
     Args:
       model: a model with adapters (`mpjax.models.lora.add_lora`), of one rank, alpha and variant.
@@ -59,7 +59,8 @@ def export_adapter(
             "weights"
         )
     shapes = nnx.eval_shape(_restored, model)  # quantised layers have kernels in it, not codes
-    entries, of_kernels = known["huggingface"](shapes).entries, modules_of(shapes)
+    layout, of_kernels = known["huggingface"](shapes), modules_of(shapes)
+    entries = layout.entries
     kinds = {(adapter_of(layer), layer.lora_a[...].shape[-1]) for layer in layers.values()}
     if len(kinds) > 1:
         raise UsageError(f"adapters of several kinds: wanted one rank, alpha and variant, got {sorted(kinds, key=str)}")
@@ -73,7 +74,7 @@ def export_adapter(
                 f"{layer_path} is a part of {entry.key} in the files of transformers, which has one adapter there: "
                 "export the merged weights"
             )
-        names[layer_path] = entry.key.removesuffix(".weight")
+        names[layer_path] = _in_memory(entry, layout)
         first.add(_outputs_first(of_kernels[layer_path], entry))
         arrays = {"lora_A.weight": on_host(layer.lora_a).T, "lora_B.weight": on_host(layer.lora_b).T}
         if isinstance(adapter, Renormalised):
@@ -87,11 +88,19 @@ def export_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     written = {name: np.array(cast(array, target), order="C") for name, array in tensors.items()}
     write_tensors(folder / WEIGHTS, written, format="pt")
-    linear = {entry.key.removesuffix(".weight") for name, entry in entries.items() if name.endswith("/kernel")}
+    linear = {_in_memory(entry, layout) for name, entry in entries.items() if name.endswith("/kernel")}
     settings = _config(adapter, rank, _targets(set(names.values()), linear), base=base, task=task)
     settings["fan_in_fan_out"] = not first.pop()
     write_atomically(folder / CONFIG, (encode(settings, indent=2) + "\n").encode())
     return sum(array.size for array in written.values())
+
+
+def _in_memory(entry: FileEntry, layout: WeightMap) -> str:
+    """The name of the layer of a kernel in the loaded model of transformers 5, by which PEFT finds it."""
+    name = entry.key.removesuffix(".weight")
+    for old, new in layout.in_memory:
+        name = name.replace(old, new)
+    return name
 
 
 def _restored(model: nnx.Module) -> nnx.Module:

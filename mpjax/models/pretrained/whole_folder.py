@@ -39,11 +39,19 @@ TOKENIZER_FILES = (
 Model = TypeVar("Model", bound=nnx.Module)
 
 
-def load_folder(make: Callable[[], Model], folder: pathlib.Path, policy: str | Policy) -> Model:
-    """Builds the model that `make` returns, with the weights of a folder, under a policy; runs no initializer."""
-    model = nnx.eval_shape(make)
-    _begin_streams(model)
-    load_pretrained(model, folder, policy=policy)
+def load_folder(
+    make: Callable[[], Model], folder: pathlib.Path, policy: str | Policy, skip: Sequence[str] = ()
+) -> Model:
+    """Builds the model that `make` returns, with the weights of a folder, under a policy.
+
+    Initializers run only if variables that match a pattern of `skip` keep their initial values.
+    """
+    if skip:
+        model = make()
+    else:
+        model = nnx.eval_shape(make)
+        _begin_streams(model)
+    load_pretrained(model, folder, policy=policy, skip=skip)
     name_scopes(model)
     apply_policy(model, policy)
     return model
@@ -73,10 +81,12 @@ def named_classes(config: Mapping[str, Any], outputs: int, classes: Sequence[str
 
     `classes` are the names; empty: those in `config`, or else `LABEL_0`, `LABEL_1`, ...
     """
+    count = {"num_labels": outputs} if "num_labels" in config else {}
     if not classes and len(config.get("id2label", ())) == outputs:
-        return {}
+        return count
     names = classes or [f"LABEL_{number}" for number in range(outputs)]
     return {
+        **count,
         "id2label": {str(number): label for number, label in enumerate(names)},
         "label2id": {label: number for number, label in enumerate(names)},
     }

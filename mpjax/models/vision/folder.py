@@ -39,6 +39,7 @@ def load_vision(
     num_classes: int,
     policy: str | Policy = "float32",
     scan_blocks: bool = False,
+    skip: Sequence[str] = (),
 ) -> AnyVision:
     """Builds the network of a folder of Hugging Face files, with its weights, under a policy.
 
@@ -48,6 +49,7 @@ def load_vision(
       num_classes: the number of logits, which has to be that of the file.
       policy: the precision of the model, which is applied by `mpjax.apply_policy`; weights are stored in its dtypes.
       scan_blocks: whether the blocks are one loop over stacked arrays; see `mpjax.models.scan`.
+      skip: patterns of paths that keep their initial values, as in `mpjax.load_pretrained`.
 
     Raises:
       UsageError: config.json has what mpjax does not know, or the weights do not fit (`mpjax.load_pretrained`).
@@ -59,7 +61,7 @@ def load_vision(
         options: dict[str, Any] = {"image_shape": image_shape, "num_classes": num_classes, "scan_blocks": scan_blocks}
         return make_network(settings, **options, rngs=nnx.Rngs(0))
 
-    return load_folder(make, folder, policy)
+    return load_folder(make, folder, policy, skip)
 
 
 def export_vision(

@@ -106,6 +106,27 @@ def advice_on_images(folder: pathlib.Path, image_shape: tuple[int, ...] | None =
     return advice
 
 
+def told_of_size(folder: pathlib.Path, image_shape: Sequence[int | None]) -> list[str]:
+    """Says, in a list of at most one sentence, that preprocessor_config.json makes images of another size than a run.
+
+    `image_shape` is the height, width and channels of the run's images.
+    """
+    file = folder / PREPROCESSOR
+    values: Any = read_object(file) if file.is_file() else {}
+    key = "crop_size" if values.get("do_center_crop") and values.get("crop_size") else "size"
+    size = values.get(key)
+    if isinstance(size, Mapping):
+        size = [size.get("height", size.get("shortest_edge")), size.get("width", size.get("shortest_edge"))]
+    sides = [size, size] if isinstance(size, int) else size
+    if not sides or None in sides or None in image_shape or list(image_shape[:2]) == sides:
+        return []
+    shown = " x ".join(map(str, image_shape[:2]))
+    return [
+        f"{PREPROCESSOR} is a copy, whose {key} {encode(values[key])} makes images of another size than the run's "
+        f"{shown}: write that size there"
+    ]
+
+
 def _equal(one: Sequence[float], other: Sequence[float]) -> bool:
     """True if both are the same for each channel; a single number is for all channels."""
     count = max(len(one), len(other))

@@ -3,6 +3,7 @@
 from typing import Any
 
 from mpjax.models.pretrained.layouts.entry import FileEntry, WeightMap, attention_entries, layer_entries
+from mpjax.models.pretrained.layouts.in_memory import OF_SWIN
 from mpjax.models.vision.config_json import MASK_TOKEN
 from mpjax.models.vision.swin import Merging, Swin
 
@@ -48,6 +49,7 @@ def huggingface(model: Swin) -> WeightMap:
         base=base,
         # Old files have the rows of the table, which the size of a window decides.
         ignored=("*.relative_position_index", MASK_TOKEN),
+        in_memory=OF_SWIN,
     )
 
 

@@ -13,6 +13,7 @@ from mpjax.models.pretrained.layouts.entry import (
     layer_entries,
     reshaped,
 )
+from mpjax.models.pretrained.layouts.in_memory import OF_DINO, OF_VIT
 from mpjax.models.vision.config_json import MASK_TOKEN
 from mpjax.models.vision.network import VisionTransformer
 
@@ -67,7 +68,8 @@ def huggingface(model: VisionTransformer) -> WeightMap:
         for path, entry in entries.items():
             if (name := path.split("/")[-2:-1]) and name[0] in _FUSED:
                 entries[path] = dataclasses.replace(entry, part=_FUSED[name[0]])
-    return WeightMap("huggingface", entries, base=base, ignored=("pooler.*", MASK_TOKEN))
+    in_memory = OF_DINO if settings.family.startswith("dinov2") else OF_VIT
+    return WeightMap("huggingface", entries, base=base, ignored=("pooler.*", MASK_TOKEN), in_memory=in_memory)
 
 
 def _dinov3(model: VisionTransformer) -> WeightMap:
@@ -87,7 +89,8 @@ def _dinov3(model: VisionTransformer) -> WeightMap:
     # A model without registers has an empty tensor of them.
     none = {} if model.registers is not None else {"embeddings.register_tokens": _no_registers(model.settings.width)}
     ignored = (MASK_TOKEN, *none)
-    return WeightMap("huggingface", layer_entries(model, names) | entries, ignored=ignored, filler=none)
+    entries |= layer_entries(model, names)
+    return WeightMap("huggingface", entries, ignored=ignored, filler=none, in_memory=(("layer.", "model.layer."),))
 
 
 def _no_registers(width: int) -> np.ndarray:

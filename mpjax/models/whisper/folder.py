@@ -32,20 +32,23 @@ COPIED = (
 """The files of a folder, besides the settings and the weights of the network, that an exported folder has too."""
 
 
-def load_whisper(path: str | os.PathLike, *, policy: str | Policy = "float32", scan_blocks: bool = False) -> Whisper:
+def load_whisper(
+    path: str | os.PathLike, *, policy: str | Policy = "float32", scan_blocks: bool = False, skip: Sequence[str] = ()
+) -> Whisper:
     """Builds the Whisper of a folder of Hugging Face files, with its weights, under a policy.
 
     Args:
       path: a folder with config.json and safetensors, or an id of the Hugging Face hub.
       policy: the precision of the model, which is applied by `mpjax.apply_policy`; weights are stored in its dtypes.
       scan_blocks: whether the blocks of each stack are one loop over stacked arrays; see `mpjax.models.scan`.
+      skip: patterns of paths that keep their initial values, as in `mpjax.load_pretrained`.
 
     Raises:
       UsageError: config.json has what mpjax does not know, or the weights do not fit (`mpjax.load_pretrained`).
     """
     folder = find_folder(path)
     settings = read_settings(folder)
-    return load_folder(lambda: Whisper(settings, scan_blocks=scan_blocks, rngs=nnx.Rngs(0)), folder, policy)
+    return load_folder(lambda: Whisper(settings, scan_blocks=scan_blocks, rngs=nnx.Rngs(0)), folder, policy, skip)
 
 
 def export_whisper(

@@ -14,6 +14,7 @@ from mpjax.errors import UsageError
 from mpjax.models import GPT2, MLP, add_lora, merge_lora
 from mpjax.models.decoder import Decoder, export_decoder, load_decoder, read_settings
 from mpjax.models.pretrained import export_adapter, export_safetensors
+from mpjax.models.vision import load_vision
 
 
 TINY = pathlib.Path(__file__).parents[1] / "decoder" / "tiny"
@@ -33,8 +34,11 @@ def base(tmp_path_factory):
 
 
 def adapted(base, variant, patterns=("blocks/*/attention/*", "blocks/*/mlp/down"), **settings):
-    """The decoder with adapters that are not zero."""
-    model = load_decoder(base, **settings)
+    return with_adapters(load_decoder(base, **settings), variant, patterns)
+
+
+def with_adapters(model, variant, patterns):
+    """Adds adapters that are not zero."""
     add_lora(model, patterns, rank=4, alpha=8.0, variant=variant, rngs=nnx.Rngs(1))
     state = nnx.state(model)
     for number, (path, variable) in enumerate(nnx.to_flat_state(state)):
@@ -181,3 +185,48 @@ def test_peft_computes_them_with_the_base_and_the_adapters(base, tmp_path, varia
     export_adapter(model, tmp_path / "a", base=str(base), task="CAUSAL_LM")
     theirs = peft.PeftModel.from_pretrained(loaded_there(base), tmp_path / "a")
     np.testing.assert_allclose(logits_there(theirs), logits(model, jnp.asarray(TOKENS)), atol=2e-6)
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+IMAGES = {"image_size": 8, "patch_size": 4, "num_channels": 3}
+SWIN = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 2, "image_size": 8, "patch_size": 2}
+NETWORKS = {
+    "vit": ("ViTForImageClassification", SIZES | IMAGES | {"intermediate_size": 32}),
+    "deit": ("DeiTForImageClassification", SIZES | IMAGES | {"intermediate_size": 32}),
+    "dinov2": ("Dinov2ForImageClassification", SIZES | IMAGES),
+    "dinov2_with_registers": ("Dinov2WithRegistersForImageClassification", SIZES | IMAGES),
+    "dinov3_vit": ("DINOv3ViTModel", SIZES | IMAGES | {"intermediate_size": 32}),
+    "swin": ("SwinForImageClassification", SWIN),
+}
+
+
+@pytest.mark.extra
+@QUIETLY
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_peft_finds_the_layers_of_networks_for_images_which_transformers_renames(kind, tmp_path):
+    """`k_proj` in memory is `attention.attention.key` in a file of ViT; PEFT passes over names that are not there."""
+    peft = pytest.importorskip("peft", reason="pip install -e '.[parity]'")
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    name, sizes = NETWORKS[kind]
+    kind_of_network = getattr(transformers, name)
+    classifies = "ImageClassification" in name  # transformers has no classifier of DINOv3
+    labels = {"num_labels": 3} if classifies else {}
+    kind_of_network(transformers.AutoConfig.for_model(kind, **sizes, **labels)).save_pretrained(tmp_path)
+    model = load_vision(tmp_path, image_shape=(8, 8, 3), num_classes=3, skip=() if classifies else ("head/*",))
+    blocks = "layers" if kind == "swin" else "blocks"
+    with_adapters(model, "lora", [f"{blocks}/*/attention/*", f"{blocks}/*/mlp/*"]).eval()
+    export_adapter(model, tmp_path / "a", base=str(tmp_path), task=None)
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+    theirs = kind_of_network.from_pretrained(tmp_path).eval()
+
+    def of_theirs(network):
+        with torch.no_grad():
+            outputs = network(pixel_values=torch.tensor(images.transpose(0, 3, 1, 2)))
+        return (outputs.logits if classifies else outputs.last_hidden_state[:, 0]).numpy()
+
+    expected = np.asarray(logits(model, images) if classifies else model.features(images)[:, 0])
+    assert np.max(np.abs(of_theirs(theirs) - expected)) > 0.01
+    np.testing.assert_allclose(of_theirs(peft.PeftModel.from_pretrained(theirs, tmp_path / "a")), expected, atol=2e-6)

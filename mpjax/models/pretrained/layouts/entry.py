@@ -122,6 +122,8 @@ class WeightMap:
       tied: keys, without `base`, that repeat the tensor of another key. The two must be equal if both are present.
       renamed: (old, new) substrings of keys, for names that the library has changed.
       filler: tensors without information that the library expects in an exported file.
+      in_memory: (old, new) substrings of the names of layers, which the library renames when it loads a file,
+        in order.
       others: beginnings of names of the library's networks with the same keys and shapes that compute something else,
         and what they do.
     """
@@ -133,6 +135,7 @@ class WeightMap:
     tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renamed: tuple[tuple[str, str], ...] = ()
     filler: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    in_memory: tuple[tuple[str, str], ...] = ()
     others: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from mpjax.models.pretrained.layouts.entry import FileEntry, WeightMap, attention_entries, layer_entries, reshaped
+from mpjax.models.pretrained.layouts.in_memory import OF_VIT
 from mpjax.models.vit import ViT
 
 
@@ -64,7 +65,8 @@ def _layout(name: str, model: ViT, parts: Mapping[str, str]) -> WeightMap:
         names[f"{path}/mlp/down"] = f"{prefix}.{parts['down']}"
         products = {product: f"{prefix}.{parts[product]}" for product in ("query", "key", "value", "out")}
         entries |= attention_entries(block.attention, f"{path}/attention", **products)
-    return WeightMap(name, layer_entries(model, names) | entries, base="vit.", ignored=("pooler.*",))
+    entries |= layer_entries(model, names)
+    return WeightMap(name, entries, base="vit.", ignored=("pooler.*",), in_memory=OF_VIT)
 
 
 LAYOUTS = {"huggingface": huggingface_vit, "huggingface_state_dict": state_dict}
