@@ -232,6 +232,7 @@ def bytes_of(type: str) -> int:
 
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _WRAPPED = re.compile(r"\b(?:jvp|transpose|vmap|remat|checkpoint)\(([^()]*)\)")
+_CALL = re.compile(r"\bjit\([^()]*\)")
 _REPEATED = re.compile(r"(transpose\()?(jvp\([^()]+\))(\))?/(?:[^/]+/)*?\2/")
 _JOINED = re.compile(r"(?P<around>|.*?/)\((?P<names>.+)\)")
 _FUNCTION_SCOPE = re.compile(r"\b\w+\([^()]*\)")
@@ -312,6 +313,7 @@ def _module_of(stack: str) -> Module:
     backward = "transpose(" in stack
     while (once := _REPEATED.sub(r"\1\2\3/", stack)) != stack:  # derivative rules repeat the scopes around them
         stack = once
+    stack = _CALL.sub("", stack)  # also within a wrapper, as in jvp(jit(f))
     while (inner := _WRAPPED.sub(r"\1", stack)) != stack:
         stack = inner
     *scopes, _ = _FUNCTION_SCOPE.sub("", stack).split("/")  # the last is the operation
