@@ -151,7 +151,7 @@ def build_run(config: Config, stored: "Encoding | None" = None) -> Run:
     require_folder_for_task(config)
     mesh = make_mesh(**config.mesh.sizes)
     devices = Layout(mesh)
-    batch_size, tested = config.data.batch_size, config.data.eval_batch_size
+    batch_size, tested = config.data.batch_size, config.data.tested
     batch_sharding = devices.batch(size=batch_size, accumulate=config.training.accumulate)
 
     source = open_source(config.data, data_folder(config), config.task, stored)

@@ -61,7 +61,7 @@ def draw_images(settings: Prediction, config: Config, file: TextIO) -> int:
     )
     step = make_predict_step(task.structure, outputs_of, cast=task.cast, layout=layout)
     params = state.averaged if settings.ema else state.params
-    size = min(settings.batch_size or config.data.eval_batch_size, settings.images)
+    size = min(settings.batch_size or config.data.tested, settings.images)
     sharding = layout.evaluation(size)
     images = []
     for start in range(0, settings.images, size):

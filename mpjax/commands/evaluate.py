@@ -59,7 +59,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     position, state, about = trained_state(task, config, folder, settings.checkpoint, layout, ema=settings.ema)
 
     eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast, layout=layout)
-    sharding = layout.evaluation(config.data.eval_batch_size)
+    sharding = layout.evaluation(config.data.tested)
     metrics = evaluate_state(eval_step, tests, sharding, task.objective.conclude, state)
     if settings.json:
         print(strict_json.encode({"checkpoint": position, "policy": str(plan.policy), **metrics}))

@@ -16,7 +16,7 @@ from mpjax.config.commands import Export
 from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
-from mpjax.config.tasks import NEXT_TOKEN, TASKS
+from mpjax.config.tasks import COMPARED, NEXT_TOKEN, TASKS
 from mpjax.data.example_reader import batch_fields, reader
 from mpjax.data.examples import Source
 from mpjax.data.fields import Fields
@@ -208,7 +208,7 @@ def write_program(
             "among those that a stored program may call; write --policy mixed_float8 or mixed_bfloat16"
         )
     logits_of = logits_for(config.task, task.objective.prepare, plan.module_policy)
-    returned = "vectors" if config.task in ("embedding", "image_text") else "logits"
+    returned = "vectors" if config.task in COMPARED else "logits"
     if config.task == "regression":
         target: Any = source.fields["target"]
         logits_of, returned = _in_units(logits_of, target), f"numbers ({', '.join(target.columns)})"

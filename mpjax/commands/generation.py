@@ -15,7 +15,7 @@ from mpjax.commands.model_of_files import folder_of, plan_of_files
 from mpjax.config.commands import Prediction
 from mpjax.config.schema import Config, with_settings
 from mpjax.config.tasks import CHATS, NEXT_TOKEN
-from mpjax.data.text.given import decoded, stored_texts
+from mpjax.data.text.given import decoded, require_tables, stored_texts
 from mpjax.data.text.plain_tokenizers import Tokenizer
 from mpjax.data.text.template import Template
 from mpjax.data.text.tokenizers import load_tokenizer
@@ -130,7 +130,13 @@ def _of_run(settings: Prediction, config: Config) -> TextGenerator:
 
 def _of_files(settings: Prediction) -> TextGenerator:
     folder, plan = folder_of(settings), plan_of_files(settings)
-    if kind_of(folder) == "t5":
+    kind = kind_of(folder)
+    if kind not in ("decoder", "t5"):
+        raise UsageError(
+            f"--run {settings.run} is a network of the kind {kind}, which writes texts in a run alone, if any: "
+            f"write --run FOLDER of a run that train.py made with --model.name {settings.run}"
+        )
+    if kind == "t5":
         from mpjax.models.t5.folder import load_t5  # local, because few texts are written by a T5
 
         return _of_targets(settings, load_t5(folder, policy=plan.module_policy), uncast, str(folder), ())
@@ -213,6 +219,8 @@ def _prompts(settings: Prediction, generator: TextGenerator) -> list[Prompt]:
     if settings.prompt:
         named = [(f"prompt {number}", lambda text=text: text) for number, text in enumerate(settings.prompt, 1)]
     else:
+        if settings.column != Prediction(run="").column:
+            require_tables(settings.inputs, settings.column)
         lines = stored_texts(settings.inputs, Template.alone(settings.column), header=generator.header)
         named = [(line.name, lambda line=line: decoded(line)) for line in lines]
     prompts = []

@@ -85,7 +85,7 @@ def predict_run(settings: Prediction) -> int:
     prepare, policy = task.objective.prepare, plan.module_policy
     outputs_of = outputs_for(config.task, prepare, policy, top=settings.top, beta=config.training.beta)
     step = make_predict_step(task.structure, outputs_of, cast=task.cast, layout=layout)
-    batch_size = settings.batch_size or config.data.eval_batch_size
+    batch_size = settings.batch_size or config.data.tested
     sharding = layout.evaluation(batch_size)
 
     with _lines(None if masks else settings.output) as file, _progress(settings, len(inputs.names)) as at:
@@ -163,7 +163,7 @@ def _given(settings: Prediction, config: Config, source: Source) -> Inputs:
         return given_sounds(settings.inputs, config.data)
     if takes_images(source):
         return given_images(settings.inputs, source, config.data)
-    from mpjax.data.text.given import given_texts  # local, because images need no tokenizer
+    from mpjax.data.text.given import given_texts, require_tables  # local, because images need no tokenizer
     from mpjax.data.text.template import Template
 
     template, usual = config.data.text_template, Prediction(run="").column
@@ -172,6 +172,8 @@ def _given(settings: Prediction, config: Config, source: Source) -> Inputs:
             f"--column {settings.column}: the run makes a text of columns, by --data.text_template '{template}'; leave "
             "it out"
         )
+    if settings.column != usual:
+        require_tables(settings.inputs, settings.column)
     columns = Template.parse(template) if template else Template.alone(settings.column)
     return given_texts(settings.inputs, source, config.data, columns=columns)
 

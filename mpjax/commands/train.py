@@ -208,7 +208,7 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[Writer], 
             writer.saved(position)
 
         def evaluate(state: TrainState) -> dict[str, float]:
-            sharding = run.layout.evaluation(config.data.eval_batch_size)
+            sharding = run.layout.evaluation(config.data.tested)
             conclude = run.task.objective.conclude
             return evaluate_state(run.eval_step, run.tests, sharding, conclude, run.packing.unpack(state))
 

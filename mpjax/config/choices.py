@@ -1,6 +1,7 @@
 """The values that settings choose from: model names, and the best value of each metric."""
 
 import difflib
+import pathlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
@@ -69,6 +70,8 @@ def parse_model_name(text: str) -> str:
     """
     if text == HF:
         raise UsageError(f"no model {text!r}: wanted a folder of Hugging Face files, as in {HF}FOLDER")
+    if text not in MODELS and ":" not in text and pathlib.Path(text, "config.json").is_file():
+        raise UsageError(f"no model {text!r}, but there is a folder of Hugging Face files: write {HF}{text}")
     return _known_or_own("model", text, [*MODELS, f"{HF}FOLDER"])
 
 

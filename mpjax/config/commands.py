@@ -87,11 +87,11 @@ _OF_IMAGES = ("sampler_steps", "eta", "guidance", "classes")
 class Prediction(CommandSettings):
     """Predict with a checkpoint of a run: a JSON line for each image, text, row or example of a split, in order.
 
-    Images are files, folders or quoted globs. Texts are the lines of files, or of stdin for `-`, or a column of .csv
-    and .tsv files. Rows are those of .csv, .tsv and .parquet files. Sounds are .wav and .flac files. They are read as
-    the run's evaluation reads its data set, which has to be there too. A language model continues the texts of
-    --prompt, and with --generate those of the inputs; a model of transcription writes the texts of sounds. A diffusion
-    draws --images."""
+    Images are files, folders or quoted globs. Texts are the lines of files, or of stdin for `-`, or a column of .csv,
+    .tsv and .jsonl files. Rows are those of .csv, .tsv and .parquet files. Sounds are .wav and .flac files. They are
+    read as the run's evaluation reads its data set, which has to be there too. A language model continues the texts of
+    --prompt, and with --generate those of the inputs; a model of transcription writes the texts of sounds. A
+    diffusion draws --images."""
 
     inputs: Annotated[tyro.conf.Positional[Texts], tyro.conf.arg(metavar="INPUT ...")] = ()
     """Images, sounds, or files of texts or rows."""
@@ -108,7 +108,7 @@ class Prediction(CommandSettings):
     top: Annotated[int, at_least(1)] = 5
     """Most probable classes to print, at most all."""
     column: str = "text"
-    """Column of the texts in .csv and .tsv files."""
+    """Column of the texts in .csv, .tsv and .jsonl files."""
     output: str = ""
     """File of the JSON lines; empty: stdout. For segmentation: folder of the masks, as PNG with class numbers.
     For --images: their folder, or a file `.png` of all in a grid."""
@@ -179,7 +179,10 @@ class Prediction(CommandSettings):
         else:
             others, why = (*_OF_TEXTS, "seed"), "what is not --prompt or --generate"
             yield from (f"--{name}: is for --images, a number of them" for name in _OF_IMAGES if name in self._changed)
-        yield from (f"--{name} has no meaning for {why}: leave it out" for name in others if name in self._changed)
+        advice = "write --generate, or leave it out" if not (self.images or self.continues) else "leave it out"
+        for name in others:
+            if name in self._changed:
+                yield f"--{name} has no meaning for {why}: {advice if name in _OF_TEXTS else 'leave it out'}"
         if self.images and self.generate:
             yield "--generate continues texts, and --images draws: leave one out"
         if self.guidance == 0 and self.classes:
@@ -192,8 +195,8 @@ class Prediction(CommandSettings):
             yield "--top_k and --top_p choose among draws, and --temperature is 0: write --temperature 1"
         if self.run.startswith(FROM_FILES) and not self.continues:
             yield (
-                f"--run {self.run} is a model without a run, which can continue texts, or write those of sounds: write "
-                "--prompt or --generate"
+                f"--run {self.run} is a model without a run. A decoder, a T5 and a Whisper write texts: write --prompt "
+                f"or --generate; any other needs a run, of train.py --model.name {self.run}"
             )
         if self.run.startswith(FROM_FILES) and (self.ema or self.checkpoint != usual.checkpoint):
             yield f"--run {self.run} has no checkpoints: leave out --checkpoint and --ema"

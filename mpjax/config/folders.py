@@ -8,7 +8,7 @@ import pathlib
 import secrets
 import sys
 
-from mpjax.config.choices import GENERATED
+from mpjax.config.choices import GENERATED, HF
 from mpjax.config.load import CONFIG_FILE, settings_in
 from mpjax.config.paths import expanded, tell_data
 from mpjax.config.program import command_line, typed
@@ -303,7 +303,11 @@ def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
         flags = " or ".join(f"--run {folder / seed_folder(seed)}" for seed in seeds)
         raise UsageError(f"{folder} holds runs of several seeds: write {flags}")
     if not (folder / CONFIG_FILE).exists():
-        raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that {typed('train')} printed")
+        is_model = (folder / "config.json").is_file()
+        also = f", or {HF}{folder} for the Hugging Face files in it" if is_model else ""
+        raise UsageError(
+            f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that {typed('train')} printed{also}"
+        )
     _require_names(folder, "\\", "rename or copy it")
     require_no_links(folder)
     config = settings_in(folder / CONFIG_FILE)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from mpjax.config.choices import HF, NAMES_OF_SETTINGS, RANDOM, TABULAR
+from mpjax.config.choices import AUTO, HF, NAMES_OF_SETTINGS, RANDOM, TABULAR
 from mpjax.config.durations import Duration, epochs, settle_durations
 from mpjax.config.setting_types import (
     BelowOne,
@@ -33,7 +33,7 @@ from mpjax.config.setting_types import (
     settle_auto,
     words,
 )
-from mpjax.config.tasks import OF_SOUNDS, WITHOUT_TEXTS, TaskName
+from mpjax.config.tasks import COMPARED, OF_SOUNDS, WITHOUT_TEXTS, TaskName
 
 
 def _are_two(bounds: Sequence[float]) -> bool:
@@ -114,8 +114,9 @@ class Data:
     batch_size: OrAuto = 64
     """Examples per training step, over all devices. `auto`: the largest power of two (times devices and micro-batches)
     that fits into memory."""
-    eval_batch_size: Count = 360
-    """Examples per evaluation step."""
+    eval_batch_size: CountOrZero = 0
+    """Examples per evaluation step, over all devices; 0: as many as batch_size with `hf:FOLDER`, 360 without one, and
+    for embedding and image_text, which compare each example with the others of a step."""
     image_size: CountOrZero = 0
     """Side of the square image in pixels, resized and cropped on the host; 0: as stored."""
     antialias: bool = True
@@ -171,6 +172,11 @@ class Data:
     def padding(self) -> int:
         """The pixels of `crop_padding`; 1 if that has its default, -1, whatever the task (`for_task`)."""
         return 1 if self.crop_padding == -1 else self.crop_padding
+
+    @property
+    def tested(self) -> int:
+        """The examples of an evaluation step; 360 if `eval_batch_size` is 0 and no run has replaced it."""
+        return self.eval_batch_size or 360
 
     def for_task(self, task: str) -> "Data":
         """Returns a copy with the values of a task.
@@ -586,6 +592,11 @@ class Config:
             tokenizer = self.model.folder if has_texts else ""
             data = dataclasses.replace(self.data, tokenizer=tokenizer or "bytes")
             object.__setattr__(self, "data", data)
+        if known and not self.data.eval_batch_size:
+            as_trained = self.model.folder and self.task not in COMPARED
+            if not as_trained or self.data.batch_size != AUTO:  # else it is not known yet
+                tested = self.data.batch_size if as_trained else self.data.tested
+                object.__setattr__(self, "data", dataclasses.replace(self.data, eval_batch_size=tested))
         if known and self.data.features == "auto" and self.task in OF_SOUNDS:
             data = dataclasses.replace(self.data, features=self.model.folder or "whisper")
             object.__setattr__(self, "data", data)

@@ -78,6 +78,9 @@ OF_TARGETS: tuple[TaskName, ...] = ("text_to_text", "transcription")
 OF_SOUNDS = tuple(name for name, kind in TASKS.items() if "sound" in kind.inputs)
 """The tasks that learn from sounds."""
 
+COMPARED: tuple[TaskName, ...] = ("embedding", "image_text")
+"""The tasks that compare each example with the others of its batch."""
+
 OF_ROWS: tuple[TaskName, ...] = ("classification", "regression", "multilabel")
 """The tasks that learn from the rows of a table."""
 

@@ -125,7 +125,7 @@ def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatc
         the last batch has one alone. A streamed example is checked only when
         it is read.
     """
-    size, batch_size = len(source.test), config.eval_batch_size
+    size, batch_size = len(source.test), config.tested
     check_data(config)
     require_examples(config.test_split, size)
     compares = "positive" in source.fields or {"image", "tokens"} <= source.fields.keys()

@@ -18,6 +18,7 @@ from mpjax.data.examples import Source
 from mpjax.data.fields import Image, Mask
 from mpjax.data.images.decoding import FileBytes, named_errors, opened
 from mpjax.data.images.depth import is_gray
+from mpjax.data.sources.metadata import NAMES
 from mpjax.data.stacking import Arrays
 from mpjax.data.stream import Batch, padded_batch
 from mpjax.errors import UsageError, is_exhausted
@@ -308,8 +309,9 @@ def _to_segment(
 def files_of(pattern: str) -> list[str]:
     """Lists the file at a path, all files below a folder, or the files that match a glob, sorted by name.
 
-    In a folder, its own files come before the files of its subfolders; hidden files and folders are left out. Files are
-    listed whatever their type. `~` stands for the user's home folder, and `**` in a glob matches subfolders.
+    In a folder, its own files come before the files of its subfolders; hidden files and folders are left out, and
+    tables of a folder's texts (`metadata.csv` or `.jsonl`). Files are listed whatever their type. `~` stands for the
+    user's home folder, and `**` in a glob matches subfolders.
 
     Raises:
       UsageError: the path does not exist, the folder has no file, or the glob matches none.
@@ -319,7 +321,7 @@ def files_of(pattern: str) -> list[str]:
         paths = []
         for folder, inner, names in os.walk(path):
             inner[:] = sorted(name for name in inner if not name.startswith("."))
-            paths += [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]
+            paths += [os.path.join(folder, name) for name in sorted(names) if name[0] != "." and name not in NAMES]
         if not paths:
             raise UsageError(f"{pattern}: the folder has no files; wanted images")
         return paths

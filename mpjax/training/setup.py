@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 
 from mpjax.config.schema import Model
-from mpjax.config.tasks import NEXT_TOKEN, OF_ROWS, OF_TARGETS, TASKS, TaskName
+from mpjax.config.tasks import COMPARED, NEXT_TOKEN, OF_ROWS, OF_TARGETS, TASKS, TaskName
 from mpjax.data.fields import outputs_of
 from mpjax.errors import UsageError
 from mpjax.models.pretrained.load import load_pretrained
@@ -57,7 +57,7 @@ def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, n
         ) from error
     logits = nnx.eval_shape(lambda model, *inputs: model(*inputs), model, *inputs)
     shape: Any = getattr(logits, "shape", type(logits).__name__)
-    if task in ("embedding", "image_text") and len(shape) == len(expected):
+    if task in COMPARED and len(shape) == len(expected):
         expected = (*expected[:-1], shape[-1])  # of any number of features
     if task == "image_text" and not callable(getattr(model, "temperature", None)):
         raise UsageError(

@@ -17,7 +17,7 @@ def test_the_default_settings_pass():
     ("flag", "value", "says"),
     [
         ("data.batch_size", "0", "--data.batch_size: wanted auto or a whole number from 1 on, got 0"),
-        ("data.eval_batch_size", "-3", "--data.eval_batch_size is -3: wanted at least 1"),
+        ("data.eval_batch_size", "-3", "--data.eval_batch_size is -3: wanted 0 or more"),
         ("data.workers", "-1", "--data.workers is -1: wanted 0 or more"),
         ("model.width", "-1", "--model.width is -1: wanted 0 or more"),
         ("model.depth", "-1", "--model.depth is -1: wanted 0 or more"),

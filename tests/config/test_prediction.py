@@ -43,7 +43,7 @@ def test_an_empty_stop_string_is_refused():
         ("--run r --prompt a --top_p 1.5", "--top_p is 1.5: wanted more than 0 and at most 1"),
         ("--run r --prompt a --temperature -1", "--temperature is -1.0: wanted"),
         ("--run r --prompt a --max_tokens 0", "--max_tokens is 0: wanted at least 1"),
-        ("--run hf:a b", "--run hf:a is a model without a run, which can continue texts"),
+        ("--run hf:a b", "--run hf:a is a model without a run. A decoder, a T5 and a Whisper write texts"),
         ("--run hf:a --prompt b --ema", "--run hf:a has no checkpoints: leave out --checkpoint and --ema"),
         ("a --run r --top 0", "--top is 0: wanted at least 1"),
         ("a --run r --batch_size -1", "--batch_size is -1: wanted at least 0"),

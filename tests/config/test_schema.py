@@ -70,3 +70,17 @@ def test_from_python_durations_are_also_numbers_of_steps_or_text():
 )
 def test_initial_weights_are_those_of_the_folder_unless_another_file_or_none_is_named(pretrained, weights):
     assert Model(name="hf:folder", pretrained=pretrained).weights == weights
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "data", "size"),
+    [
+        ("classification", "resnet18", Data(), 360),
+        ("instructions", "hf:a", Data(batch_size=8), 8),
+        ("instructions", "hf:a", Data(batch_size=8, eval_batch_size=360), 360),
+        ("embedding", "hf:a", Data(batch_size=8), 360),
+    ],
+)
+def test_a_network_of_a_folder_is_evaluated_in_batches_of_the_training_size(task, name, data, size):
+    """It fits into memory. What is compared with the others of a batch keeps as many others."""
+    assert Config(task=task, model=Model(name=name), data=data).data.eval_batch_size == size

@@ -21,6 +21,8 @@ def folder(tmp_path):
 
 def test_a_folder_is_all_its_files_by_name(folder):
     assert [path.removeprefix(f"{folder}/") for path in files_of(str(folder))] == ["a/1.png", "b/10.png", "b/2.png"]
+    (folder / "a" / "metadata.csv").touch()  # the table of a folder's texts is no input
+    assert len(files_of(str(folder))) == 3
     assert files_of(f"{folder}/a/1.png") == [f"{folder}/a/1.png"]
     assert files_of(f"{folder}/**/1*.png") == [f"{folder}/a/1.png", f"{folder}/b/10.png"]
 

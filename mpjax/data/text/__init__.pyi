@@ -6,6 +6,7 @@ from mpjax.data.text.blocks import tokenized as tokenized
 from mpjax.data.text.chat_template import ChatTemplate as ChatTemplate
 from mpjax.data.text.chat_template import template_beside as template_beside
 from mpjax.data.text.given import given_texts as given_texts
+from mpjax.data.text.given import require_tables as require_tables
 from mpjax.data.text.given import stored_texts as stored_texts
 from mpjax.data.text.given import texts_of_table as texts_of_table
 from mpjax.data.text.instructions import conversations as conversations

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -41,8 +42,8 @@ def given_texts(inputs: Sequence[str], source: Source, config: Data, *, columns:
     """Reads all texts into memory now; each is tokenized, as the texts of the set are, only when a batch needs it.
 
     Args:
-      inputs: paths of tables (.csv, .tsv), of other files, in which each line is a text, also an empty one, or `-` for
-        the lines of stdin.
+      inputs: paths of tables (.csv, .tsv, or .jsonl with an object on each line), of other files, in which each line is
+        a text, also an empty one, or `-` for the lines of stdin.
       source: the set that the model was trained on. If it has a field `length`, the model is a classifier or an
         encoder: a text is one row of a batch, cut to `config.length` tokens. Otherwise it is a language model: a text
         is cut into as many rows of that length as it needs, and `count` says how many tokens of a row are predicted.
@@ -112,13 +113,25 @@ def decoded(line: StoredText) -> str:
         raise UsageError(f"{line.name}: not UTF-8: {error}; convert the file to UTF-8") from error
 
 
+def require_tables(inputs: Sequence[str], column: str) -> None:
+    """Raises UsageError if one of the inputs has no columns, of which `--column` names one."""
+    for location in inputs:
+        if location == STDIN or expanded(location).suffix.lower() not in (*DELIMITERS, *OBJECTS):
+            raise UsageError(f"--column {column}: {location} has lines of text and no columns; leave it out")
+
+
 def _lines_of(location: str, columns: Template, header: Sequence[str]) -> list[StoredText]:
     name = "stdin" if location == STDIN else location
-    delimiter = "" if location == STDIN else DELIMITERS.get(expanded(location).suffix.lower(), "")
-    if not delimiter and columns != Template.alone(columns.columns[0]):
+    ending = "" if location == STDIN else expanded(location).suffix.lower()
+    delimiter = DELIMITERS.get(ending, "")
+    if ending in _BINARY:
+        raise UsageError(
+            f"{name}: wanted a text on each line, or a table, FILE.csv, FILE.tsv or FILE.jsonl; convert it"
+        )
+    if not delimiter and ending not in OBJECTS and columns != Template.alone(columns.columns[0]):
         raise UsageError(
             f"{name}: the run makes a text of the columns {', '.join(dict.fromkeys(columns.columns))}, by {FLAG}; "
-            "wanted a table with these columns, FILE.csv or FILE.tsv"
+            "wanted a table with these columns, FILE.csv, FILE.tsv or FILE.jsonl"
         )
     if location == STDIN:
         content = sys.stdin.buffer.read()
@@ -130,6 +143,8 @@ def _lines_of(location: str, columns: Template, header: Sequence[str]) -> list[S
         if delimiter:
             rows = texts_of_table(location, content, columns, delimiter=delimiter, header=header)
             return [StoredText(*row) for row in rows]
+        if ending in OBJECTS:
+            return [StoredText(*row) for row in _texts_of_objects(location, content, columns)]
     lines = content.removesuffix(b"\n").split(b"\n") if content else []
     if not lines:
         raise UsageError(f"{name}: empty; wanted a text on each line")
@@ -138,6 +153,11 @@ def _lines_of(location: str, columns: Template, header: Sequence[str]) -> list[S
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 """The separator of values, by file extension."""
+
+OBJECTS = (".jsonl", ".ndjson", ".json")
+"""The extensions of files with a JSON object on each line, whose keys are columns."""
+_BINARY = (".parquet", ".arrow", ".feather", ".gz", ".zip", ".xlsx")
+
 
 _END = "\0end of the file"
 
@@ -152,6 +172,33 @@ class StoredRow(NamedTuple):
 
     line: int
     values: list[str]
+
+
+def _texts_of_objects(name: str, content: bytes, columns: Template) -> Iterator[tuple[str, str | UsageError]]:
+    """Yields the place of each JSON object, as `FILE:LINE`, and its text or the error about it; as `texts_of_table`."""
+    lines = [(number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip()]
+    if not lines:
+        raise UsageError(f"{name}: empty; wanted a JSON object on each line")
+    for number, line in lines:
+        where = f"{name}:{number}"
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            yield where, UsageError(f"{where}: {error}; wanted a JSON object on each line")
+            continue
+        if not isinstance(values, dict):
+            yield where, UsageError(f"{where}: wanted a JSON object, got {type(values).__name__}")
+            continue
+        missing = [column for column in columns.columns if column not in values]
+        if missing and columns == Template.alone(missing[0]):
+            advice = f"write --column {next(iter(values), 'NAME')}"
+            raise UsageError(f"{where}: no '{missing[0]}'; it has {', '.join(values) or 'nothing'}; {advice}")
+        if missing:
+            raise UsageError(f"{where}: no '{missing[0]}'; wanted the columns of the run's {FLAG}")
+        try:
+            yield where, columns.filled(values, where)
+        except UsageError as error:
+            yield where, error
 
 
 def texts_of_table(

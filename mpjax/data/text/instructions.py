@@ -11,7 +11,7 @@ import numpy as np
 from mpjax.config.schema import Data
 from mpjax.data.examples import Example, Examples, MappedExamples, Source, renamed
 from mpjax.data.fields import Numbers, Tokens
-from mpjax.data.table import Table, require_columns
+from mpjax.data.table import Table, Text, require_columns
 from mpjax.data.text.blocks import chunks
 from mpjax.data.text.chat_template import ASSISTANT, ChatTemplate, Message, template_beside
 from mpjax.data.text.tokenizers import PLAIN, HuggingFaceTokenizer, find_tokenizer, load_tokenizer
@@ -209,14 +209,23 @@ def _columns(table: Table, config: Data, forms: Sequence[Sequence[str]], kind: s
         there = [form for form in there if not {*config.columns}.isdisjoint(form)]
     if len(there) != 1:
         which = " and ".join("/".join(form) for form in there)
+        advised = _advised(table, there or forms)
         raise UsageError(
             f"data set '{table.name}' has {f'{kind} in {which}' if there else f'no {kind}'}; its columns "
-            f"are {', '.join(table.columns)}; wanted {_wanted(forms)}; write --data.columns {(there or forms)[0][0]} "
-            "COLUMN"
+            f"are {', '.join(table.columns)}; wanted {_wanted(forms)}; write --data.columns {advised}"
         )
     (form,) = there
     also = ("input",) if form[0] == "instruction" and "input" in named else ()
     return {field: named[field] for field in (*form, *also)}
+
+
+def _advised(table: Table, forms: Sequence[Sequence[str]]) -> str:
+    """The fields of a form that the columns could be, each with a column: the only ones that are texts, if as many."""
+    texts = [name for name, column in table.columns.items() if isinstance(column, Text)]
+    pairs = [form for form in forms if 1 < len(form) <= len(texts)]
+    form = pairs[0] if pairs and len(texts) == len(table.columns) else forms[0]
+    columns = texts if len(texts) == len(form) else ["COLUMN"] * len(form)
+    return " ".join(f"{field} {column}" for field, column in zip(form, columns, strict=True))
 
 
 def messages_of(example: Mapping[str, Any], where: str) -> tuple[list[dict[str, Any]], int]:

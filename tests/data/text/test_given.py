@@ -8,7 +8,7 @@ import pytest
 
 from mpjax.config import Data
 from mpjax.data import Label, Length, Source, Tokens
-from mpjax.data.text import Template, given_texts
+from mpjax.data.text import Template, given_texts, require_tables
 from mpjax.errors import DataWarning, UsageError
 
 
@@ -87,3 +87,26 @@ def test_what_cannot_be_read_is_named(tmp_path, name, content, says):
 def test_a_file_that_is_not_there_is_named():
     with pytest.raises(UsageError, match="nowhere.txt: no such file; wanted a file with a text on each line, or - for"):
         read(["nowhere.txt"])
+
+
+def test_a_column_of_json_lines_is_a_text_and_what_lacks_it_names_the_columns(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"said": "ab", "id": 1}\n\n{"id": 2, "said": "c"}\n{"id": 3, "said": 4}\n7\n')
+    given = given_texts([f"{tmp_path}/a.jsonl"], CLASSES, CONFIG, columns=Template.alone("said"))
+    assert [name.rpartition(":")[2] for name in given.names] == ["1", "3", "4", "5"]
+    first, second, number, other = given.load(range(4))
+    assert [int(given.to_arrays(stored)["length"][0]) for stored in (first, second)] == [4, 3]
+    with pytest.raises(UsageError, match="a.jsonl:4: column 'said': got int; wanted str"):
+        given.to_arrays(number)
+    with pytest.raises(UsageError, match="a.jsonl:5: wanted a JSON object, got int"):
+        given.to_arrays(other)
+    with pytest.raises(UsageError, match="a.jsonl:1: no 'text'; it has said, id; write --column said"):
+        read([f"{tmp_path}/a.jsonl"])
+
+
+def test_a_file_of_another_kind_is_no_text_and_a_file_without_columns_has_none(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UsageError, match="a.parquet: wanted a text on each line, or a table"):
+        read([f"{tmp_path}/a.parquet"])
+    require_tables(["a.jsonl", "b.CSV"], "said")
+    with pytest.raises(UsageError, match="--column said: a.txt has lines of text and no columns; leave it out"):
+        require_tables(["a.jsonl", "a.txt"], "said")

@@ -147,5 +147,5 @@ def test_a_table_to_predict_is_joined_as_in_training():
 @pytest.mark.parametrize("template", [PAIR, "Review: {text}"])
 def test_lines_without_columns_are_refused(tmp_path, template):
     (tmp_path / "a.txt").write_text("it rains [SEP] wet\n")
-    with pytest.raises(UsageError, match="wanted a table with these columns, FILE.csv or FILE.tsv"):
+    with pytest.raises(UsageError, match="wanted a table with these columns, FILE.csv, FILE.tsv or FILE.jsonl"):
         stored_texts([str(tmp_path / "a.txt")], Template.parse(template))
