@@ -114,10 +114,13 @@ def decoded(line: StoredText) -> str:
 
 
 def require_tables(inputs: Sequence[str], column: str) -> None:
-    """Raises UsageError if one of the inputs has no columns, of which `--column` names one."""
-    for location in inputs:
-        if location == STDIN or expanded(location).suffix.lower() not in (*DELIMITERS, *OBJECTS):
-            raise UsageError(f"--column {column}: {location} has lines of text and no columns; leave it out")
+    """Raises UsageError if none of the inputs is a table, of which `--column` names a column."""
+    endings = [expanded(location).suffix.lower() for location in inputs if location != STDIN]
+    if {*endings}.isdisjoint((*DELIMITERS, *OBJECTS)):
+        raise UsageError(
+            f"--column {column}: {' '.join(inputs)} has lines of text and no columns; leave it out, or name a .csv, .tsv "
+            "or .jsonl file"
+        )
 
 
 def _lines_of(location: str, columns: Template, header: Sequence[str]) -> list[StoredText]:

@@ -107,6 +107,7 @@ def test_a_file_of_another_kind_is_no_text_and_a_file_without_columns_has_none(t
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(UsageError, match="a.parquet: wanted a text on each line, or a table"):
         read([f"{tmp_path}/a.parquet"])
-    require_tables(["a.jsonl", "b.CSV"], "said")
-    with pytest.raises(UsageError, match="--column said: a.txt has lines of text and no columns; leave it out"):
-        require_tables(["a.jsonl", "a.txt"], "said")
+    require_tables(["a.txt", "b.CSV"], "said")
+    require_tables(["a.txt", "a.jsonl"], "said")
+    with pytest.raises(UsageError, match="--column said: a.txt - has lines of text and no columns; leave it out"):
+        require_tables(["a.txt", "-"], "said")
