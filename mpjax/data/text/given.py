@@ -118,8 +118,8 @@ def require_tables(inputs: Sequence[str], column: str) -> None:
     endings = [expanded(location).suffix.lower() for location in inputs if location != STDIN]
     if {*endings}.isdisjoint((*DELIMITERS, *OBJECTS)):
         raise UsageError(
-            f"--column {column}: {' '.join(inputs)} has lines of text and no columns; leave it out, or name a .csv, .tsv "
-            "or .jsonl file"
+            f"--column {column}: {' '.join(inputs)} has lines of text and no columns; leave it out, or name a .csv, "
+            ".tsv or .jsonl file"
         )
 
 
