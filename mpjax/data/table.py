@@ -134,12 +134,15 @@ def _advice_on(field: str, table: Table, candidates: Sequence[str], named: Mappi
     supports. If there is neither, it proposes a task of the user's own.
     """
     floats = [name for name, column in table.columns.items() if _is_float(column)]
-    if field == "label" and floats and not candidates:
+    possible = candidates or [name for name, column in table.columns.items() if _can_be(field, column, table)]
+    whole = [name for name in possible if isinstance(table.columns[name], Other) and name not in floats]
+    if field == "label" and floats and not candidates and not whole:
         return (
             "; a floating-point number is not a class number: to predict numbers write --task regression "
             f"--data.targets {floats[0]}; {whole_numbers(floats[0])}"
         )
-    possible = candidates or [name for name, column in table.columns.items() if _can_be(field, column, table)]
+    if field == "label":
+        possible = [name for name in possible if name not in floats]
     advice = f"; write --data.columns {field} COLUMN, with {' or '.join(possible)} for COLUMN" if possible else ""
     label = named.get("label") or next(iter(_candidates("label", table)), "")
     if field == "text" and len(texts := [name for name in possible if name != label]) > 1:

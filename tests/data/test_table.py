@@ -131,3 +131,9 @@ def test_a_scalar_is_no_mask():
     with pytest.raises(UsageError, match="no column that could be the mask"):
         choose({"image": RGB, "label": Other("int64", rank=0)}, SEGMENTED)
     assert choose({"image": RGB, "label": Other("int64", rank=2)}, SEGMENTED)["mask"] == "label"
+
+
+def test_a_whole_number_is_proposed_for_the_label_before_a_floating_one():
+    columns = {"body": Text(), "stars": Other("int64", rank=0), "score": SCALAR}
+    with pytest.raises(UsageError, match="write --data.columns label COLUMN, with stars for COLUMN$"):
+        choose(columns, READ)
