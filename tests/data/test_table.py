@@ -135,5 +135,5 @@ def test_a_scalar_is_no_mask():
 
 def test_a_whole_number_is_proposed_for_the_label_before_a_floating_one():
     columns = {"body": Text(), "stars": Other("int64", rank=0), "score": SCALAR}
-    with pytest.raises(UsageError, match="write --data.columns label COLUMN, with stars for COLUMN$"):
+    with pytest.raises(UsageError, match="write --data.columns label COLUMN, with stars for COLUMN; for texts"):
         choose(columns, READ)
