@@ -135,6 +135,7 @@ def train_loop(
 
     Raises:
       CallbackError: a callback failed, and a checkpoint was saved.
+      Exception: that of `evaluate`; a checkpoint was saved, unless there are several processes.
       Diverged: `limits` were exceeded, or the last test loss is not finite. The message includes the explanation.
       Interrupted: `stop` was due before the last step, and a checkpoint was saved.
     """
@@ -186,7 +187,13 @@ def train_loop(
         nonlocal saved, requests
         tested: Metrics = {}
         if evaluating:
-            tested = evaluate(state)
+            try:
+                tested = evaluate(state)
+            except Exception:  # such as one that does not fit into memory
+                if jax.process_count() == 1:  # others may be elsewhere, and a save is of all
+                    save(position, state, None)
+                    writer.message(f"the evaluation failed; the checkpoint of step {position} is saved")
+                raise
             writer.write(position, tested)
             if draw:
                 writer.images(position, draw(state))

@@ -237,6 +237,14 @@ def test_a_wish_that_comes_with_the_last_step_changes_nothing():
     assert recorder.events[-1] == "save 10 10 0.1"
 
 
+def test_a_failed_evaluation_does_not_lose_what_was_learned():
+    recorder = Recorder()
+    recorder.evaluate = lambda state: (_ for _ in ()).throw(MemoryError("360 sounds"))
+    with pytest.raises(MemoryError, match="360 sounds"):
+        recorder.train()
+    assert recorder.events[-2:] == ["save 10 10 None", "the evaluation failed; the checkpoint of step 10 is saved"]
+
+
 def test_throughput_leaves_out_evaluating_and_saving(monkeypatch):
     """A second a step, a thousand for an evaluation: 4 examples per second."""
     now = [0.0]
