@@ -181,7 +181,7 @@ class _Matching:
             ):
                 continue
             for seed in [product for product in self.traced if product.module == compiled.module and product.size]:
-                whole = shards * _without_padding(compiled, seed.size // seed.elements)
+                whole = shards * _without_padding(compiled, seed)
                 if whole <= seed.size:
                     continue
                 near = [
@@ -320,14 +320,17 @@ def _shape(product: TracedProduct | CompiledProduct) -> tuple[str, int, int]:
     return product.kind, product.size, product.elements
 
 
-def _without_padding(compiled: CompiledProduct, terms: int) -> int:
-    """The multiplications of a product whose results are sums of so many terms, before XLA split and padded the sums.
+def _without_padding(compiled: CompiledProduct, product: TracedProduct) -> int:
+    """The multiplications of a compiled product before XLA split and padded its sums, as long as those of `product`.
 
-    A sum of 136 terms becomes 4 sums of 40, and their results are added.
+    A sum of 136 terms becomes 4 sums of 40, one of 400 terms 8 sums of 64, and their results are added.
     """
-    padded = compiled.size // compiled.elements
-    parts = -(-terms // padded)
-    return compiled.size if terms % padded == 0 or padded > terms else compiled.elements // parts * terms
+    terms, padded = product.size // product.elements, compiled.size // compiled.elements
+    if terms % padded and padded <= terms:
+        fewest = -(-terms // padded)
+        whole = (parts for parts in range(fewest, 2 * fewest) if compiled.elements % (parts * product.elements) == 0)
+        return compiled.elements // next(whole, fewest) * terms
+    return compiled.size
 
 
 def _same_dtypes(traced: TracedProduct, compiled: CompiledProduct) -> bool:

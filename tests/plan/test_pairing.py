@@ -70,6 +70,13 @@ def test_three_in_one_product_whose_sums_are_split_and_padded():
     ]
 
 
+def test_three_in_one_product_whose_sums_are_split_into_a_power_of_two():
+    """Sums of 400 terms, for 4 results each, are 8 sums of 64 terms, though 7 would do."""
+    traced = [ask(f"b/{name}", 4 * 400, elements=4) for name in ("query", "key", "value")]
+    found = pairs(traced, [run("b/value", 3 * 4 * 8 * 64, elements=3 * 4 * 8)])
+    assert [pair[1:] for pair in found] == [(F16, f"{MERGED} b/value"), (F16, f"{MERGED} b/value"), (F16, "")]
+
+
 def test_different_sizes_in_one_product():
     traced = [ask("b/query", 32), ask("b/key", 8), ask("b/value", 8)]
     assert [pair[1] for pair in pairs(traced, [run("b/query", 48)])] == [F16, F16, F16]
