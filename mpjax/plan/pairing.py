@@ -94,6 +94,7 @@ class _Matching:
 
     def __init__(self, traced: list[TracedProduct], compiled: list[CompiledProduct]):
         self.traced, self.compiled, self.pairs = traced, compiled, []
+        self.in_unclear_loops: set[int] = set()
 
     def by(
         self,
@@ -144,17 +145,11 @@ class _Matching:
         compiled = _grouped((each for each in self.compiled if not each.named), _shape)
         for key, traced in _grouped(self.traced, _shape).items():
             candidates = compiled.get(key, [])
-            if len(traced) != len(candidates) or len({product.operands for product in traced}) > 1:
-                continue
-            if any(compared(traced[0].operands, each.operands) == NARROWER for each in candidates):
+            if not self._as_many_as(traced, candidates):
                 continue
             note = AMONG.format(count=len(traced))
             for product in sorted(traced, key=lambda product: bits_of(product.result), reverse=True):
-                asked = bits_of(product.result)
-                results = [bits_of(each.result) for each in candidates]
-                exact = [_same_dtypes(product, each) for each in candidates]
-                ranks = [(bits < asked, not same, bits) for bits, same in zip(results, exact, strict=True)]
-                taken = candidates.pop(ranks.index(min(ranks)))
+                candidates.remove(taken := _nearest(product, candidates))
                 self.pairs.append(PairedProduct(product, taken, note))
                 self.compiled = _without(self.compiled, [taken])
             self.traced = _without(self.traced, traced)
@@ -259,17 +254,33 @@ class _Matching:
     def in_loops(self, loops: Sequence[CompiledProduct]) -> None:
         """Pairs traced products with `loops`, the multiplications in loop fusions, of the same module, pass and kind.
 
-        It does so only if all of these have the same dtypes. Several products may be paired with one of them.
+        It does so if all of these have the same operands, and add up in one dtype if they add up; several products may
+        be paired with one of them. It also does so if they are as many as the traced ones and none is narrower: the
+        note then says that which of them is which is not known. Other products are put into `in_unclear_loops`.
         """
         groups = _grouped(loops, lambda multiplication: (multiplication.module, multiplication.kind))
         left = []
-        for product in self.traced:
-            candidates = groups.get((product.module, product.kind), [])
-            if len({multiplication.dtypes for multiplication in candidates}) == 1:
-                self.pairs.append(PairedProduct(product, candidates[0]))
+        for key, traced in _grouped(self.traced, lambda product: (product.module, product.kind)).items():
+            candidates = groups.get(key, [])
+            sums = {each.accumulation for each in candidates} - {""}
+            if candidates and len({each.operands for each in candidates}) == 1 and len(sums) < 2:
+                self.pairs += [PairedProduct(product, _nearest(product, candidates)) for product in traced]
+            elif candidates and self._as_many_as(traced, candidates):
+                note = AMONG.format(count=len(traced))
+                self.pairs += [PairedProduct(*both, note) for both in zip(traced, candidates, strict=True)]
             else:
-                left.append(product)
-        self.traced = left
+                left += traced
+                self.in_unclear_loops |= {id(product) for product in traced} if candidates else set()
+        self.traced = [product for product in self.traced if any(product is other for other in left)]
+
+    def _as_many_as(self, traced: Sequence[TracedProduct], candidates: Sequence[CompiledProduct]) -> bool:
+        """True if there are as many, the traced ones have operands of one dtype, and no candidate has narrower ones."""
+        asked = {product.operands for product in traced}
+        return (
+            len(traced) == len(candidates)
+            and len(asked) == 1
+            and all(compared(traced[0].operands, each.operands) != NARROWER for each in candidates)
+        )
 
     def rest(self) -> None:
         """Adds a pair for each product that is left.
@@ -289,7 +300,7 @@ class _Matching:
                     for compiled in self.compiled
                     if (compiled.kind == "attention") == (product.kind == "attention")
                 ]
-                note = UNCLEAR if candidates else NOWHERE
+                note = UNCLEAR if candidates or id(product) in self.in_unclear_loops else NOWHERE
             self.pairs.append(PairedProduct(product, None, note))
         ran = {(pair.traced.module, pair.compiled.dtypes) for pair in self.pairs if pair.traced and pair.compiled}
         sizes = {
@@ -314,6 +325,16 @@ def _by(compiled: Iterable[CompiledProduct]) -> str:
 def _extent(product: TracedProduct | CompiledProduct) -> int:
     """The multiplications of a matrix product; of any other kind, the elements of the result."""
     return product.size if product.size else product.elements
+
+
+def _nearest(product: TracedProduct, candidates: Sequence[CompiledProduct]) -> CompiledProduct:
+    """The candidate with a result as wide as asked for, then in the dtypes of the operands, then the narrowest."""
+    asked = bits_of(product.result)
+
+    def rank(each: CompiledProduct) -> tuple[bool, bool, tuple[int, int]]:
+        return bits_of(each.result) < asked, not _same_dtypes(product, each), bits_of(each.result)
+
+    return min(candidates, key=rank)
 
 
 def _shape(product: TracedProduct | CompiledProduct) -> tuple[str, int, int]:

@@ -194,3 +194,11 @@ def test_as_many_without_names_are_counted_by_dtype_and_the_note_says_that_which
     results = {pair.traced.module.path: pair.compiled.result for pair in paired([ask("c"), *wide], runs, lambda: ())}
     assert results == {"c": "float16", "a": "float32", "b": "float32"}
     assert [pair[1] for pair in pairs([ask("c"), *wide, ask("d")], runs)] == [None] * 4 + [F16, F16, F32]
+
+
+def test_loops_of_other_dtypes_are_counted_if_they_are_as_many_and_none_is_narrower():
+    wide, half, narrow = (run("a", operands=operands, by="XLA loop") for operands in (F32, F16, ("float8_e4m3fn",) * 2))
+    note = AMONG.format(count=2)
+    assert pairs([ask("a"), ask("a")], [], loops=[wide, half]) == [("a", F32, note), ("a", F16, note)]
+    assert pairs([ask("a"), ask("a")], [], loops=[wide, half, half]) == [("a", None, UNCLEAR)] * 2
+    assert pairs([ask("a"), ask("a")], [], loops=[narrow, half]) == [("a", None, UNCLEAR)] * 2
