@@ -7,8 +7,8 @@ of their layers; the dtypes that run do not depend on more.
     python benchmarks/receipts.py --output benchmarks/results/receipts.json
     python benchmarks/receipts.py --models qwen3 t5 --presets mixed_float16 --devices h200
 
-Networks of folders are those of `architectures.py`. Finished receipts in the output file are kept, so that it can be
-stopped and started again.
+Models without flags here are those of `architectures.py`. Finished receipts in the output file are kept, so that it can
+be stopped and started again.
 """
 
 import argparse
@@ -57,8 +57,9 @@ MODELS = {
     "bert": f"--task text_classification {_WORDS} --model.name bert",
     "gpt2": f"--task language_modeling {_WORDS} --model.name gpt2",
 }
-MODELS |= {name: "" for name in FOLDERS if name not in MODELS}
-TRANSFORMERS = ("vit", "bert", "gpt2", *FOLDERS)
+_AS_TRAINED = ("efficientnet_b0", "mobilenetv3_small", "regnety_004", "densenet121", "dit", "unet_ddpm")
+MODELS |= {name: "" for name in (*_AS_TRAINED, *FOLDERS) if name not in MODELS}
+TRANSFORMERS = ("vit", "bert", "gpt2", "dit", *FOLDERS)
 
 
 def presets_of(model: str) -> tuple[str, ...]:
