@@ -164,8 +164,7 @@ def write_adapter(settings: Export, config: Config, model: nnx.Module) -> str:
 
     kinds = {
         "embedding": "FEATURE_EXTRACTION",
-        "text_to_text": "SEQ_2_SEQ_LM",
-        "transcription": "SEQ_2_SEQ_LM",
+        "text_to_text": "SEQ_2_SEQ_LM",  # none for transcription: PEFT's class of it takes tokens, not sounds
         **dict.fromkeys(NEXT_TOKEN, "CAUSAL_LM"),
     }
     kind = kinds.get(config.task)

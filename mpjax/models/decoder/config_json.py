@@ -153,7 +153,11 @@ def _qwen3(keys: ConfigKeys) -> DecoderSettings:
 
 def _qwen3_moe(keys: ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys, key_heads=4)
-    layers = _behind(keys, _rope(keys, sizes["length"]))
+    window = keys.size("sliding_window", 4096, null=True)
+    window = window if keys.take("use_sliding_window", bool, False) else None
+    keys.unused("max_window_layers", "layer_types")  # transformers gives all layers of this network the window
+    kind = LayerKind(rope=_rope(keys, sizes["length"]), window=window)
+    layers = (kind,) * keys.size("num_hidden_layers")
     every, dense = keys.size("decoder_sparse_step", 1), keys.take("mlp_only_layers", list, None) or []
     if not all(type(number) is int and 0 <= number < len(layers) for number in dense):
         raise keys.refusal("mlp_only_layers", dense, f"wanted numbers of layers, from 0 to {len(layers) - 1}")
@@ -184,7 +188,9 @@ def _olmoe(keys: ConfigKeys) -> DecoderSettings:
         qkv_bias=bias,
         out_bias=bias,
         tied=keys.take("tie_word_embeddings", bool, False),
-        experts=_experts(keys, ("num_experts",), 64, 8, sizes["hidden"], (True,) * count, balance=0.01),
+        experts=_experts(
+            keys, ("num_experts", "num_local_experts"), 64, 8, sizes["hidden"], (True,) * count, balance=0.01
+        ),
     )
 
 
@@ -299,13 +305,13 @@ def _gemma3(keys: ConfigKeys) -> DecoderSettings:
     sizes = _gemma_sizes(keys)
     rope, local = _gemma3_ropes(keys, sizes["length"])
     count, window = keys.size("num_hidden_layers"), keys.size("sliding_window", 4096, null=True)
-    pattern = keys.size("sliding_window_pattern", None) or keys.size("_sliding_window_pattern", 6)
-    keys.unused("_sliding_window_pattern")
+    pattern = keys.size("sliding_window_pattern", 6)
+    keys.unused("_sliding_window_pattern")  # of files with `layer_types`; transformers reads it in no other
+    keys.only("attn_logit_softcapping", None)  # transformers stores a number, and does not use it
     return DecoderSettings(
         **sizes,
         layers=kinds_of_layers(keys, [(number + 1) % pattern != 0 for number in range(count)], window, rope, local),
         norms_of_heads=True,
-        score_cap=keys.take("attn_logit_softcapping", float, None, null=True),
         logit_cap=keys.take("final_logit_softcapping", float, None, null=True),
     )
 

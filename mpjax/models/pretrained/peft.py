@@ -25,6 +25,9 @@ from mpjax.strict_json import encode
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
+_REFUSED = ".mixer.out_proj"
+"""The end of the name of a layer of Mamba-2 whose adapters PEFT refuses to load."""
+
 _PREFIX = "base_model.model."
 """What PEFT's wrappers put before the names of the model."""
 
@@ -75,6 +78,11 @@ def export_adapter(
                 "export the merged weights"
             )
         names[layer_path] = _in_memory(entry, layout)
+        if names[layer_path].endswith(_REFUSED):
+            raise UsageError(
+                f"PEFT loads no adapter of {names[layer_path]}: export the merged weights, or train without one of "
+                f"{layer_path}"
+            )
         first.add(_outputs_first(of_kernels[layer_path], entry))
         arrays = {"lora_A.weight": on_host(layer.lora_a).T, "lora_B.weight": on_host(layer.lora_b).T}
         if isinstance(adapter, Renormalised):
@@ -88,7 +96,8 @@ def export_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     written = {name: np.array(cast(array, target), order="C") for name, array in tensors.items()}
     write_tensors(folder / WEIGHTS, written, format="pt")
-    linear = {_in_memory(entry, layout) for name, entry in entries.items() if name.endswith("/kernel")}
+    # The matrices of experts have names of layers too.
+    linear = {_in_memory(entry, layout) for name, entry in entries.items() if name.endswith("/kernel") or entry.rows}
     settings = _config(adapter, rank, _targets(set(names.values()), linear), base=base, task=task)
     settings["fan_in_fan_out"] = not first.pop()
     write_atomically(folder / CONFIG, (encode(settings, indent=2) + "\n").encode())

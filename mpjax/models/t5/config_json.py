@@ -114,7 +114,7 @@ def settings_of(config: Any, *, has_head: bool = False) -> T5Settings:
         dropout=keys.number("dropout_rate", 0.1, below=1),
         tied=tied and not (has_head and not scaled),
         scaled=scaled,
-        start=padding if start is None else start,
+        start=start if start is not None else padding if kind == "t5" else 0,  # mT5 has a default of its own
     )
     keys.refuse_rest()
     _check(keys, settings)

@@ -211,3 +211,15 @@ def test_an_error_names_the_file(tmp_path, text, says):
     (tmp_path / "config.json").write_text(json.dumps(SMALL | {"odd": 1}))
     with pytest.raises(UsageError, match=f"{tmp_path}/config.json: mpjax does not know odd 1"):
         read_settings(tmp_path)
+
+
+def test_windows_and_caps_are_those_that_transformers_uses():
+    """Its Qwen 3 MoE gives all layers the window, and its Gemma 3 does not use a cap of the scores."""
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "use_sliding_window": True, "sliding_window": 3}
+    moe = SMALL | experts | {"model_type": "qwen3_moe", "max_window_layers": 1}
+    assert [layer.window for layer in settings_of(moe).layers] == [3, 3]
+    assert [layer.window for layer in settings_of(moe | {"use_sliding_window": False}).layers] == [None, None]
+    gemma = SMALL | {"model_type": "gemma3_text", "sliding_window": 3, "_sliding_window_pattern": 2}
+    assert [layer.window for layer in settings_of(gemma).layers] == [3, 3]  # each sixth sees all
+    with pytest.raises(UsageError, match="attn_logit_softcapping is 2.0: .* has null only"):
+        settings_of(gemma | {"attn_logit_softcapping": 2.0})

@@ -91,6 +91,8 @@ CASES = {
             "num_experts_per_tok": 3,
             "moe_intermediate_size": 24,
             "norm_topk_prob": True,
+            "use_sliding_window": True,  # of all layers, whatever max_window_layers
+            "sliding_window": 3,
         },
     ),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "sliding_window": 5}),

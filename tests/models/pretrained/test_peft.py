@@ -12,7 +12,9 @@ from safetensors.numpy import load_file
 
 from mpjax.errors import UsageError
 from mpjax.models import GPT2, MLP, add_lora, merge_lora
-from mpjax.models.decoder import Decoder, export_decoder, load_decoder, read_settings
+from mpjax.models.decoder import Decoder, export_decoder, load_decoder, read_settings, settings_of
+from mpjax.models.mamba2 import Mamba2
+from mpjax.models.mamba2 import settings_of as mamba2_settings
 from mpjax.models.pretrained import export_adapter, export_safetensors
 from mpjax.models.vision import load_vision
 
@@ -106,6 +108,23 @@ def test_layers_that_share_a_last_name_with_others_are_named_in_full(base, tmp_p
     export_adapter(adapted(base, "lora", ["blocks/1/mlp/up"]), tmp_path / "a", base="tiny", task=None)
     config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
     assert config["target_modules"] == ["model.layers.1.mlp.up_proj"]
+
+
+def test_experts_have_names_of_layers_too_and_peft_refuses_an_output_of_mamba_2(tmp_path):
+    """PEFT finds layers by `gate_proj`, and would adapt the experts of block 0 with the dense layers of block 1."""
+    sizes = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 2, "head_dim": 4, "intermediate_size": 8}
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "mlp_only_layers": [1]}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    config = {"model_type": "qwen3_moe", **sizes, **heads, **experts}
+    model = with_adapters(Decoder(settings_of(config), rngs=nnx.Rngs(0)), "lora", ["blocks/1/mlp/*"])
+    export_adapter(model, tmp_path / "a", base="tiny", task=None)
+    targets = json.loads((tmp_path / "a" / "adapter_config.json").read_text())["target_modules"]
+    assert targets == [f"model.layers.1.mlp.{name}_proj" for name in ("down", "gate", "up")]
+    mamba = {"model_type": "mamba2", "vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1, "num_heads": 4}
+    network = Mamba2(mamba2_settings(mamba | {"head_dim": 4, "state_size": 4, "n_groups": 1}), rngs=nnx.Rngs(0))
+    adapted = with_adapters(network, "lora", ["blocks/*/mixer/out_proj"])
+    with pytest.raises(UsageError, match="PEFT loads no adapter of backbone.layers.0.mixer.out_proj"):
+        export_adapter(adapted, tmp_path / "b", base="tiny", task=None)
 
 
 def test_gpt_2_has_its_inputs_first_and_no_adapter_for_a_part_of_a_layer(tmp_path):

@@ -65,6 +65,13 @@ def test_logits_are_scaled_and_tied_as_files_of_old_and_new_transformers_say():
     assert kind(mt5) == (False, False)
 
 
+def test_decoding_begins_with_the_padding_or_in_mt5_with_0():
+    without = {key: value for key, value in (TINY | {"pad_token_id": 4}).items() if key != "decoder_start_token_id"}
+    assert settings_of(without).start == 4
+    mt5 = {"model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"]}
+    assert settings_of(without | GATED | mt5).start == 0
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
