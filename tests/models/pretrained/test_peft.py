@@ -114,7 +114,7 @@ def test_experts_have_names_of_layers_too_and_peft_refuses_an_output_of_mamba_2(
     """PEFT finds layers by `gate_proj`, and would adapt the experts of block 0 with the dense layers of block 1."""
     sizes = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 2, "head_dim": 4, "intermediate_size": 8}
     experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "mlp_only_layers": [1]}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 16}
     config = {"model_type": "qwen3_moe", **sizes, **heads, **experts}
     model = with_adapters(Decoder(settings_of(config), rngs=nnx.Rngs(0)), "lora", ["blocks/1/mlp/*"])
     export_adapter(model, tmp_path / "a", base="tiny", task=None)
