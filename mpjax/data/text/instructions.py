@@ -220,11 +220,11 @@ def _columns(table: Table, config: Data, forms: Sequence[Sequence[str]], kind: s
 
 
 def _advised(table: Table, forms: Sequence[Sequence[str]]) -> str:
-    """The fields of a form that the columns could be, each with a column: the only ones that are texts, if as many."""
+    """The fields of a form that the columns could be, each with a column: those of a table of as many texts alone."""
     texts = [name for name, column in table.columns.items() if isinstance(column, Text)]
-    pairs = [form for form in forms if 1 < len(form) <= len(texts)]
-    form = pairs[0] if pairs and len(texts) == len(table.columns) else forms[0]
-    columns = texts if len(texts) == len(form) else ["COLUMN"] * len(form)
+    alone = len(texts) == len(table.columns)
+    form = next((form for form in forms if alone and 1 < len(form) <= len(texts)), forms[0])
+    columns = texts if alone and len(texts) == len(form) > 1 else ["COLUMN"] * len(form)
     return " ".join(f"{field} {column}" for field, column in zip(form, columns, strict=True))
 
 

@@ -118,7 +118,7 @@ def test_an_answer_ends_with_the_special_token_of_its_template(chat_tokenizer):
             "has conversations in prompt/compl",
         ),
         ({"en": "a", "de": "b"}, {}, "write --data.columns prompt en completion de$"),
-        ({"a": [], "b": "c"}, {}, "write --data.columns messages COLUMN$"),
+        ({"a": [1], "b": "c"}, {}, "write --data.columns messages COLUMN$"),
         ({"messages": "hello"}, {}, "example 0: messages are 'hello'; wanted a list of messages"),
         ({"messages": [{"from": "user", "value": "a"}]}, {}, "example 0: message 0 is .*wanted a dict with the texts"),
         ({"prompt": "a", "completion": 3}, {}, "example 0: message 1 is .*'content': 3"),
