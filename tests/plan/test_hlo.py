@@ -92,6 +92,7 @@ def test_a_text_without_an_entry_is_refused():
         ),
         ("jit(f)/jvp(up)/(add:(mul:sub))", Module("up", False)),
         ("(jit(f)/jvp(up)/add:jit(f)/jvp(down)/add)", Module("", False)),
+        ("jit(f)/transpose(jvp(jit(mpjax_full_precision)))/dot_general", Module("", True)),
         ("jit(train_step)/add", Module("", False)),
         ("", Module("", False)),
     ],
