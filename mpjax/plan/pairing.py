@@ -259,7 +259,6 @@ class _Matching:
         note then says that which of them is which is not known. Other products are put into `in_unclear_loops`.
         """
         groups = _grouped(loops, lambda multiplication: (multiplication.module, multiplication.kind))
-        left = []
         for key, traced in _grouped(self.traced, lambda product: (product.module, product.kind)).items():
             candidates = groups.get(key, [])
             sums = {each.accumulation for each in candidates} - {""}
@@ -269,9 +268,9 @@ class _Matching:
                 note = AMONG.format(count=len(traced))
                 self.pairs += [PairedProduct(*both, note) for both in zip(traced, candidates, strict=True)]
             else:
-                left += traced
                 self.in_unclear_loops |= {id(product) for product in traced} if candidates else set()
-        self.traced = [product for product in self.traced if any(product is other for other in left)]
+                continue
+            self.traced = _without(self.traced, traced)
 
     def _as_many_as(self, traced: Sequence[TracedProduct], candidates: Sequence[CompiledProduct]) -> bool:
         """True if there are as many, the traced ones have operands of one dtype, and no candidate has narrower ones."""

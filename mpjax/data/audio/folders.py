@@ -17,7 +17,7 @@ from mpjax.data.audio.waveforms import ENDINGS, require_packages
 from mpjax.data.examples import Source
 from mpjax.data.fields import Field, Label
 from mpjax.data.sources.files_by_class import FileKind, class_folders, split_folders, spread
-from mpjax.data.sources.metadata import FILE_NAME, NAMES, metadata_in, read_metadata
+from mpjax.data.sources.metadata import FILE_NAME, NAMES, metadata_in, read_metadata, told_without_row
 from mpjax.data.table import base_names, parts_of
 from mpjax.errors import UsageError
 
@@ -104,9 +104,7 @@ def _texts_of(folder: pathlib.Path, split: str, config: Data, notes: list[str]) 
         )
     if other := [name for name in texts if not name.lower().endswith(ENDINGS)]:
         raise UsageError(f"{paths[other[0]]}: wanted {' or '.join(ENDINGS)}; convert it")
-    there = sum(path.suffix.lower() in ENDINGS for path in folder.rglob("*"))
-    if there > len(texts):
-        notes.append(f"{split}: {there - len(texts):,} sounds in {folder} have no row in {table.name} and are left out")
+    notes += told_without_row(table, len(texts), SOUNDS, split)
     kept = sorted((name for name, text in texts.items() if text.strip()), key=spread)
     if len(kept) < len(texts):
         notes.append(f"{split}: {len(texts) - len(kept):,} of {len(texts):,} sounds have no text and are left out")

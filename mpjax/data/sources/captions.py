@@ -9,7 +9,7 @@ from mpjax.config.schema import Data
 from mpjax.data.images.headers import stored_image
 from mpjax.data.sources.files_by_class import IMAGES, spread
 from mpjax.data.sources.folder_examples import FolderExamples
-from mpjax.data.sources.metadata import FILE_NAME, NAMES, metadata_in, read_metadata
+from mpjax.data.sources.metadata import FILE_NAME, NAMES, metadata_in, read_metadata, told_without_row
 from mpjax.data.sources.own import Joined
 from mpjax.data.table import Column, Table, Text, advice_on_splits, base_names, parts_of
 from mpjax.errors import UsageError
@@ -73,8 +73,6 @@ def _examples(folder: pathlib.Path, split: str, notes: list[str]) -> FolderExamp
     paths = [str(folder / row[FILE_NAME]) for row in rows]
     if absent := [path for path in paths if not pathlib.Path(path).is_file()]:
         raise UsageError(f"{file}: there is no {absent[0]} ({len(absent)} of {len(rows)} images are missing)")
-    there = sum(path.suffix.lower() in IMAGES.endings for path in folder.rglob("*"))
-    if there > len(paths):
-        notes.append(f"{split}: {there - len(paths):,} images in {folder} have no row in {file.name} and are left out")
+    notes += told_without_row(file, len(paths), IMAGES, split)
     texts = {name: np.asarray([row[name] for row in rows], object) for name in rows[0] if name != FILE_NAME}
     return FolderExamples({"image": paths}, texts)

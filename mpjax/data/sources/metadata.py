@@ -5,6 +5,7 @@ import io
 import json
 import pathlib
 
+from mpjax.data.sources.files_by_class import FileKind
 from mpjax.errors import UsageError
 
 
@@ -43,6 +44,14 @@ def read_metadata(file: pathlib.Path) -> list[dict[str, str]]:
             raise UsageError(f"{file}, lines {seen[name]} and {line}: both are of {name}; remove one of them")
         seen[name] = line
     return [row for _, row in rows]
+
+
+def told_without_row(table: pathlib.Path, rows: int, kind: FileKind, split: str) -> list[str]:
+    """Says, in a list of at most one sentence, how many files of a kind beside and below a table have no row in it."""
+    there = sum(path.suffix.lower() in kind.endings for path in table.parent.rglob("*"))
+    if there <= rows:
+        return []
+    return [f"{split}: {there - rows:,} {kind.name} in {table.parent} have no row in {table.name} and are left out"]
 
 
 def _of_csv(file: pathlib.Path, text: str) -> list[tuple[int, dict[str, str]]]:

@@ -14,6 +14,7 @@ from mpjax.models.adapters import Added, AddedByRoot, Renormalised, adapted_laye
 from mpjax.models.pretrained.export import write_tensors
 from mpjax.models.pretrained.layouts.entry import FileEntry, WeightMap
 from mpjax.models.pretrained.layouts.families import layouts_of
+from mpjax.models.pretrained.layouts.in_memory import loaded_name
 from mpjax.models.pretrained.load import cast, losses, refusal
 from mpjax.models.quantised import restore
 from mpjax.models.scan import one_by_one
@@ -106,10 +107,7 @@ def export_adapter(
 
 def _in_memory(entry: FileEntry, layout: WeightMap) -> str:
     """The name of the layer of a kernel in the loaded model of transformers 5, by which PEFT finds it."""
-    name = entry.key.removesuffix(".weight")
-    for old, new in layout.in_memory:
-        name = name.replace(old, new)
-    return name
+    return loaded_name(entry.key.removesuffix(".weight"), layout.in_memory)
 
 
 def _restored(model: nnx.Module) -> nnx.Module:

@@ -1,5 +1,14 @@
 """How transformers 5 renames the layers of networks for images when it loads their files."""
 
+from collections.abc import Iterable
+
+
+def loaded_name(name: str, pairs: Iterable[tuple[str, str]]) -> str:
+    """The name in a loaded network, by (old, new) substrings of the name in its file, in order."""
+    for old, new in pairs:
+        name = name.replace(old, new)
+    return name
+
 
 def _projections(inputs: str, output: str) -> tuple[tuple[str, str], ...]:
     inner = ((f"{inputs}.{name}", f"attention.{name[0]}_proj") for name in ("query", "key", "value"))
