@@ -16,7 +16,7 @@ from mpjax.config.commands import Export
 from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
-from mpjax.config.tasks import COMPARED, NEXT_TOKEN, TASKS
+from mpjax.config.tasks import COMPARED, NEXT_TOKEN, inputs_of
 from mpjax.data.example_reader import batch_fields, reader
 from mpjax.data.examples import Source
 from mpjax.data.fields import Fields
@@ -111,7 +111,8 @@ def _export_folder(model: Any, output: str, *, source: str, fields: Fields, dtyp
         case "encoder":
             from mpjax.models.encoder.folder import export_encoder
 
-            return export_encoder(model, output, source=source, classes=classes, dtype=dtype)
+            problem = _PROBLEMS.get(str(predicted))
+            return export_encoder(model, output, source=source, classes=classes, problem=problem, dtype=dtype)
         case "whisper":
             from mpjax.models.whisper.folder import export_whisper
 
@@ -144,7 +145,7 @@ _PROBLEMS = {
     "labels": "multi_label_classification",
     "target": "regression",
 }
-"""The `problem_type` of transformers, by the field that a network for images predicts."""
+"""The `problem_type` of transformers, by the field that a network predicts."""
 
 
 def write_adapter(settings: Export, config: Config, model: nnx.Module) -> str:
@@ -219,8 +220,7 @@ def write_program(
 
     split = SplitOfOne(source.test, reader(source, config.data, training=False))
     examples = split.batch(range(min(_COMPARED, len(split))))
-    names = ("row",) if "row" in examples else TASKS[config.task].inputs
-    batch = {name: examples[name] for name in names}
+    batch = {name: examples[name] for name in inputs_of(config.task, examples)}
     if config.task in NEXT_TOKEN:
         batch["tokens"] = batch["tokens"][:, :-1]  # the last token is only a label
     (size,) = export.symbolic_shape("batch")

@@ -12,7 +12,7 @@ from mpjax.config.choices import AUTO, BEST, DIFFUSION_MODELS, MODELS, SETTINGS_
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config, Data, Distributed, Optimizer, Training
 from mpjax.config.setting_types import out_of_range, words, wrong_types
-from mpjax.config.tasks import OF_SOUNDS, TASKS, WITH_CLASSES
+from mpjax.config.tasks import OF_NUMBERS, OF_SOUNDS, TASKS, WITH_CLASSES
 from mpjax.errors import UsageError
 
 
@@ -64,7 +64,8 @@ def require_valid(settings: Any, prefix: str = "", rules: Iterable[str] = ()) ->
 
 def _of_config(config: Config) -> Iterator[str]:
     yield from _of_data(config.data.for_task(config.task))
-    if config.data.text_template and "text" not in TASKS[config.task].columns:
+    reads_texts = "text" in TASKS[config.task].columns or (config.task in OF_NUMBERS and not _is_table(config.data))
+    if config.data.text_template and not reads_texts:
         yield f"--data.text_template joins texts, which --task {config.task} does not read: leave it out"
     yield from _of_rows(config)
     yield from _of_numbers(config)
@@ -75,6 +76,10 @@ def _of_config(config: Config) -> Iterator[str]:
     yield from _of_distributed(config.distributed)
 
 
+def _is_table(data: Data) -> bool:
+    return str(data.name).startswith(TABULAR)
+
+
 _OF_TABLES = ("drop", "categories", "missing", "decimal", "rows")
 _OF_OTHER_SETS = ("columns", "num_classes", "ignore_index", "preprocess", "range", "mix")
 
@@ -82,7 +87,7 @@ _OF_OTHER_SETS = ("columns", "num_classes", "ignore_index", "preprocess", "range
 def _of_rows(config: Config) -> Iterator[str]:
     """Yields messages about settings of tables without a table, and about others that a table does not have."""
     data, usual = config.data, Data()
-    tabular = str(data.name).startswith(TABULAR)
+    tabular = _is_table(data)
     for name in _OF_OTHER_SETS if tabular else _OF_TABLES:
         if (value := getattr(data, name)) != getattr(usual, name):
             flag = f"--data.{name} {_written(value)}"
@@ -114,7 +119,7 @@ def _of_numbers(config: Config) -> Iterator[str]:
             yield f"{flag}: --training.objective has its own loss; leave one out"
         elif name == "huber_delta" and training.loss != "huber":
             yield f"{flag} is for --training.loss huber, not for {training.loss}; leave it out"
-    if config.task not in ("regression", "multilabel"):
+    if config.task not in OF_NUMBERS:
         return
     for name in ("mixup", "cutmix", "mix"):
         if value := getattr(config.data, name):

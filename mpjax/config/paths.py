@@ -80,7 +80,7 @@ def _data_of(config: Config) -> Iterator[tuple[str, str]]:
         yield "data.mix", " ".join(mixed)
     if config.data.data_dir:
         yield "data.data_dir", config.data.data_dir
-    if config.data.tokenizer not in ("bytes", "words"):
+    if config.data.tokenizer not in ("bytes", "words", config.model.folder):
         yield "data.tokenizer", config.data.tokenizer
     if config.data.features not in ("auto", "whisper"):
         yield "data.features", config.data.features

@@ -33,7 +33,7 @@ from mpjax.config.setting_types import (
     settle_auto,
     words,
 )
-from mpjax.config.tasks import COMPARED, OF_SOUNDS, WITHOUT_TEXTS, TaskName
+from mpjax.config.tasks import COMPARED, OF_NUMBERS, OF_SOUNDS, WITHOUT_TEXTS, TaskName
 
 
 def _are_two(bounds: Sequence[float]) -> bool:
@@ -582,7 +582,7 @@ class Config:
     @property
     def is_encoded(self) -> bool:
         """Whether the data are read by statistics of the training split, which the run stores: rows, and targets."""
-        return str(self.data.name).startswith(TABULAR) or self.task in ("regression", "multilabel")
+        return str(self.data.name).startswith(TABULAR) or self.task in OF_NUMBERS
 
     def __post_init__(self):
         settle_durations(self, "steps")

@@ -1,6 +1,6 @@
 """The tasks: the columns that their examples are made of, the call of their model, and the score of a checkpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Literal, NamedTuple
 
 
@@ -28,9 +28,9 @@ class TaskKind(NamedTuple):
 
     Attributes:
       columns: the fields for which a column of the data is looked for by name and type; empty: the task looks for its
-        columns itself. Tables have a `row` in place of the `image`.
-      inputs: the fields of a batch with which the model is called, in order. Tables have a `row` in place of the
-        `image`. `time` is made on the device.
+        columns itself.
+      inputs: the fields of a batch with which the model is called, in order (`inputs_of`: a row or a text may be in
+        place of an image). `time` is made on the device.
       targets: the fields of a batch that only the loss reads.
       outputs: the result of the model, for messages.
       score: the metric that chooses the best checkpoint.
@@ -81,13 +81,28 @@ OF_SOUNDS = tuple(name for name, kind in TASKS.items() if "sound" in kind.inputs
 COMPARED: tuple[TaskName, ...] = ("embedding", "image_text")
 """The tasks that compare each example with the others of its batch."""
 
-OF_ROWS: tuple[TaskName, ...] = ("classification", "regression", "multilabel")
+OF_NUMBERS: tuple[TaskName, ...] = ("regression", "multilabel")
+"""The tasks that predict columns of numbers, from images, from texts, or from the rows of a table."""
+
+OF_ROWS: tuple[TaskName, ...] = ("classification", *OF_NUMBERS)
 """The tasks that learn from the rows of a table."""
 
 WITH_CLASSES = tuple(name for name, kind in TASKS.items() if not {"label", "mask"}.isdisjoint(kind.targets))
 """The tasks whose loss compares logits with one class of each example or pixel."""
 
 WITHOUT_TEXTS = tuple(
-    name for name, kind in TASKS.items() if kind.inputs and {"tokens", "target_tokens"}.isdisjoint(kind.inputs)
+    name
+    for name, kind in TASKS.items()
+    if kind.inputs and {"tokens", "target_tokens"}.isdisjoint(kind.inputs) and name not in OF_NUMBERS
 )
 """The tasks whose data have no texts, and need no tokenizer."""
+
+
+def inputs_of(task: TaskName, fields: Container[str]) -> tuple[str, ...]:
+    """The fields with which the model of a task is called, in order: a `row` or a text if there is no `image`."""
+    inputs = TASKS[task].inputs
+    if "image" not in inputs or "image" in fields:
+        return inputs
+    if "row" in fields:
+        return ("row",)
+    return _OF_TEXT if "tokens" in fields else inputs

@@ -34,7 +34,6 @@ from mpjax.data.given import joined as joined
 from mpjax.data.given import squares_of as squares_of
 from mpjax.data.given import takes_images as takes_images
 from mpjax.data.image_range import in_range as in_range
-from mpjax.data.image_targets import with_targets as with_targets
 from mpjax.data.labels import check_labels as check_labels
 from mpjax.data.mixture import mixed as mixed
 from mpjax.data.mixture import named as named
@@ -68,6 +67,7 @@ from mpjax.data.table import Text as Text
 from mpjax.data.table import base_names as base_names
 from mpjax.data.table import choose_columns as choose_columns
 from mpjax.data.table import parts_of as parts_of
+from mpjax.data.target_columns import with_targets as with_targets
 from mpjax.data.targets import Labels as Labels
 from mpjax.data.targets import NumericTarget as NumericTarget
 from mpjax.data.user_function import PreprocessedExamples as PreprocessedExamples

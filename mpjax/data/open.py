@@ -11,7 +11,7 @@ import numpy as np
 from mpjax.config.choices import NPZ, TABULAR
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
-from mpjax.config.tasks import OF_ROWS, OF_SOUNDS, TASKS, TaskName
+from mpjax.config.tasks import OF_NUMBERS, OF_ROWS, OF_SOUNDS, TASKS, TaskName
 from mpjax.config.user_code import names_code
 from mpjax.data.examples import Example, MappedExamples, Portion, Source, renamed
 from mpjax.data.fields import IGNORED_LABEL, Field, Image, Label, Mask
@@ -69,14 +69,14 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
         from mpjax.data.text.target_texts import sources_and_targets  # late, as in _table
 
         return sources_and_targets(table, config)
-    if task in ("regression", "multilabel"):
-        from mpjax.data.image_targets import with_targets  # late, as in _table
-
-        return with_targets(table, task, config, encoding)
-    if config.text_template and "text" in TASKS[task].columns:
+    if config.text_template and ("text" in TASKS[task].columns or task in OF_NUMBERS):
         from mpjax.data.text.template import with_joined_text  # late, as in _table
 
         table = with_joined_text(table, config.text_template)
+    if task in OF_NUMBERS:
+        from mpjax.data.target_columns import with_targets  # late, as in _table
+
+        return with_targets(table, task, config, encoding)
     if task == "image_text":
         from mpjax.data.image_texts import images_and_texts  # late, as in _table
 
@@ -107,8 +107,8 @@ def as_task(table: Table, task: TaskName, config: Data, encoding: "Encoding | No
     if "text" in chosen:
         from mpjax.data.text.blocks import tokenized  # late, as in _table
 
-        label = functools.partial(_field, "label", chosen, table.name, config, origins)
-        return tokenized(table.name, task, train, test, config, label=label, origin=origins["text"])
+        predicted = ("label", _field("label", chosen, table.name, config, origins)) if "label" in chosen else None
+        return tokenized(table.name, train, test, config, predicted=predicted, origin=origins["text"])
     if "mask" in chosen and not (config.stated_classes or getattr(chosen["mask"], "num_classes", 0)):
         raise unknown_classes(train, config, table.name, origins["mask"], stored)
     fields = {name: _field(name, chosen, table.name, config, origins) for name in chosen}

@@ -108,7 +108,7 @@ def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
     candidates = _candidates(field, table)
     if len(candidates) == 1:
         return candidates[0]
-    tabular = _as_rows(table) if field == "image" else ""
+    tabular = as_rows(table) if field == "image" else ""
     raise UsageError(
         f"data set '{table.name}' has {'several columns' if candidates else 'no column'} that could be the {field}, "
         f"{_WANTED[field][1]}; its columns are {shown}"
@@ -118,7 +118,7 @@ def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
     )
 
 
-def _as_rows(table: Table) -> str:
+def as_rows(table: Table) -> str:
     """The name of a file of numbers and texts as the rows of a table; empty for other sets."""
     where = table.name.removeprefix("hf:").removeprefix("csv:").removeprefix("tsv:").removeprefix("parquet:")
     scalar = all(

@@ -115,7 +115,7 @@ def _accepts(name: object, task: TaskName, fields: Fields) -> bool:
     inputs, outputs = (set(fields) - PREDICTED, set(fields) & PREDICTED)
     wanted = set(_fields_of(task))
     taken = [wanted - PREDICTED, *([{"row"}] if name == "mlp" else [])]
-    predicted = PREDICTED if task == "classification" else wanted & PREDICTED
+    predicted = PREDICTED if task in ("classification", "text_classification") else wanted & PREDICTED
     return inputs in taken and len(outputs) == len(wanted & PREDICTED) and outputs <= predicted
 
 
@@ -283,8 +283,8 @@ def _pixels(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
 
 
 def _texts(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
-    tokens, classes = fields["tokens"], fields["label"].num_classes
-    return {"vocabulary": tokens.vocabulary, "length": tokens.length, "num_classes": classes, "dropout": config.dropout}
+    sizes = {"vocabulary": fields["tokens"].vocabulary, "length": fields["tokens"].length}
+    return {**sizes, "num_classes": outputs_of(fields), "dropout": config.dropout}
 
 
 def _next_tokens(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from mpjax.config.tasks import NEXT_TOKEN, TaskName
+from mpjax.config.tasks import NEXT_TOKEN, OF_NUMBERS, TaskName
 from mpjax.errors import UsageError
 from mpjax.models.config_keys import CONFIG, read_object
 from mpjax.models.decoder import config_json as decoder
@@ -35,9 +35,9 @@ _FILES: Mapping[Kind, Any] = {
 _TASKS: Mapping[Kind, tuple[TaskName, ...]] = {
     "decoder": NEXT_TOKEN,
     "mamba2": NEXT_TOKEN,
-    "encoder": ("text_classification", "embedding"),
+    "encoder": ("text_classification", "embedding", *OF_NUMBERS),
     "t5": ("text_to_text",),
-    "vision": ("classification", "regression", "multilabel"),
+    "vision": ("classification", *OF_NUMBERS),
     "whisper": ("transcription", "audio_classification"),
 }
 

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping
 
 from mpjax.config import schema
-from mpjax.config.tasks import TASKS, TaskName
+from mpjax.config.tasks import OF_NUMBERS, TASKS, TaskName
 from mpjax.data.example_reader import batch_fields
 from mpjax.data.examples import Source
 from mpjax.data.fields import Fields, Image, Label, Length, Mask, Tokens
@@ -89,7 +89,7 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
     known = KNOWN.get(_base(str(config.name)))
     if known is None or not TASKS[task].columns:  # the task looks at the columns of the set
         return _of_the_set(task, config, data_dir)
-    if task in ("regression", "multilabel"):
+    if task in OF_NUMBERS:
         raise UsageError(
             f"--data.name {config.name} has classes, but --task {task} needs numbers or labels; write --task "
             "classification, or the name of your data"

@@ -1,7 +1,7 @@
 """The objective of a run: the sums of its values over a batch and over a whole set."""
 
 import dataclasses
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -109,11 +109,6 @@ def means(sums: Sums) -> dict[str, float]:
         return total.of_set() if hasattr(total, "of_set") else Mean(total, sums["count"]).of_set()
 
     return {name: concluded(total) for name, total in sums.items() if name != "count"}
-
-
-def input_name(names: Container[str]) -> str:
-    """The field of a batch that a model of images or rows takes: `row` of a table, otherwise `image`."""
-    return "row" if "row" in names else "image"
 
 
 def as_stored(batch: Batch, key: jax.Array | None) -> Batch:

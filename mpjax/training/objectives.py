@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mpjax.config.tasks import inputs_of
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
 from mpjax.training.chunked_loss import in_chunks, sums_in_chunks, token_cotangent
@@ -25,7 +26,7 @@ from mpjax.training.losses import (
     intersection_and_union,
     soft_cross_entropy,
 )
-from mpjax.training.objective import OUTPUTS, Batch, Mean, Metrics, Values, input_name
+from mpjax.training.objective import OUTPUTS, Batch, Mean, Metrics, Values
 from mpjax.training.softmax_cross_entropy import with_labels
 
 
@@ -84,7 +85,7 @@ def classification(policy: Policy, compare: Comparison | None = None) -> "Object
     compare = compare or equally()
 
     def objective(model, batch: Batch, key: jax.Array | None) -> Values:
-        logits = model(policy.cast_to_compute(batch[input_name(batch)]))
+        logits = model(*(policy.cast_to_compute(batch[name]) for name in inputs_of("classification", batch)))
         return {**compare(logits, batch, key), OUTPUTS: logits}
 
     return objective

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mpjax.config.tasks import inputs_of
 from mpjax.precision.policy import Policy
-from mpjax.training.objective import OUTPUTS, Batch, Values, input_name
+from mpjax.training.objective import OUTPUTS, Batch, Values
 from mpjax.training.softmax_cross_entropy import as_float32
 
 
@@ -75,7 +76,7 @@ def regression_objective(
     """
 
     def values_of(model, batch: Batch, key: jax.Array | None) -> Values:
-        outputs = model(policy.cast_to_compute(batch[input_name(batch)]))
+        outputs = model(*(policy.cast_to_compute(batch[name]) for name in inputs_of("regression", batch)))
         values: dict = {"loss": loss(outputs, batch["target"]), OUTPUTS: outputs}
         if key is not None:
             return values

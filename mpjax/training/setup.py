@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 
 from mpjax.config.schema import Model
-from mpjax.config.tasks import COMPARED, NEXT_TOKEN, OF_ROWS, OF_TARGETS, TASKS, TaskName
+from mpjax.config.tasks import COMPARED, NEXT_TOKEN, OF_NUMBERS, OF_ROWS, OF_TARGETS, TASKS, TaskName, inputs_of
 from mpjax.data.fields import outputs_of
 from mpjax.errors import UsageError
 from mpjax.models.pretrained.load import load_pretrained
@@ -23,7 +23,7 @@ from mpjax.precision.casting.narrowing import cast_once, narrowed_inputs
 from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.policy_report import PolicyReport
 from mpjax.training.layout import Layout
-from mpjax.training.objective import RunObjective, input_name
+from mpjax.training.objective import RunObjective
 from mpjax.training.packing import Packing
 from mpjax.training.state import Arrays, Structure, TrainState, create_state, take_apart, without_shared_buffers
 
@@ -88,7 +88,8 @@ _ARGUMENTS = {
 
 def _signature(task: TaskName) -> str:
     arguments = ", ".join(_ARGUMENTS[name] for name in TASKS[task].inputs)
-    return f"{arguments}{' or rows [B, F]' if task in OF_ROWS else ''} -> {TASKS[task].outputs}"
+    others = (" or rows [B, F]" if task in OF_ROWS else "") + (" or tokens and lengths" if task in OF_NUMBERS else "")
+    return f"{arguments}{others} -> {TASKS[task].outputs}"
 
 
 def _inputs(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> Shapes:
@@ -96,8 +97,8 @@ def _inputs(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> Shapes:
 
     def shape_of(name: str) -> jax.ShapeDtypeStruct:
         match name:
-            case "image":
-                return jax.ShapeDtypeStruct((_BATCH, *fields[input_name(fields)].shape), dtype)
+            case "image" | "row":
+                return jax.ShapeDtypeStruct((_BATCH, *fields[name].shape), dtype)
             case "sound":
                 return jax.ShapeDtypeStruct((_BATCH, *fields[name].shape), FLOAT32)
             case "tokens" | "target_tokens":
@@ -106,7 +107,7 @@ def _inputs(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> Shapes:
             case _:
                 return jax.ShapeDtypeStruct((_BATCH,), jnp.int32)
 
-    return tuple(shape_of(name) for name in TASKS[task].inputs if name in ("image", "time") or name in fields)
+    return tuple(shape_of(name) for name in inputs_of(task, fields) if name in ("image", "time") or name in fields)
 
 
 def _expected(task: TaskName, fields: Mapping[str, Any]) -> tuple[int, ...]:

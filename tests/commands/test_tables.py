@@ -1,4 +1,4 @@
-"""Runs on tables and on numbers beside images: every command reads them by the statistics that the run stored."""
+"""Runs on tables, and on numbers beside images and texts: every command reads them by the statistics of the run."""
 
 import json
 
@@ -224,3 +224,54 @@ def test_numbers_beside_images_are_learned_under_every_policy(tmp_path, policy, 
     # An untrained model's error is of the size of the deviation, in the units of the data.
     assert 0.2 < summary["test/rmse"] / brightness.std() < 3
     assert summary["skipped"] == 0
+
+
+REVIEWS = """
+import numpy as np
+
+def reviews():
+    words = np.random.default_rng(0).integers(0, 5, (80, 3))
+    names = np.array(["bad", "dull", "fine", "good", "superb"])
+    rows = {
+        "text": [" ".join(row) for row in names[words]],
+        "score": 100.0 + words.sum(1),
+        "poor": (words.sum(1) < 5).astype(int),
+        "rich": (words.sum(1) > 5).astype(int),
+    }
+    return rows, {name: values[:16] for name, values in rows.items()}
+"""
+
+
+@pytest.fixture
+def run_on_reviews(tmp_path):
+    """Trains a small BERT on 80 texts of three words, and returns the folder of its run."""
+    (tmp_path / "sets.py").write_text(REVIEWS)
+    data = f"--data.name {tmp_path / 'sets.py'}:reviews --data.length 8 --data.tokenizer words --data.batch_size 16"
+    model = "--model.name bert --model.width 32 --model.heads 2 --model.depth 1 --optimizer.name adamw"
+    rest = "--optimizer.learning_rate 0.003 --optimizer.warmup 2 --report.no_plot --report.no_tensorboard --steps 160"
+
+    def train(flags):
+        run(load_config(f"--output_dir {tmp_path / 'run'} {data} {model} {rest} {flags}".split()))
+        return str(tmp_path / "run")
+
+    return train
+
+
+def test_numbers_are_learnt_from_texts(run_on_reviews, tmp_path, capsys):
+    folder = run_on_reviews("--task regression --data.targets score")
+    metrics = evaluate_run(Evaluation(run=folder, trust_code=True))
+    capsys.readouterr()
+    lines = lines_of(capsys, run=folder, split="test", trust_code=True)
+    errors = np.array([line["prediction"]["score"] - line["target"]["score"] for line in lines])
+    assert metrics["test/rmse"] == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-3)
+    assert metrics["test/rmse"] < 1  # the deviation of the scores is 2.4
+    (tmp_path / "new.txt").write_text("bad bad bad\nsuperb superb superb\n")
+    new = lines_of(capsys, run=folder, inputs=[f"{tmp_path}/new.txt"], trust_code=True)
+    assert [line["prediction"]["score"] for line in new] == pytest.approx([100, 112], abs=3)
+    export_run(Export(run=folder, what="program", output=str(tmp_path / "program"), trust_code=True))
+    assert "tokens int32[B, 8], length int32[B] to numbers (score) float32[B, 1]" in capsys.readouterr().out
+
+
+def test_labels_are_learnt_from_texts(run_on_reviews):
+    folder = run_on_reviews("--task multilabel --data.targets poor rich")
+    assert evaluate_run(Evaluation(run=folder, trust_code=True))["test/macro_f1"] > 0.9

@@ -1,13 +1,12 @@
 """Turns texts into tokens of one length: padded texts for classifiers, blocks for language models."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from mpjax.config.schema import Data
-from mpjax.config.tasks import TaskName
 from mpjax.data.examples import Example, Examples, Source, array
 from mpjax.data.fields import Field, Length, Tokens
 from mpjax.data.text.framing import framed, told_of_cut_texts
@@ -21,31 +20,32 @@ _AT_ONCE = 10_000  # texts: enough to occupy the tokenizer's threads, few enough
 
 @dataclasses.dataclass(frozen=True)
 class TokenizedExamples(Examples):
-    """Texts as `tokens`, int32 [length], padded at the end, with their `length` before padding and their `label`.
+    """Texts as `tokens`, int32 [length], padded at the end, with their `length` before padding and what is predicted.
 
     Args:
       values: unsigned [total], the tokens of all texts, concatenated; no text has more than `length`.
       starts: int64 [N + 1], the index in `values` at which each text starts, and the total.
-      labels: the labels, [N].
+      predicted: the name and the values [N, ...] of the field that is predicted, such as `label`.
       length: the number of tokens of an example, with padding.
       padding: the padding token.
     """
 
     values: np.ndarray
     starts: np.ndarray
-    labels: np.ndarray
+    predicted: tuple[str, np.ndarray]
     length: int
     padding: int
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.starts) - 1
 
     def __getitem__(self, index: int) -> Example:
         index = range(len(self))[index]
         text = self.values[self.starts[index] : self.starts[index + 1]]
         tokens = np.full(self.length, self.padding, np.int32)
         tokens[: len(text)] = text
-        return {"tokens": tokens, "length": len(text), "label": self.labels[index]}
+        name, values = self.predicted
+        return {"tokens": tokens, "length": len(text), name: values[index]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,29 +73,28 @@ class Blocks(Examples):
 
 def tokenized(
     name: str,
-    task: TaskName,
     train: Examples,
     test: Examples,
     config: Data,
     *,
-    label: Callable[[], Field],
+    predicted: tuple[str, Field] | None,
     origin: str = "",
 ) -> Source:
     """Tokenizes all texts of both splits now, and holds the tokens in memory.
 
-    A token takes two bytes, or four if the vocabulary exceeds 2**16. For `text_classification`, each text is cut to
-    `config.length` tokens with special tokens, and padded to that length: the fields are `tokens`, `length` and
-    `label`. For `language_modeling`, the texts of a split are concatenated in order, with an end-of-text token before
-    the first text and after each text, and cut into blocks: the only field is `tokens`, [config.length + 1]. Tokens
-    after the last whole block are dropped.
+    A token takes two bytes, or four if the vocabulary exceeds 2**16. If a field is predicted from a text, each text is
+    cut to `config.length` tokens with special tokens, and padded to that length: the fields are `tokens`, `length` and
+    the predicted one. Otherwise, the texts of a split are concatenated in order, with an end-of-text token before the
+    first text and after each text, and cut into blocks: the only field is `tokens`, [config.length + 1]. Tokens after
+    the last whole block are dropped.
 
     Args:
       name: the name of the set, for messages.
-      task: `text_classification` or `language_modeling`.
-      train: examples with `text`, str or UTF-8 bytes, and for classification `label`.
+      train: examples with `text`, str or UTF-8 bytes, and the predicted field, if there is one.
       test: examples with the same fields.
       config: `tokenizer`, `length` and `documents`.
-      label: a function that builds the field of the labels; called only for classification.
+      predicted: the name of the field that is predicted from a text, such as `label`, and the field; None: each next
+        token is predicted.
       origin: the origin of the texts, for messages.
 
     Raises:
@@ -110,7 +109,7 @@ def tokenized(
         config.train_split: train,
         config.test_split: test,
     }  # equal splits are tokenized once
-    if task == "language_modeling":
+    if predicted is None:
         blocks = {
             split_name: _blocks(split, tokenizer, config.length, f"split '{split_name}' of '{name}'", where)
             for split_name, split in splits.items()
@@ -121,9 +120,12 @@ def tokenized(
     fields: dict[str, Field] = {
         "tokens": Tokens(config.length, tokenizer.vocabulary, origin=origin),
         "length": Length(config.length),
-        "label": label(),
+        predicted[0]: predicted[1],
     }
-    padded = {split_name: _padded(split, tokenizer, config.length, where) for split_name, split in splits.items()}
+    padded = {
+        split_name: _padded(split, predicted[0], tokenizer, config.length, where)
+        for split_name, split in splits.items()
+    }
     notes = [
         note
         for split_name, split in splits.items()
@@ -132,15 +134,16 @@ def tokenized(
     return Source(name, fields, padded[config.train_split], padded[config.test_split], notes=tuple(notes))
 
 
-def _padded(examples: Examples, tokenizer: Tokenizer, length: int, where: str) -> TokenizedExamples:
+def _padded(examples: Examples, predicted: str, tokenizer: Tokenizer, length: int, where: str) -> TokenizedExamples:
     encoded: list[Ragged] = []
-    labels: list[Any] = []
+    values_of_field: list[Any] = []
     for chunk in chunks(examples):
         encoded.append(framed([_text(example, where) for example in chunk], tokenizer, length))
-        labels += [example["label"] for example in chunk]
+        values_of_field += [example[predicted] for example in chunk]
     starts = np.concatenate([[0], np.cumsum(np.concatenate([ragged.lengths for ragged in encoded]))])
     values = np.concatenate([_small(ragged.values, tokenizer) for ragged in encoded])
-    return TokenizedExamples(values, starts, array("label", labels), length, tokenizer.padding)
+    field = predicted, array(predicted, values_of_field)
+    return TokenizedExamples(values, starts, field, length, tokenizer.padding)
 
 
 def _blocks(examples: Examples, tokenizer: Tokenizer, length: int, split: str, where: str) -> Blocks:

@@ -128,8 +128,8 @@ def _joined(table: Table, template: Template, text: str) -> Table:
         others = [name for name in names if name != text]
         if held := [name for name in others if name in template.columns]:
             raise UsageError(
-                f"{FLAG} '{text}': column '{held[0]}' is the label, which the text would tell; leave it out of the "
-                "template, or write another column in --data.columns label COLUMN"
+                f"{FLAG} '{text}': column '{held[0]}' is predicted, and the text would tell it; leave it out of the "
+                "template, or predict another column"
             )
         train, test = table.open((*others, *dict.fromkeys(template.columns)))
         return MappedExamples(train, fill), MappedExamples(test, fill)

@@ -77,6 +77,7 @@ def export_encoder(
     *,
     source: str | os.PathLike,
     classes: Sequence[str] = (),
+    problem: str | None = None,
     dtype: DTypeLike | None = None,
     allow_lossy: bool = False,
 ) -> PretrainedReport:
@@ -93,6 +94,7 @@ def export_encoder(
       source: the folder, or the id on the hub, that the encoder was loaded from.
       classes: the name of each class of a classifier; empty: those in config.json of `source` if they are as many, else
         `LABEL_0`, `LABEL_1`, ...
+      problem: the `problem_type` of transformers, of a classifier; None: that of `source`.
       dtype: the dtype of the weights in the file; None: the model's own.
       allow_lossy: whether values may overflow to inf or flush to zero in `dtype`.
 
@@ -113,7 +115,7 @@ def export_encoder(
         folder,
         origin=origin,
         copied=[*COPIED, *of_sentences],
-        changes=_changes(model, read_object(origin / CONFIG), classes),
+        changes=_changes(model, read_object(origin / CONFIG), classes, problem),
         dtype=dtype,
         allow_lossy=allow_lossy,
     )
@@ -124,13 +126,16 @@ def export_encoder(
     return report
 
 
-def _changes(model: AnyEncoder, config: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any]:
+def _changes(
+    model: AnyEncoder, config: Mapping[str, Any], classes: Sequence[str], problem: str | None
+) -> dict[str, Any]:
     """The keys of config.json that say which class the weights are for, and its classes."""
     name = FAMILIES[config["model_type"]]
     if not isinstance(model, AnyClassifier):
         return {"architectures": [f"{name}Model"]}
     named = named_classes(config, model.head.kernel[...].shape[1], classes)
-    return {"architectures": [f"{name}ForSequenceClassification"], **named}
+    solves = {"problem_type": problem} if problem else {}
+    return {"architectures": [f"{name}ForSequenceClassification"], **solves, **named}
 
 
 def _add_pooler(file: pathlib.Path, origin: pathlib.Path, dtype: np.dtype) -> None:

@@ -27,7 +27,8 @@ class Texts:
 
 def source_of(*texts, test=("é", b"b"), task="text_classification", **settings):
     config = Data(**{"length": 5, **settings})
-    return tokenized("set", task, Texts(texts), Texts(test), config, label=lambda: Label(9), origin="column 'body'")
+    predicted = ("label", Label(9)) if task == "text_classification" else None
+    return tokenized("set", Texts(texts), Texts(test), config, predicted=predicted, origin="column 'body'")
 
 
 def test_texts_are_padded_at_their_end():

@@ -114,7 +114,7 @@ def test_several_columns_of_text_without_a_template_are_refused_with_one_that_wo
 
 def test_a_text_may_not_hold_the_label():
     rows = [{"premise": "a", "label": "yes"}, {"premise": "b", "label": "no"}]
-    with pytest.raises(UsageError, match="column 'label' is the label, which the text would tell; leave it out of"):
+    with pytest.raises(UsageError, match="column 'label' is predicted, and the text would tell it; leave it out of"):
         opened("{premise} {label}", rows=rows, columns={"label": "label"})
 
 

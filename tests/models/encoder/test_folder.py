@@ -16,6 +16,7 @@ from mpjax.models.encoder import (
     Sentence,
     export_encoder,
     load_encoder,
+    make_classifier,
     normalized,
     pooled,
     read_settings,
@@ -192,6 +193,15 @@ def test_an_export_has_the_files_of_its_source(write, tmp_path):
     (folder / "modules.json").unlink()
     with pytest.raises(UsageError, match="has other settings than the model"):
         export_encoder(model, tmp_path / "again", source=folder)
+
+
+def test_an_exported_classifier_says_what_it_predicts(write, tmp_path):
+    folder = write(weights=True)
+    model = make_classifier(read_settings(folder), num_classes=2, rngs=nnx.Rngs(0))
+    export_encoder(model, tmp_path / "out", source=folder, classes=("stars", "length"), problem="regression")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["BertForSequenceClassification"]
+    assert (config["problem_type"], config["id2label"]) == ("regression", {"0": "stars", "1": "length"})
 
 
 def test_streams_of_dropout_differ_and_a_loaded_encoder_trains(write):

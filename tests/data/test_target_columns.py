@@ -1,10 +1,10 @@
-"""Numbers and labels beside images: which columns they are, and what becomes of them."""
+"""Numbers and labels beside images or texts: which columns they are, and what becomes of them."""
 
 import numpy as np
 import pytest
 
 from mpjax.config import Data, PythonObject
-from mpjax.data import Image, Label, Labels, NumericTarget, Table, open_source, with_targets
+from mpjax.data import Image, Label, Labels, NumericTarget, Other, Table, Text, open_source, with_targets
 from mpjax.data.sources import ArrayRows
 from mpjax.errors import UsageError
 
@@ -13,8 +13,11 @@ IMAGES = np.zeros((4, 2, 2, 1), np.uint8)
 
 
 def opened(task, stored=None, *, preprocess="", targets=(), **columns):
-    arrays = {"image": IMAGES, **columns}
-    config = Data(name=PythonObject(lambda: (arrays, arrays)), targets=targets, preprocess=preprocess)
+    return opened_arrays({"image": IMAGES, **columns}, task, stored, preprocess=preprocess, targets=targets)
+
+
+def opened_arrays(arrays, task, stored=None, **settings):
+    config = Data(name=PythonObject(lambda: (arrays, arrays)), tokenizer="bytes", **settings)
     return open_source(config, None, task, stored)
 
 
@@ -99,3 +102,51 @@ def test_numbers_of_named_classes_are_no_targets():
         with_targets(table, "regression", Data(), None)
     with pytest.raises(UsageError, match="has classes with names.*--task classification"):
         with_targets(table, "regression", Data(targets=("label",)), None)
+
+
+REVIEWS = {"review": ["ab", "", "abc", "b"], "stars": np.array([1.0, 2, 3, 4])}
+
+
+def test_numbers_are_predicted_from_texts_where_there_are_no_images():
+    source = opened_arrays(REVIEWS, "regression", targets=("stars",), length=4)
+    target = source.fields["target"]
+    assert list(source.fields) == ["tokens", "length", "target"]
+    assert (target.columns, target.mean) == (("stars",), (2.5,))
+    assert [example["length"] for example in source.train] == [4, 2, 4, 3]  # with a start and an end, cut to 4
+    assert target.in_units(np.stack([example["target"] for example in source.train])).tolist() == [[1], [2], [3], [4]]
+    assert "1 of 4 texts looked at have more than 4 tokens" in source.notes[-1]
+    assert source.notes[0].startswith("targets are standardised")
+
+
+def test_labels_are_predicted_from_joined_texts():
+    columns = {"first": ["a", "b", "c", "d"], "second": ["e", "f", "g", "h"], "labels": np.eye(4, 2, dtype=int)}
+    source = opened_arrays(columns, "multilabel", text_template="{first}{second}", length=4)
+    assert [example["labels"].tolist() for example in source.train] == [[1, 0], [0, 1], [0, 0], [0, 0]]
+    assert source.train[1]["tokens"].tolist() == [2, 101, 105, 1]
+
+
+def test_texts_beside_images_are_read_if_they_are_named():
+    columns = {"image": IMAGES, **REVIEWS}
+    assert "image" in opened_arrays(columns, "regression", targets=("stars",)).fields
+    texts = opened_arrays(columns, "regression", targets=("stars",), columns={"text": "review"})
+    assert list(texts.fields) == ["tokens", "length", "target"]
+
+
+def test_a_preprocess_function_gets_and_returns_texts_and_numbers():
+    def shorter(example):
+        return {"text": example["text"][:1], "target": example["target"] / 2}
+
+    source = opened_arrays(REVIEWS, "regression", targets=("stars",), preprocess=PythonObject(shorter))
+    assert source.fields["target"].mean == (1.25,)
+    assert [example["length"] for example in source.train] == [3, 2, 3, 3]
+
+
+def test_a_file_of_a_text_and_other_columns_is_read_as_said():
+    rows = ArrayRows({"review": np.array(["a", "b"]), "stars": np.array([1.0, 2.0]), "year": np.array([1999, 2001])})
+    columns = {"review": Text(), "stars": Other("float64", 0), "year": Other("int64", 0)}
+    table = Table("hf:films.csv", columns, lambda names: (rows, rows))
+    says = "--data.columns text review; from all columns, --data.name tabular:films.csv"
+    with pytest.raises(UsageError, match=f"has a text, review, and other columns, year: .*{says}"):
+        with_targets(table, "regression", Data(targets=("stars",)), None)
+    config = Data(targets=("stars",), columns={"text": "review"}, tokenizer="bytes")
+    assert with_targets(table, "regression", config, None).fields["target"].mean == (1.5,)

@@ -1,19 +1,21 @@
-"""Opens a stored data set of images with the numbers or the several labels to predict from each."""
+"""Opens a stored data set of images or texts with the numbers or the several labels to predict from each."""
 
+import dataclasses
 import difflib
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from mpjax.config.schema import Data
+from mpjax.config.tasks import TaskName
 from mpjax.data.column_statistics import target_moments
 from mpjax.data.encoding import Encoding, require_settings, settings_of
-from mpjax.data.examples import Example, Examples, MappedExamples, Source, array
+from mpjax.data.examples import Example, Examples, MappedExamples, Source, array, renamed
 from mpjax.data.fields import Field, Image, Label
 from mpjax.data.image_range import in_range
-from mpjax.data.table import Table, Text, choose_columns
+from mpjax.data.table import Table, Text, as_rows, choose_columns, could_be
 from mpjax.data.targets import Labels, NumericTarget
 from mpjax.data.user_function import PreprocessedExamples, load_preprocess, shape_after
 from mpjax.errors import UsageError
@@ -23,39 +25,44 @@ _USUAL = {"target": ("target", "targets", "label", "y"), "labels": ("labels", "l
 _AT_ONCE = 512  # examples whose targets are read together
 
 
-def with_targets(table: Table, task: str, config: Data, stored: Encoding | None) -> Source:
-    """Opens images with the field `target` (regression) or `labels` (multilabel) of the columns `config.targets`.
+def with_targets(table: Table, task: TaskName, config: Data, stored: Encoding | None) -> Source:
+    """Opens images or texts with the field `target` (regression) or `labels` (multilabel) of columns of numbers.
 
-    The columns hold a number each, or one of them all numbers of an example, [K]. A preprocess function gets an example
-    with the image and the numbers [K] in the units of the data, and returns both. The numbers of a regression are
+    These columns, `config.targets`, hold a number each, or one of them all numbers of an example, [K]. Texts are read
+    if the settings name one, or if no column could be an image. A preprocess function gets an example with the image or
+    the text and the numbers [K] in the units of the data, and returns both. The numbers of a regression are
     standardised, in float64, by the statistics of `stored`, or else of the training split, which is then read whole:
-    only the columns of the numbers, but with a preprocess function the images too.
+    only the columns of the numbers, but with a preprocess function the images or texts too.
 
     Raises:
       UsageError: a column does not exist or holds text, a number of the training split is missing, all numbers of a
-        target are alike, or `stored` is of other settings.
+        target are alike, `stored` is of other settings, or a file of a text and other columns is to be read, and the
+        settings do not say whether as texts or as rows.
     """
     field = "target" if task == "regression" else "labels"
-    (image,) = choose_columns(table, ("image",), config).values()
+    name = _input_of(table, config)
+    (column,) = choose_columns(table, (name,), config).values()
     columns = _columns_for(field, table, config)
-    chosen, notes = in_range({"image": table.columns[image]}, config, table.name)
+    if name == "text":
+        _require_choice(table, (column, *columns), config)
+    chosen, notes = in_range({name: table.columns[column]}, config, table.name)
     function = load_preprocess(config.preprocess) if config.preprocess else None
-    if not isinstance(chosen["image"], Image) and not function:
+    if name == "image" and not isinstance(chosen[name], Image) and not function:
         raise UsageError(
-            f"data set '{table.name}': image (column '{image}'): {chosen['image']}; wanted images [height, width, "
+            f"data set '{table.name}': image (column '{column}'): {chosen[name]}; wanted images [height, width, "
             "channels]; write --data.preprocess FILE.py:FUNCTION with a function that returns an image"
         )
     origin = f"column{'s' if len(columns) > 1 else ''} {', '.join(map(repr, columns))}"
-    take = functools.partial(_with_numbers, field, columns, image)
-    train, test = (MappedExamples(split, take) for split in table.open(tuple(dict.fromkeys((image, *columns)))))
+    take = functools.partial(_with_numbers, field, columns, {name: column})
+    train, test = (MappedExamples(split, take) for split in table.open(tuple(dict.fromkeys((column, *columns)))))
     if function:
         train, test = (PreprocessedExamples(x, function, str(config.preprocess), chosen) for x in (train, test))
-        if shape := shape_after(train, "image"):
-            chosen["image"] = Image(shape)
+        if name == "image" and (shape := shape_after(train, name)):
+            chosen[name] = Image(shape)
         values: Examples = train
     else:
         alone, _ = table.open(columns)
-        values = MappedExamples(alone, functools.partial(_with_numbers, field, columns, None))
+        values = MappedExamples(alone, functools.partial(_with_numbers, field, columns, {}))
     if stored:
         require_settings(stored, task, config)
     else:
@@ -66,9 +73,31 @@ def with_targets(table: Table, task: str, config: Data, stored: Encoding | None)
         scale = functools.partial(_standardised, target)
         train, test, settled = MappedExamples(train, scale), MappedExamples(test, scale), target
         notes = (*notes, stored.told_targets)
-    stored_image: Any = chosen["image"]
-    fields = {"image": Image(stored_image.shape, depth=stored_image.depth), field: settled}
+    if name == "text":
+        from mpjax.data.text.blocks import tokenized  # local, because images need no tokenizer
+
+        source = tokenized(table.name, train, test, config, predicted=(field, settled), origin=f"column '{column}'")
+        return dataclasses.replace(source, notes=(*notes, *source.notes), encoding=stored)
+    image: Any = chosen[name]
+    fields = {"image": Image(image.shape, depth=image.depth), field: settled}
     return Source(table.name, fields, train, test, notes=notes, encoding=stored)
+
+
+def _input_of(table: Table, config: Data) -> Literal["image", "text"]:
+    if config.text_template or ("text" in config.columns and "image" not in config.columns):
+        return "text"
+    has_images = "image" in config.columns or could_be("image", table) or not could_be("text", table)
+    return "image" if has_images else "text"
+
+
+def _require_choice(table: Table, columns: Sequence[str], config: Data) -> None:
+    """Raises UsageError if a file has other columns than a text and numbers, which rows of a table would have too."""
+    others = [name for name in table.columns if name not in columns]
+    if others and (rows := as_rows(table)) and not (config.text_template or "text" in config.columns):
+        raise UsageError(
+            f"data set '{table.name}' has a text, {columns[0]}, and other columns, {', '.join(others)}: to predict "
+            f"from the text alone write --data.columns text {columns[0]}; from all columns, --data.name {rows}"
+        )
 
 
 def _columns_for(field: str, table: Table, config: Data) -> tuple[str, ...]:
@@ -101,8 +130,8 @@ def _columns_for(field: str, table: Table, config: Data) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def _with_numbers(field: str, columns: Sequence[str], image: str | None, example: Example) -> Example:
-    """Builds an example of the image, if any, and of `field`, the numbers of the columns [K] in their stored dtype."""
+def _with_numbers(field: str, columns: Sequence[str], inputs: Mapping[str, str], example: Example) -> Example:
+    """Builds an example of `field`, the numbers of the columns [K], float64, and of other fields by their columns."""
     values = [example[name] for name in columns]
     if not any(isinstance(value, (str, bytes)) for value in values):
         values = [np.atleast_1d(array(name, value)) for name, value in zip(columns, values, strict=True)]
@@ -113,7 +142,7 @@ def _with_numbers(field: str, columns: Sequence[str], image: str | None, example
                 f"{field}: dtype {others[0]}; wanted numbers; store what is to be predicted as floats, in its unit"
             )
         values = np.concatenate([value.astype(np.float64) for value in values])
-    return ({} if image is None else {"image": example[image]}) | {field: values}
+    return renamed(inputs, example) | {field: values}
 
 
 def _standardised(target: NumericTarget, example: Example) -> Example:
