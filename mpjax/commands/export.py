@@ -173,6 +173,17 @@ def write_adapter(settings: Export, config: Config, model: nnx.Module) -> str:
     count = export_adapter(model, settings.output, base=config.model.weights, task=kind, dtype=dtype)
     return (
         f"adapters of {config.model.weights or 'initial weights'}, {count:,} numbers in {dtype}, in {settings.output}"
+        + _told_of_base(config.training.lora_base)
+    )
+
+
+def _told_of_base(base: str) -> str:
+    """Says that adapters were trained on rounded weights, over which alone outputs are those of the run."""
+    if base in ("policy", "float32"):
+        return ""
+    return (
+        f"; trained on weights in {base}: over those of the file, outputs differ by their rounding; the merged weights "
+        "of --what weights have it"
     )
 
 

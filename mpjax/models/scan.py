@@ -262,12 +262,14 @@ def names_apart(path: str, stacks: Stacks) -> list[str]:
 def apart(arrays: Mapping[str, Any], stacks: Stacks) -> Arrays:
     """Splits each stacked array, `blocks/all/x`, along its leading axis into the arrays `blocks/0/x`, `blocks/1/x`, ...
 
-    The other arrays are returned under the same paths, not copied.
+    The other arrays are returned under the same paths, not copied. A path may have None, as a float32 parameter that
+    needs no master has; so have its slices.
     """
     singles: Arrays = {}
     for path, array in arrays.items():
         names = names_apart(path, stacks)
-        singles |= {path: array} if names == [path] else {name: array[row] for row, name in enumerate(names)}
+        is_whole = names == [path] or array is None
+        singles |= {name: array if is_whole else array[row] for row, name in enumerate(names)}
     return singles
 
 

@@ -223,6 +223,8 @@ def test_what_was_asked_runs_and_the_folder_of_a_decoder_serves_every_command(de
         merged.blocks[0].attention.query.kernel, load_decoder(decoder).blocks[0].attention.query.kernel
     )
     export_run(Export(run=str(folder), output=str(tmp_path / "a"), what="adapter"))
+    rounded = next((base for base in ("int8", "nf4", "bfloat16") if f"lora_base {base}" in flags), "")
+    assert (f"trained on weights in {rounded}: over those of the file" in capsys.readouterr().out) == bool(rounded)
     assert len(load_file(tmp_path / "a" / "adapter_model.safetensors")) == 21 * (3 if "dora" in flags else 2)
     if policy == "mixed_bfloat16":
         assert diagnose_run(Diagnose(run=str(folder), step=8)).verdict == "healthy"

@@ -200,6 +200,18 @@ def test_a_diagnosis_looks_at_the_blocks_one_by_one(folders):
     assert {"blocks/0/mlp/up", "blocks/1/mlp/up"} <= {row.path for row in found.table}
 
 
+def test_master_weights_of_a_loop_are_looked_at_one_by_one(tmp_path):
+    quiet = "--report.no_plot --report.no_tensorboard --loop.save_every 2 --loop.eval_every 2"
+    run(
+        config_of(
+            f"--output_dir {tmp_path} {quiet} --model.scan_blocks --precision.policy bfloat16 --diagnosis.every 2"
+        )
+    )
+    assert '"blocks/1/mlp/up/kernel"' in (tmp_path / "metrics.jsonl").read_text()
+    found = diagnose_run(Diagnose(run=str(tmp_path), step=3))
+    assert {"blocks/0/mlp/up", "blocks/1/mlp/up"} <= {row.path for row in found.table}
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

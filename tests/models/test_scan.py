@@ -248,6 +248,14 @@ class Narrow(nnx.Module):
         return x.astype(jnp.float16)
 
 
+def test_arrays_that_a_state_does_not_have_are_none_for_each_block():
+    assert apart({"blocks/all/norm/scale": None, "head": 1}, {"blocks": 2}) == {
+        "blocks/0/norm/scale": None,
+        "blocks/1/norm/scale": None,
+        "head": 1,
+    }
+
+
 def test_a_block_that_changes_the_dtype_is_an_error():
     stack = in_series(Narrow, 2, rngs=nnx.Rngs(0), scan=True)
     with pytest.raises(UsageError, match=r"a block makes float16\[2\] of float32\[2\]"):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 LARGEST_TILE = 512
+ROWS_OF_ANY = 32
 
 
 class Routing(NamedTuple):
@@ -174,12 +175,16 @@ class Tiles(NamedTuple):
 def tiles_of(chosen: Int[Array, "N K"], experts: int) -> Tiles:
     """Sorts the choices of tokens by expert, and pads those of each expert to whole tiles. None is left out.
 
-    A tile has as many rows as an expert has tokens on average, rounded down to a power of two, at most 512. There are
-    as many tiles as the least balanced choice needs.
+    A tile has as many rows as an expert has tokens on average, rounded down to a power of two, at most 512, or
+    `ROWS_OF_ANY` if the number of tokens is symbolic. There are as many tiles as the least balanced choice needs.
     """
     pairs = chosen.size
-    rows = min(LARGEST_TILE, 1 << (max(1, pairs // experts).bit_length() - 1))
-    count = min(pairs, (pairs + experts * (rows - 1)) // rows)
+    if isinstance(pairs, int):
+        rows = min(LARGEST_TILE, 1 << (max(1, pairs // experts).bit_length() - 1))
+        count = min(pairs, (pairs + experts * (rows - 1)) // rows)
+    else:  # any number of examples, in an exported program
+        rows = ROWS_OF_ANY
+        count = (pairs + experts * (rows - 1)) // rows
     by_pair = chosen.reshape(-1).astype(jnp.int32)
     order = jnp.argsort(by_pair, stable=True).astype(jnp.int32)
     used = jnp.zeros(experts, jnp.int32).at[by_pair].add(1)

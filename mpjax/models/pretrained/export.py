@@ -22,6 +22,7 @@ from mpjax.models.pretrained.load import cast, losses, refusal
 from mpjax.models.pretrained.report import PretrainedReport, WeightRow
 from mpjax.models.scan import one_by_one
 from mpjax.precision.dtypes import FLOAT32, as_dtype, is_floating, widest
+from mpjax.precision.float8.history import is_history
 from mpjax.precision.module_tree import plain_arrays
 
 
@@ -60,6 +61,8 @@ def export_safetensors(
         raise UsageError(f"no layout '{layout}' for {type(model).__name__}: wanted one of {', '.join(known)}")
     chosen = known[layout](model)
     variables = variables_of(model)
+    if layout != "mpjax":  # other libraries have no histories of float8
+        variables = {name: variable for name, variable in variables.items() if not is_history(name)}
     if homeless := sorted(variables.keys() - chosen.entries.keys()):
         raise UsageError(f"the {layout} layout has no key for {', '.join(homeless)}; write layout='mpjax'")
 

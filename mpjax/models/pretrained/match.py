@@ -15,6 +15,7 @@ from mpjax.errors import UsageError
 from mpjax.models.pretrained.files import FLOATING, StackedTensor, Tensor, variables_of
 from mpjax.models.pretrained.layouts.entry import ROW, FileEntry, WeightMap
 from mpjax.models.pretrained.layouts.families import layouts_of
+from mpjax.precision.float8.history import is_history
 
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ def match_arrays(
     chosen = _choose(model, tensors, layout)
     variables = variables_of(model)
     keys, layout_keys = _plain_keys(stacked := _stacked(tensors, chosen), chosen)
-    skipped = {path for path in variables if _matches(path, skip)}
+    # Histories of float8 begin with zeros where a file has none, and belong to the policy of the run that wrote them.
+    histories = {path for path in variables if is_history(path) and layout_keys.get(path) not in keys}
+    skipped = histories | {path for path in variables if _matches(path, skip)}
     _refuse_idle(skip, [*variables, *tensors, *stacked, *keys])
 
     # Entries of the layout for variables that this model does not have are ignored.
@@ -73,7 +76,13 @@ def match_arrays(
     idle = {
         key
         for key, tensor in keys.items()
-        if key not in known and (_matches(key, chosen.ignored) or _matches(key, skip) or _matches(tensor.key, skip))
+        if key not in known
+        and (
+            is_history(key.replace(".", "/"))
+            or _matches(key, chosen.ignored)
+            or _matches(key, skip)
+            or _matches(tensor.key, skip)
+        )
     }
     spare = {key: tensor.key for key, tensor in keys.items() if key not in known | idle}
 

@@ -85,6 +85,25 @@ def test_experts_compute_what_all_experts_with_weights_of_zero_compute(tokens):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.max(jnp.abs(b))))
 
 
+def test_a_program_for_any_number_of_tokens_computes_the_same():
+    experts = Experts(6, SETTINGS, activation="silu", out_init=nnx.initializers.normal(0.5), rngs=nnx.Rngs(0))
+
+    def program(x, chosen, weights):
+        return experts(x, chosen, weights)
+
+    (tokens,) = jax.export.symbolic_shape("n")
+    shapes = [
+        jax.ShapeDtypeStruct((tokens, *shape), dtype)
+        for shape, dtype in [((6,), np.float32), ((2,), np.int32), ((2,), np.float32)]
+    ]
+    exported = jax.export.export(jax.jit(program))(*shapes)
+    for count in (1, 100):  # fewer choices than rows of a tile, and several tiles of an expert
+        x = jax.random.normal(jax.random.key(count), (count, 6))
+        chosen = jnp.stack([jnp.arange(count) % 2, jnp.full(count, 3)], axis=1).astype(jnp.int32)
+        weights = jnp.full((count, 2), 0.5)
+        np.testing.assert_allclose(exported.call(x, chosen, weights), program(x, chosen, weights), atol=1e-6)
+
+
 def test_a_program_has_no_product_of_all_experts_with_all_tokens():
     """64 tokens with 2 of 4 experts: 128 rows in tiles of 32, at most 7 of them."""
     normal = nnx.initializers.normal(0.5)

@@ -197,3 +197,29 @@ def test_plain_arrays_are_not_in_the_file_and_named(tmp_path):
     with pytest.warns(CheckpointWarning, match=r"a\.safetensors has no offsets: plain arrays"):
         report = export_safetensors(model, tmp_path / "a.safetensors")
     assert [row.path for row in report.rows] == ["bias", "kernel"]
+
+
+def test_histories_of_float8_are_in_no_file_of_another_library_and_begin_with_zeros(tmp_path):
+    def wide(seed):
+        return GPT2(vocabulary=11, length=4, width=48, depth=1, heads=3, rngs=nnx.Rngs(seed))
+
+    model = wide(0)
+    delayed = "mixed_float8_delayed;type:linear_layer=float8_delayed"  # small layers too
+    mpjax.apply_policy(model, delayed)
+    history = model.blocks[0].mlp.up.amax_history
+    history.set_value(history.get_value() + 3)
+    for layout in ("mpjax", "huggingface"):
+        export_safetensors(model, tmp_path / f"{layout}.safetensors", layout=layout)
+    assert not [key for key in load_file(tmp_path / "huggingface.safetensors") if "amax" in key]
+
+    def loaded(layout, policy):
+        again = wide(1)
+        mpjax.apply_policy(again, policy)
+        mpjax.load_pretrained(again, tmp_path / f"{layout}.safetensors")
+        return again.blocks[0].mlp.up
+
+    assert float(loaded("huggingface", delayed).amax_history[0, 0]) == 0
+    assert float(loaded("mpjax", delayed).amax_history[0, 0]) == 3
+    plain = loaded("mpjax", "mixed_bfloat16")
+    assert not hasattr(plain, "amax_history")
+    np.testing.assert_array_equal(plain.kernel[...], model.blocks[0].mlp.up.kernel[...])
