@@ -109,12 +109,14 @@ def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
     if len(candidates) == 1:
         return candidates[0]
     tabular = as_rows(table) if field == "image" else ""
+    possible = _possible(field, table, candidates)
+    chosen = {"data.columns": {**named, field: possible[0]}} if len(possible) == 1 else {}
     raise UsageError(
         f"data set '{table.name}' has {'several columns' if candidates else 'no column'} that could be the {field}, "
         f"{_WANTED[field][1]}; its columns are {shown}"
         + (f"; to learn from these columns write --data.name {tabular}" if tabular else "")
-        + _advice_on(field, table, candidates, named),
-        repair={"data.name": tabular} if tabular else {},
+        + _advice_on(field, table, candidates, possible, named),
+        repair={"data.name": tabular} if tabular else chosen,
     )
 
 
@@ -127,23 +129,29 @@ def as_rows(table: Table) -> str:
     return f"{TABULAR}{where}" if scalar and where.lower().endswith((".csv", ".tsv", ".parquet")) else ""
 
 
-def _advice_on(field: str, table: Table, candidates: Sequence[str], named: Mapping[str, str]) -> str:
+def _possible(field: str, table: Table, candidates: Sequence[str]) -> list[str]:
+    """Lists the columns that `--data.columns` may choose for a field; a label is no floating-point number."""
+    possible = candidates or [name for name, column in table.columns.items() if _can_be(field, column, table)]
+    return [name for name in possible if field != "label" or not _is_float(table.columns[name])]
+
+
+def _advice_on(
+    field: str, table: Table, candidates: Sequence[str], possible: Sequence[str], named: Mapping[str, str]
+) -> str:
     """Formats advice for a field that no column (`candidates` is empty) or several columns fit.
 
-    It names the columns that `--data.columns` may choose, and, if there are no candidates, the tasks that the set
-    supports. If there is neither, it proposes a task of the user's own.
+    It names the columns that `--data.columns` may choose, `possible`, and, if there are no candidates, the tasks that
+    the set supports. If there is neither, it proposes a task of the user's own.
     """
     floats = [name for name, column in table.columns.items() if _is_float(column)]
-    possible = candidates or [name for name, column in table.columns.items() if _can_be(field, column, table)]
-    whole = [name for name in possible if isinstance(table.columns[name], Other) and name not in floats]
+    whole = [name for name in possible if isinstance(table.columns[name], Other)]
     if field == "label" and floats and not candidates and not whole:
         return (
             "; a floating-point number is not a class number: to predict numbers write --task regression "
             f"--data.targets {floats[0]}; {whole_numbers(floats[0])}"
         )
-    if field == "label":
-        possible = [name for name in possible if name not in floats]
-    advice = f"; write --data.columns {field} COLUMN, with {' or '.join(possible)} for COLUMN" if possible else ""
+    choice = possible[0] if len(possible) == 1 else f"COLUMN, with {' or '.join(possible)} for COLUMN"
+    advice = f"; write --data.columns {field} {choice}" if possible else ""
     label = named.get("label") or next(iter(_candidates("label", table)), "")
     if field == "text" and len(texts := [name for name in possible if name != label]) > 1:
         advice += f", or join several, as in --data.text_template '{' '.join(f'{{{name}}}' for name in texts)}'"

@@ -141,7 +141,8 @@ def _whisper(
     if heard != (wanted := [2 * settings.positions, settings.bins]):
         raise UsageError(
             f"--model.name {config.name} hears {wanted[0]} frames of {wanted[1]} mel bins, and the data has {heard[0]} "
-            f"of {heard[1]}: write --data.features {config.folder}"
+            f"of {heard[1]}: write --data.features {config.folder}",
+            repair={"data.features": config.folder},
         )
     if classifies:
         return WhisperClassifier(settings, num_classes=outputs_of(fields), scan_blocks=config.scan_blocks, rngs=rngs)
@@ -155,10 +156,12 @@ def _require_tokens(config: schema.Model, settings: Any, vocabulary: int, length
     if vocabulary > settings.vocabulary:
         raise UsageError(
             f"--model.name {config.name} has {settings.vocabulary} tokens, and the data {vocabulary}: write "
-            f"--data.tokenizer {config.folder}"
+            f"--data.tokenizer {config.folder}",
+            repair={"data.tokenizer": config.folder},
         )
     if length > getattr(settings, "length", length):  # T5 takes texts of any length
         raise UsageError(
             f"--model.name {config.name} takes texts of at most {settings.length} tokens, and the data has texts of "
-            f"{length}: write --data.length {settings.length}"
+            f"{length}: write --data.length {settings.length}",
+            repair={"data.length": settings.length},
         )

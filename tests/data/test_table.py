@@ -101,8 +101,8 @@ def test_a_field_that_the_task_has_not():
         ({"text": Text()}, READ, "for texts write --task language_modeling"),
         ({"image": RGB}, LABELLED, OWN),
         ({"x": SCALAR, "label": Label(2)}, LABELLED, OWN),
-        ({"x": VECTOR, "label": Label(2)}, LABELLED, "write --data.columns image COLUMN, with x for COLUMN"),
-        ({"image": RGB, "x": Other("int64", rank=0)}, LABELLED, "write --data.columns label COLUMN, with x for COLUMN"),
+        ({"x": VECTOR, "label": Label(2)}, LABELLED, "write --data.columns image x"),
+        ({"image": RGB, "x": Other("int64", rank=0)}, LABELLED, "write --data.columns label x"),
     ],
 )
 def test_a_column_or_another_task_is_advised_only_where_it_would_do(columns, fields, hint):
@@ -122,7 +122,9 @@ def test_every_advised_column_is_taken(column, fields):
             choose(columns, fields)
         except UsageError as error:
             advised = re.findall(r"write --data.columns \w+ COLUMN, with (.*) for COLUMN", str(error))
-            for name in [one for names in advised for one in names.split(" or ")]:
+            alone = re.findall(r"write --data.columns \w+ (\w+)(?:;|$)", str(error))
+            assert error.repair == ({"data.columns": {field: alone[0]}} if alone else {})
+            for name in [*alone, *(one for names in advised for one in names.split(" or "))]:
                 assert choose(columns, fields, {field: name})[field] == name
                 assert not (field == "image" and column is SCALAR)
 

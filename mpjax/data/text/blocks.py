@@ -153,9 +153,11 @@ def _blocks(examples: Examples, tokenizer: Tokenizer, length: int, split: str, w
         tokens.append(_small(np.insert(values, np.cumsum(lengths), tokenizer.end), tokenizer))
     blocks = Blocks(np.concatenate(tokens), length)
     if not len(blocks):
+        shorter = max((len(blocks.values) - 1) // 2, 1)
         raise UsageError(
             f"{split} has {len(blocks.values)} tokens; wanted at least {length + 1} for one block; "
-            f"write --data.length {max((len(blocks.values) - 1) // 2, 1)}"
+            f"write --data.length {shorter}",
+            repair={"data.length": shorter},
         )
     return blocks
 

@@ -240,10 +240,10 @@ def texts_of_table(
             f"example: {reason}; write a line of names above it"
         )
     if missing := [column for column in columns.columns if column not in names]:
-        is_alone = columns == Template.alone(missing[0])
+        is_alone, only = columns == Template.alone(missing[0]), names[0] if len(names) == 1 else "NAME"
         raise UsageError(
             f"{name}: no column '{missing[0]}'; it has {', '.join(names) or 'nothing'}{source}; "
-            + ("write --column NAME" if is_alone else f"wanted the columns of the run's {FLAG}")
+            + (f"write --column {only}" if is_alone else f"wanted the columns of the run's {FLAG}")
         )
     if not rows:
         raise UsageError(f"{name}: no rows below the names of the columns; wanted a text in each")
