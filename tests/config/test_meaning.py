@@ -14,7 +14,7 @@ def names(function, before, now):
     [
         ({}, {"data.mean": (0.9,), "data.std": (0.5,)}, ["data.mean", "data.std"]),
         ({"task": "diffusion"}, {"task": "diffusion", "training.prediction": "eps"}, ["training.prediction"]),
-        ({}, {"training.objective": "mine.py:f"}, ["loop.best", "training.objective"]),
+        ({}, {"training.objective": "mine.py:f"}, ["training.objective"]),
         ({}, {"loop.best": "loss"}, ["loop.best"]),
         ({}, {"loop.best": "accuracy", "loop.best_is": "max"}, []),  # as it is for the task
         ({}, {"loop.best_is": "min"}, ["loop.best_is"]),
