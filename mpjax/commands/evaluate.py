@@ -150,7 +150,8 @@ def trained_state(
       PrecisionWarning: see `adopt`.
 
     Raises:
-      UsageError: there is no such checkpoint, it is damaged, or it is of another model; or `read_whole` raises.
+      UsageError: there is no such checkpoint, it is damaged, or it is of another model; or `read_whole` or
+        `require_same_outputs` raises.
     """
     position, saved, about = read_whole(task, config, layout, folder, checkpoint)
     require_same_outputs(folder, position, about, advice="write --checkpoint latest for the last one")
@@ -171,7 +172,7 @@ def trained_state(
 
 
 def require_same_outputs(folder: pathlib.Path, position: int, about: Mapping[str, Any], *, advice: str) -> None:
-    """Checks that a checkpoint is read by the settings that it was trained with, or that config.toml has.
+    """Checks that the settings of a run, by which a checkpoint is read, are those that it was trained with.
 
     Args:
       folder: the folder of the run.
@@ -180,8 +181,8 @@ def require_same_outputs(folder: pathlib.Path, position: int, about: Mapping[str
       advice: how to read the latest checkpoint.
 
     Warns:
-      CheckpointWarning: the run was resumed from this checkpoint, or later, with other data or settings, so that its
-        metrics are not those of the test set that the run had.
+      CheckpointWarning: the search for the best checkpoint began anew after this one, with another test set or model,
+        by which the checkpoint is read now.
 
     Raises:
       UsageError: a setting that decides what its network computes from an example has another value now.

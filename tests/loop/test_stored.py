@@ -112,12 +112,12 @@ def test_the_search_for_the_best_begins_anew(tmp_path):
         (0, ((1, 0.9),), {"history": [{"step": 0}]}),
         (1, ((2, None), (3, 0.2), (4, 0.1), (5, None)), since),
     ):
-        checkpoints = Checkpoints(tmp_path, keep=1, since=first)
+        checkpoints = Checkpoints(tmp_path, keep=2, since=first)
         for position, score in sitting:
             checkpoints.save(position, STATE, about, score=score)
             assert checkpoints.best() == {1: 1, 2: 2, 3: 3, 4: 3, 5: 3}[position]
         checkpoints.close()
-    assert complete_checkpoints(tmp_path) == [3, 5]
+    assert complete_checkpoints(tmp_path) == [3, 4, 5]
     assert read_checkpoint(tmp_path, "best")[0] == 3
 
 
