@@ -176,6 +176,8 @@ class RunInfo:
       first: True in the one process that prints and writes.
       records: the metrics that a resumed run logged so far, as dicts with `step`; empty for a new run. They may be of
         steps after `start` if the run was killed after its last checkpoint.
+      best_since: the step up to which metrics of the test set are not comparable with those to come, because the test
+        set, or a setting that decides what they mean, has changed since; 0 if all are.
     """
 
     folder: pathlib.Path
@@ -184,6 +186,7 @@ class RunInfo:
     steps: int
     first: bool
     records: Sequence[Mapping[str, Any]]
+    best_since: int = 0
 
 
 Ask = Literal["stop", "save"] | None

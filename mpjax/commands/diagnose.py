@@ -14,6 +14,7 @@ import jax
 from mpjax.commands.build import Run, build_run, fresh_state, read_whole, resumed_state, stored_encoding
 from mpjax.commands.diagnose_evaluation import diagnosed_evaluation
 from mpjax.commands.diagnosis_files import NO_DTYPE_REPAIRS, command_for, first_bad_layer, of_the_step_alone, write
+from mpjax.commands.evaluate import require_same_outputs
 from mpjax.commands.run_folder import adopted
 from mpjax.config.commands import Diagnose
 from mpjax.config.folders import config_of_run, with_policy
@@ -111,7 +112,8 @@ def _of_step(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, s
 def _of_evaluation(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, str, Diagnosis]:
     """Diagnoses the evaluation of checkpoint `settings.step` (0: the latest); returns the same values as `_of_step`."""
     which = str(settings.step) if settings.step else "latest"
-    position, saved, _ = read_whole(run.task, run.config, run.layout, folder, which)
+    position, saved, about = read_whole(run.task, run.config, run.layout, folder, which)
+    require_same_outputs(folder, position, about, advice="leave out --step for the last one")
     state = resumed_state(run, lambda shapes: adopt(shapes, saved, same_scaling=False))
     policy = get_policy(settings.policy) if settings.policy else run.plan.policy
     with progress_at() as progress:

@@ -5,7 +5,8 @@ import pathlib
 import shlex
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import optax
 
@@ -15,12 +16,15 @@ from mpjax.commands.learner import open_task
 from mpjax.config.commands import Evaluation, Prediction
 from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.load import CONFIG_FILE, from_toml
+from mpjax.config.meaning import changes_of_outputs, of_reading
 from mpjax.config.save import changes, to_toml
 from mpjax.config.schema import Config, with_settings
 from mpjax.data.batches import eval_batches
 from mpjax.data.examples import Source
 from mpjax.errors import CheckpointWarning, UsageError, printable
+from mpjax.loop.best import BEST_ANEW
 from mpjax.loop.resume import adopt
+from mpjax.loop.stored import CHECKPOINTS, complete_checkpoints
 from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.report.history import HISTORY_FILE, begins, history_in, policies_of, read_history
 from mpjax.training.eval_step import evaluate, make_eval_step
@@ -142,13 +146,15 @@ def trained_state(
 
     Warns:
       CheckpointWarning: a damaged checkpoint was skipped, or the checkpoint was written under another model, seed, task
-        or training set than the settings of the run have.
+        or training set than the settings of the run have; or as `require_same_outputs`.
       PrecisionWarning: see `adopt`.
 
     Raises:
-      UsageError: there is no such checkpoint, it is damaged, or it is of another model; or `read_whole` raises.
+      UsageError: there is no such checkpoint, it is damaged, or it is of another model; or `read_whole` or
+        `require_same_outputs` raises.
     """
     position, saved, about = read_whole(task, config, layout, folder, checkpoint)
+    require_same_outputs(folder, position, about, advice="write --checkpoint latest for the last one")
     differences = changes(about["config"], to_toml(from_toml(folder / CONFIG_FILE)))
     others = [change for change in differences if change[0].startswith(_OF_ONE_RUN) and change[0] not in _OF_FORM]
     if others and not begins(read_history(folder / HISTORY_FILE), about):
@@ -163,6 +169,41 @@ def trained_state(
     shapes = state_shapes(task, bare, ema=ema, layout=layout)
     state = adopt(shapes, saved, same_scaling=False)
     return position, dataclasses.replace(state, opt_state=()), about
+
+
+def require_same_outputs(folder: pathlib.Path, position: int, about: Mapping[str, Any], *, advice: str) -> None:
+    """Checks that the settings of a run, by which a checkpoint is read, are those that it was trained with.
+
+    Args:
+      folder: the folder of the run.
+      position: the position of the checkpoint.
+      about: its description.
+      advice: how to read the latest checkpoint.
+
+    Warns:
+      CheckpointWarning: the search for the best checkpoint began anew after this one, with another test set or model,
+        by which the checkpoint is read now.
+
+    Raises:
+      UsageError: a setting that decides what its network computes from an example has another value now.
+    """
+    others = changes_of_outputs(about["config"], to_toml(from_toml(folder / CONFIG_FILE)))
+    newest = max(complete_checkpoints(folder / CHECKPOINTS))
+    if others:
+        settings = "; ".join(f"{name} {old}, and the run has {new} now" for name, old, new in others)
+        no_other = "resume the run, whose next checkpoint is trained as it is now"
+        raise UsageError(
+            f"checkpoint {position} of {folder} was trained with {settings}: it would be read as what it is not; "
+            + (no_other if position == newest else advice)
+        )
+    lines = [line for line in read_history(folder / HISTORY_FILE) if line["step"] >= position]
+    if since := [text for line in lines for text in line.get(BEST_ANEW, []) if of_reading(text)]:
+        warnings.warn(
+            f"checkpoint {position} of {folder} is of before a change, and is read as the run is now: "
+            f"{'; '.join(since)}" + ("" if position == newest else f"; {advice}"),
+            CheckpointWarning,
+            stacklevel=3,
+        )
 
 
 def evaluate_state(eval_step, batches, sharding, conclude: Callable, state: TrainState) -> dict[str, float]:

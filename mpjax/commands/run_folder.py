@@ -12,6 +12,7 @@ from mpjax.commands.outside_files import described_files
 from mpjax.config.choices import RANDOM
 from mpjax.config.folders import resume_command, run_folder
 from mpjax.config.load import CONFIG_FILE
+from mpjax.config.meaning import changes_of_meaning
 from mpjax.config.save import changes, to_toml
 from mpjax.config.schema import Config
 from mpjax.data.fingerprint import differences, fingerprint_of
@@ -133,6 +134,17 @@ class Beginning:
     metrics: Sequence[Mapping[str, Any]]
     weights: PretrainedReport | None
 
+    @property
+    def best_anew(self) -> list[str]:
+        """What has changed so that earlier metrics of the test set are not comparable; empty if they are."""
+        if not self.before:
+            return []
+        settings = changes_of_meaning(self.before["config"], self.about["config"])
+        data = differences(self.before.get("data"), self.about["data"])
+        return [f"{name} {new}, before {old}" for name, old, new in settings] + [
+            line for line in data if line.startswith("test: ")
+        ]
+
     def spent(self, name: str) -> float:
         """The seconds that earlier commands of the run spent up to its checkpoint; 0 for a new run.
 
@@ -156,6 +168,8 @@ class Beginning:
                 yield f"resumed on other data: {line}"
             for name, old, new in other_versions(history):
                 yield f"resumed with {name} {new}, before {old}"
+            if anew := self.best_anew:
+                yield f"the search for the best checkpoint begins anew after step {self.step}: {'; '.join(anew)}"
         if self.weights:
             yield f"pretrained: {self.weights.totals}"
         if run.config.model.pretrained == RANDOM and not self.before:

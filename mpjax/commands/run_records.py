@@ -83,7 +83,7 @@ def put_records(records: Records, run: Run, folder: pathlib.Path, beginning: Beg
         text += ": summary and plots are of the other lines"
         warnings.warn(text, CheckpointWarning, stacklevel=2)
     described = environment([str(device.device_kind) for device in jax.devices()], run.compiler_options)
-    history = continued(beginning.before, beginning.step, beginning.about, described, lost)
+    history = continued(beginning.before, beginning.step, beginning.about, described, lost, beginning.best_anew)
     # The history first: labels derive from it, so they are right wherever the process is killed.
     records.put(folder / HISTORY_FILE, lines_of(history))
     records.put(folder / CONFIG_FILE, run_settings(run.config, folder).encode())
@@ -102,6 +102,7 @@ def put_results(
     history: History,
     spent: Mapping[str, float],
     *,
+    best_step: int | None,
     ran: bool,
 ) -> dict[str, Any]:
     """Writes summary.json and the plots of the curves of a run, and returns the summary.
@@ -112,6 +113,7 @@ def put_results(
       state: its last state, which may be packed.
       history: its history, with the line of this command.
       spent: entries of the summary in seconds, by name, such as `seconds` and `compile_seconds`.
+      best_step: the step of the best checkpoint; None if there is none.
       ran: whether this command ran a step. If not, the results belong to the stored settings of the earlier steps, and
         a summary.json that agrees with them is returned without writing anything.
     """
@@ -135,7 +137,8 @@ def put_results(
     lines = read_metrics(metrics) if metrics.exists() else []
     summary = summarise(
         lines,
-        score=score_of(run.config),
+        score=score_of(config),
+        best_step=best_step,
         skipped=int(loss_scale_state(state.opt_state).skipped),
         **spent,
         examples_per_second=throughput(lines),

@@ -27,6 +27,7 @@ from mpjax.config.user_code import forget_files, may_name_code
 from mpjax.data.example_reader import batch_fields
 from mpjax.errors import CallbackError, UsageError
 from mpjax.extend import Writer
+from mpjax.loop.best import best_since
 from mpjax.loop.callbacks import Callbacks
 from mpjax.loop.checkpoint import Checkpoints
 from mpjax.loop.company import Alone, Company
@@ -165,16 +166,17 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[Writer], 
         stack.enter_context(memory_told(config))
 
         beginning = begin(run, folder, company)
-        info = extend.RunInfo(folder, config, beginning.step, when.steps, company.first, beginning.metrics)
         records = Records(writing=company.first, waiting=config.resume)
         history = put_records(records, run, folder, beginning) if company.first else []
         about = beginning.about | {"history": company.gather(history)[0]}
+        since = best_since(about["history"])
+        info = extend.RunInfo(folder, config, beginning.step, when.steps, company.first, beginning.metrics, since)
         opened = _opened_writers(info, company, writers, failures)
         writer = stack.enter_context(contextlib.closing(Writers(opened)))
         told = *beginning.told(run, history), when.advice(beginning.step), *notes
         for line in filter(None, [f"run folder: {folder}", *told]):
             writer.message(line)
-        checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.loop.keep, first=company.first)
+        checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.loop.keep, since=since, first=company.first)
         stack.enter_context(contextlib.closing(checkpoints))
 
         state = run.packing.pack(beginning.state)
@@ -263,10 +265,12 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[Writer], 
 
             writer.message(told_of_mismatch(run, state))
         # Results come before the writers close, because loggers store these files.
-        summary = None
+        summary, best_step = None, checkpoints.best()
         if company.first:
             spent = seconds() | {"startup_seconds": started - entered}
-            summary = put_results(run, folder, state, history, spent, ran=beginning.step < when.steps)
+            summary = put_results(
+                run, folder, state, history, spent, best_step=best_step, ran=beginning.step < when.steps
+            )
 
     if summary is not None:
         print(summary_table(summary))

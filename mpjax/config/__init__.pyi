@@ -43,6 +43,8 @@ from mpjax.config.limits import is_auto as is_auto
 from mpjax.config.load import from_toml as from_toml
 from mpjax.config.load import load_config as load_config
 from mpjax.config.load import load_settings as load_settings
+from mpjax.config.meaning import changes_of_meaning as changes_of_meaning
+from mpjax.config.meaning import changes_of_outputs as changes_of_outputs
 from mpjax.config.paths import FOLDER as FOLDER
 from mpjax.config.paths import expanded as expanded
 from mpjax.config.paths import names as names

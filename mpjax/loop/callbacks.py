@@ -177,9 +177,9 @@ class EarlyStopping:
         self._without = 0
 
     def started(self, run: Any) -> Ask:
-        """Counts the evaluations of a resumed run up to its start, from `run.records`. Requests nothing."""
+        """Counts the evaluations of a resumed run after `run.best_since` up to its start. Requests nothing."""
         for record in run.records:
-            if self._metric in record and record["step"] <= run.start:
+            if self._metric in record and run.best_since < record["step"] <= run.start:
                 self._count(record[self._metric])
 
     def evaluated(self, step: int, metrics: Mapping[str, float], model: Callable) -> Ask:

@@ -1,18 +1,20 @@
 """Writes checkpoints to disk: named arrays and a JSON description, in the background and atomically."""
 
 import contextlib
+import dataclasses
 import errno
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from orbax.checkpoint import v1 as ocp
 
 from mpjax.errors import reason_of
+from mpjax.loop.best import NOT_MEASURED, best_of
 from mpjax.loop.checksums import checksums_of, digest_of
-from mpjax.loop.stored import FORMAT, NOT_MEASURED, UNREADABLE, complete_checkpoints, score_file, stored_score
+from mpjax.loop.stored import FORMAT, UNREADABLE, best_position, complete_checkpoints, score_file, stored_score
 from mpjax.precision.dtypes import path_name
 
 
@@ -21,14 +23,15 @@ class Checkpoints:
 
     Args:
       directory: the folder of the checkpoints; created if absent.
-      keep: the number of latest checkpoints to keep. The checkpoint with the best score is kept too.
+      keep: the number of latest checkpoints to keep. The best (`best_of`) is kept too.
+      since: the position up to which checkpoints do not count in the search for the best (`best_since`).
       first: True in process 0, which first rewrites unreadable score files of earlier checkpoints. The other processes
         only write their shards of the arrays.
     """
 
-    def __init__(self, directory: pathlib.Path, *, keep: int = 2, first: bool = True):
+    def __init__(self, directory: pathlib.Path, *, keep: int = 2, since: int = 0, first: bool = True):
         policies = ocp.training.preservation_policies
-        kept: Any = policies.AnyPreservationPolicy([policies.LatestN(keep), policies.BestN(get_metric_fn=_score, n=1)])
+        kept: Any = policies.AnyPreservationPolicy([policies.LatestN(keep), _Best(since)])
         self._directory, self._first = directory, first
         if first:
             _write_lost_scores(directory)
@@ -66,6 +69,17 @@ class Checkpoints:
             )
             if saving is not None:
                 self._saving = position, saving
+
+    def best(self) -> int | None:
+        """The position of the best complete checkpoint, after the current write has ended; None if there is none.
+
+        Raises:
+          OSError: the checkpoint could not be written; the message names the folder.
+        """
+        with _written_to(self._directory):
+            self._wait()
+        steps = complete_checkpoints(self._directory)
+        return best_position(self._directory, steps) if steps else None
 
     def close(self) -> None:
         """Waits until the last checkpoint is complete, and closes Orbax's checkpointer.
@@ -126,8 +140,21 @@ def _write_lost_scores(directory: pathlib.Path) -> None:
             file.write_text(json.dumps({"score": stored_score(directory, position)}), encoding="utf-8")
 
 
-def _score(metrics: Any) -> float:
-    return metrics["score"]
+@dataclasses.dataclass(frozen=True)
+class _Best:
+    """A preservation policy of Orbax that keeps the best checkpoint (`best_of`)."""
+
+    since: int
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        del context
+        scores = {stored.step: NOT_MEASURED if stored.metrics is None else _score(stored) for stored in checkpoints}
+        best = best_of(scores, self.since) if scores else None
+        return [stored.step == best for stored in checkpoints]
+
+
+def _score(stored: Any) -> float:
+    return float(stored.metrics["score"])
 
 
 def to_arrays(state) -> dict[str, Any]:

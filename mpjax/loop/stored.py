@@ -8,7 +8,7 @@ import pathlib
 import shutil
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jax.sharding import Sharding
 from orbax.checkpoint import v1 as ocp
 
 from mpjax.errors import CheckpointWarning, UsageError, is_exhausted, reason_of
+from mpjax.loop.best import NOT_MEASURED, best_of, best_since
 from mpjax.loop.checksums import damaged, digest_of
 
 
@@ -46,9 +47,6 @@ CHECKPOINTS = "checkpoints"
 
 FORMAT = 2
 """Version of the layout. Readers refuse later versions. Version 1 has no checksums."""
-
-NOT_MEASURED = -math.inf
-"""The score of a checkpoint without an evaluation. Every evaluated checkpoint has a better score."""
 
 
 def complete_checkpoints(directory: pathlib.Path) -> list[int]:
@@ -86,8 +84,8 @@ def read_checkpoint(
 
     Args:
       directory: the run's `checkpoints` folder.
-      which: "latest", "best", or a position. If the latest is damaged, the latest undamaged checkpoint is read. The
-        best has the highest score, and is the latest of several; without any score, it is the latest checkpoint.
+      which: "latest", "best" (`best_position`), or a position. If the latest is damaged, the latest undamaged
+        checkpoint is read.
       places: `(path, shape) -> sharding`; None reads all arrays to the host. Arrays that JAX would narrow, such as
         float64 without x64, are always read to the host.
       gather: `(value) -> values` of all processes; by default of this process alone.
@@ -263,10 +261,23 @@ def _mistyped(about: Mapping[str, Any]) -> list[str]:
 def _choose(directory: pathlib.Path, steps: list[int], which: str) -> int:
     """The position, among `steps`, of the "best" checkpoint, or the position that `which` is; else a UsageError."""
     if which == "best":
-        return max(steps, key=lambda step: (stored_score(directory, step), step))
+        return best_position(directory, steps)
     if not which.isdecimal() or int(which) not in steps:
         raise UsageError(f"no checkpoint '{which}': wanted latest, best or one of {', '.join(map(str, steps))}")
     return int(which)
+
+
+def best_position(directory: pathlib.Path, steps: Sequence[int]) -> int:
+    """Chooses the best checkpoint by `best_of` among those at `steps`, in ascending order; at least one.
+
+    Those count that were written since the search for the best last began, as the latest readable description says.
+    """
+    since = 0
+    for position in reversed(steps):
+        with contextlib.suppress(*UNREADABLE):
+            since = best_since(_description(directory / str(position)).get("history"))
+            break
+    return best_of({position: stored_score(directory, position) for position in steps}, since)
 
 
 UNREADABLE = OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError

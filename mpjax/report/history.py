@@ -13,6 +13,7 @@ from typing import Any
 from mpjax import strict_json
 from mpjax.config.save import OF_ONE_COMMAND, changes
 from mpjax.errors import UsageError
+from mpjax.loop.best import BEST_ANEW
 from mpjax.report.jsonl import read_metrics
 
 
@@ -24,7 +25,8 @@ History = Sequence[Mapping[str, Any]]
 A line has `step` (the attempted steps before those of the line), `seconds_before` (the seconds of the run before them),
 `policy`, `changed` (the old and new text of each setting that changes here), and the content of environment.json. If a
 run started without a history, its first line has `told_by` (the checkpoint) instead of the environment. If
-metrics.jsonl has lost lines of earlier steps, `metrics_missing` has the first and last step that are lost.
+metrics.jsonl has lost lines of earlier steps, `metrics_missing` has the first and last step that are lost. If the
+search for the best checkpoint begins anew at `step`, `best_anew` lists, as texts, what has changed.
 """
 
 
@@ -34,6 +36,7 @@ def continued(
     about: Mapping[str, Any],
     environment: Mapping[str, Any],
     missing: tuple[int, int] | None = None,
+    anew: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Extends the history of a run by a line for the steps that this process will run.
 
@@ -46,6 +49,7 @@ def continued(
       about: the description that future checkpoints will store: `policy`, and `config` as TOML.
       environment: the content of environment.json.
       missing: the first and the last step that metrics.jsonl lacks; None if it lacks none.
+      anew: what has changed so that the search for the best checkpoint begins anew; empty if it goes on.
     """
     changed = changes(before["config"], about["config"], apart_from=OF_ONE_COMMAND) if before else ()
     line = {
@@ -54,6 +58,7 @@ def continued(
         "policy": about["policy"],
         "changed": {name: [old, new] for name, old, new in changed},
         **({"metrics_missing": list(missing)} if missing else {}),
+        **({BEST_ANEW: list(anew)} if anew else {}),
         **environment,
     }
     return [*(earlier for earlier in history_in(before, step) if earlier["step"] < step), line] if before else [line]
@@ -103,10 +108,13 @@ def read_history(path: Path) -> History:
 
 
 def _is_line(line: Any) -> bool:
-    """True if a line has `step`, `policy` and `changed`, and they and `metrics_missing` have the right types."""
+    """True if a line has `step`, `policy` and `changed`, and all entries that are read here have the right types."""
     if not (isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("policy"), str)):
         return False
     changed, missing = line.get("changed"), line.get("metrics_missing", [0, 0])
+    anew = line.get(BEST_ANEW, [])
+    if not isinstance(anew, list) or not all(isinstance(text, str) for text in anew):
+        return False
     settings = changed.values() if isinstance(changed, dict) else [None]
     return all(_is_pair(pair, str) for pair in settings) and _is_pair(missing, int)
 

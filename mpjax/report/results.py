@@ -114,6 +114,7 @@ def summarise(
     policy: str,
     parameters: int,
     score: Score = ACCURACY,
+    best_step: int | None = None,
     **more: str | float,
 ) -> dict[str, Any]:
     """Builds the content of `summary.json`.
@@ -129,12 +130,13 @@ def summarise(
       policy: a description of the precision policy.
       parameters: the number of trainable values in the model.
       score: the test metric that chooses the best checkpoint.
+      best_step: the step of the best checkpoint; None if there is none.
       **more: further entries, stored unchanged.
 
     Returns:
       The last value of each training and evaluation metric under its own name (but `train/skipped` and
-      `train/examples_per_second`), the arguments, and, if `score` was ever finite, its best value as
-      `best/test/<metric>` with `best/step` (the first step that reaches it).
+      `train/examples_per_second`), the other arguments, and, if the best checkpoint has a finite `score`, that value
+      as `best/test/<metric>` with its step as `best/step`.
     """
     final = {
         name: value
@@ -144,7 +146,7 @@ def summarise(
     }
     return {
         **final,
-        **_best(records, score),
+        **_best(records, f"test/{score.metric}", best_step),
         "steps": steps,
         "attempts": attempts,
         "skipped": skipped,
@@ -222,14 +224,10 @@ def summary_table(summary: Mapping[str, Any]) -> str:
     return printable("\n".join(f"{label:<{width}}  {text}" for label, text in rows))
 
 
-def _best(records: Records, score: Score) -> dict[str, float]:
-    """The entries `best/test/<metric>` and `best/step` of the summary; empty if the score was never finite."""
-    name = f"test/{score.metric}"
-    scores = [(record[name], record["step"]) for record in records if math.isfinite(record.get(name, math.nan))]
-    if not scores:
-        return {}
-    best = score.best([value for value, _ in scores])
-    return {f"best/{name}": best, "best/step": next(step for value, step in scores if value == best)}
+def _best(records: Records, name: str, step: int | None) -> dict[str, float]:
+    """The entries `best/<name>` and `best/step` of the summary; empty if the metric is not finite at `step`."""
+    values = [record[name] for record in records if record["step"] == step and name in record]
+    return {f"best/{name}": values[-1], "best/step": step} if step and values and math.isfinite(values[-1]) else {}
 
 
 def _with_best(name: str, summary: Mapping[str, Any]) -> str:

@@ -173,10 +173,10 @@ def test_the_reason_of_a_stop_is_a_callback_or_an_evaluation_without_improvement
     assert asked.reason == ", as a callback asked"
 
 
-def stops_at(values, patience=2, before=()):
+def stops_at(values, patience=2, before=(), since=0):
     records = [{"step": step, "test/loss": value} for step, value in before]
     early = EarlyStopping(lambda value, best: value < best, "test/loss", patience)
-    early.started(RunInfo(None, None, 2, 10, True, records))
+    early.started(RunInfo(None, None, 2, 10, True, records, since))
     for number, value in enumerate(values):
         if early.evaluated(number, {"test/loss": value}, None) == "stop":
             return number
@@ -198,3 +198,8 @@ def test_a_resumed_run_counts_on():
     """The record of step 3 is of a part of the run that was thrown away."""
     assert stops_at([1.5], before=[(1, 1.0), (2, 2.0), (3, 0.1)]) == 0
     assert stops_at([0.5, 1.0], before=[(1, 1.0), (2, 2.0), (3, 0.1)]) is None
+
+
+def test_evaluations_of_another_meaning_do_not_count():
+    assert stops_at([1.5, 1.4], before=[(1, 1.0), (2, 2.0)], since=2) is None
+    assert stops_at([2.5], before=[(1, 1.0), (2, 2.0)], since=1) is None

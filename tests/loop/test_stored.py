@@ -105,6 +105,31 @@ def test_a_best_one_among_the_unscored_is_the_newest(tmp_path):
     assert read_checkpoint(tmp_path, "best")[0] == 2
 
 
+def test_the_search_for_the_best_begins_anew(tmp_path):
+    """Checkpoint 1 has the highest score, but of another meaning; then none of the new ones has a score."""
+    since = {"history": [{"step": 0}, {"step": 1, "best_anew": ["data.mean [0.9], before [0.0]"]}]}
+    for first, sitting, about in (
+        (0, ((1, 0.9),), {"history": [{"step": 0}]}),
+        (1, ((2, None), (3, 0.2), (4, 0.1), (5, None)), since),
+    ):
+        checkpoints = Checkpoints(tmp_path, keep=2, since=first)
+        for position, score in sitting:
+            checkpoints.save(position, STATE, about, score=score)
+            assert checkpoints.best() == {1: 1, 2: 2, 3: 3, 4: 3, 5: 3}[position]
+        checkpoints.close()
+    assert complete_checkpoints(tmp_path) == [3, 4, 5]
+    assert read_checkpoint(tmp_path, "best")[0] == 3
+
+
+def test_the_best_is_the_latest_of_equal_ones_and_nan_is_never_best(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for position, score in ((1, 0.5), (2, 0.5), (3, float("nan"))):
+        checkpoints.save(position, STATE, {}, score=score)
+    assert checkpoints.best() == 2
+    checkpoints.close()
+    assert complete_checkpoints(tmp_path) == [2, 3]
+
+
 @pytest.mark.parametrize("leftover", [None, "4.orbax-checkpoint-tmp", "4.orbax-checkpoint-tmp-1732000000"])
 def test_a_folder_without_a_complete_checkpoint_is_refused(tmp_path, leftover):
     folder = tmp_path / "checkpoints"

@@ -31,23 +31,24 @@ FACTS = {
 }
 
 
-def test_final_metrics_are_the_last_and_the_best_is_the_first_to_reach_it():
-    assert summarise(RECORDS, **FACTS, seed=3) == {
+def test_final_metrics_are_the_last_and_the_best_is_that_of_the_best_checkpoint():
+    assert summarise(RECORDS, **FACTS, best_step=60, seed=3) == {
         "train/loss": 0.5,
         "train/loss_scale": 8192.0,
         "test/loss": 0.8,
         "test/accuracy": 0.9,
         "best/test/accuracy": 0.9375,
-        "best/step": 40,
+        "best/step": 60,
         **FACTS,
         "seed": 3,
     }
 
 
-def test_nan_is_never_best():
+def test_a_best_checkpoint_without_a_finite_metric_is_told_of_by_no_number():
     records = [{"step": 1, "test/accuracy": math.nan}, {"step": 2, "test/accuracy": 0.25}]
-    assert summarise(records, **FACTS)["best/step"] == 2
-    assert "best/test/accuracy" not in summarise(records[:1], **FACTS)
+    assert summarise(records, **FACTS, best_step=2)["best/test/accuracy"] == 0.25
+    for step in (1, 3, None):
+        assert not {"best/test/accuracy", "best/step"} & summarise(records, **FACTS, best_step=step).keys()
 
 
 def test_one_slow_interval_does_not_move_the_throughput():
@@ -65,7 +66,7 @@ def test_the_file_is_strict_json(tmp_path):
 
 
 def test_the_table_is_aligned():
-    assert summary_table(summarise(RECORDS, **FACTS)).splitlines() == [
+    assert summary_table(summarise(RECORDS, **FACTS, best_step=60)).splitlines() == [
         "policy         mixed_float16",
         "parameters     175,258",
         "steps          78 of 80 applied, 2 skipped",
@@ -74,7 +75,7 @@ def test_the_table_is_aligned():
         "loss scale     8192",
         "train loss     0.5000",
         "test loss      0.8000",
-        "test accuracy  0.9000  (best 0.9375 at step 40)",
+        "test accuracy  0.9000  (best 0.9375 at step 60)",
     ]
 
 
