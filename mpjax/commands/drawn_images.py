@@ -49,7 +49,9 @@ def draw_images(settings: Prediction, config: Config, file: TextIO) -> int:
     output = _prepared(settings.output, grid=grid)
 
     layout = Layout(make_mesh())
-    _, state, _ = trained_state(task, config, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
+    _, state, _ = trained_state(
+        task, config, source, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema
+    )
     outputs_of = drawing(
         plan.module_policy,
         shape,

@@ -60,7 +60,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     tests = eval_batches(source, config.data)
 
     layout = Layout(make_mesh())
-    position, state, about = trained_state(task, config, folder, settings.checkpoint, layout, ema=settings.ema)
+    position, state, about = trained_state(task, config, source, folder, settings.checkpoint, layout, ema=settings.ema)
 
     eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast, layout=layout)
     sharding = layout.evaluation(config.data.tested)
@@ -129,13 +129,14 @@ def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[Preci
 
 
 def trained_state(
-    task: Task, config: Config, folder: pathlib.Path, checkpoint: str, layout: Layout, *, ema: bool
+    task: Task, config: Config, source: Source, folder: pathlib.Path, checkpoint: str, layout: Layout, *, ema: bool
 ) -> tuple[int, TrainState, dict]:
     """Reads the parameters and statistics of a checkpoint, without its optimizer state, in the dtypes of `task`.
 
     Args:
       task: the run's task.
       config: its settings.
+      source: its data.
       folder: the run's folder.
       checkpoint: `best`, `latest`, or a position (attempted steps).
       layout: the layout over all devices.
@@ -153,7 +154,7 @@ def trained_state(
       UsageError: there is no such checkpoint, it is damaged, or it is of another model; or `read_whole` or
         `require_same_outputs` raises.
     """
-    position, saved, about = read_whole(task, config, layout, folder, checkpoint)
+    position, saved, about = read_whole(task, config, source.fields, layout, folder, checkpoint)
     require_same_outputs(folder, position, about, advice="write --checkpoint latest for the last one")
     differences = changes(about["config"], to_toml(from_toml(folder / CONFIG_FILE)))
     others = [change for change in differences if change[0].startswith(_OF_ONE_RUN) and change[0] not in _OF_FORM]

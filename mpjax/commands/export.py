@@ -58,7 +58,9 @@ def export_run(settings: Export) -> PretrainedReport | None:
         config = with_policy(config, settings.policy)
     plan, source, task = open_task(config, stored_encoding(config, folder))
 
-    position, state, _ = trained_state(task, config, folder, settings.checkpoint, Layout(make_mesh()), ema=settings.ema)
+    position, state, _ = trained_state(
+        task, config, source, folder, settings.checkpoint, Layout(make_mesh()), ema=settings.ema
+    )
 
     params = state.averaged if settings.ema else state.params
     if settings.what == "program":

@@ -108,9 +108,11 @@ def _of_run(settings: Prediction, config: Config) -> TextGenerator:
             f"{' or '.join(writers)}"
         )
     config = with_settings(config, {"training.remat": "none"})  # nothing is kept for a backward pass
-    _, _, task = open_split(settings, config)
+    _, source, task = open_split(settings, config)
     layout = Layout(make_mesh(jax.local_devices()[:1]))
-    _, state, _ = trained_state(task, config, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
+    _, state, _ = trained_state(
+        task, config, source, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema
+    )
     model = task.structure.assemble(state.averaged if settings.ema else state.params, state.stats)
     header = tuple(config.data.header)
     if config.task == "text_to_text":

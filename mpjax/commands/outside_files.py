@@ -1,4 +1,4 @@
-"""The files that a run reads beside its checkpoints: checkpoints describe them, and readers of a checkpoint compare."""
+"""What a run reads beside its checkpoints: they describe its files and class names, and their readers compare."""
 
 import pathlib
 from collections.abc import Mapping
@@ -6,15 +6,19 @@ from typing import Any
 
 from mpjax.config.schema import Config
 from mpjax.data.examples import Source
-from mpjax.loop.stored import DECODER, ENCODING, TOKENIZER
+from mpjax.data.fields import Fields
+from mpjax.errors import UsageError
+from mpjax.loop.stored import DECODER, ENCODING, NAMES, TOKENIZER
 
 
 # The imports inside are local, like all imports that few runs need.
 
 
 def described_files(config: Config, source: Source) -> dict[str, Any]:
-    """Describes the files outside of the checkpoints that decide what a run computes, as entries of a description."""
+    """Describes what decides, outside of the checkpoints, what a run computes, as entries of a description."""
     entries: dict[str, Any] = {}
+    if names := _names_in(source.fields):
+        entries[NAMES] = names
     if config.is_encoded:
         from mpjax.commands.encoding_of_run import digest_of_encoding
 
@@ -30,15 +34,18 @@ def described_files(config: Config, source: Source) -> dict[str, Any]:
     return entries
 
 
-def compare_files(config: Config, folder: pathlib.Path, about: Mapping[str, Any]) -> None:
-    """Compares the files that a run reads now with the description of a checkpoint in its folder.
+def compare_files(config: Config, fields: Fields, folder: pathlib.Path, about: Mapping[str, Any]) -> None:
+    """Compares what a run reads now, its data with `fields`, with the description of a checkpoint in its folder.
 
     Warns:
       CheckpointWarning: the files of the tokenizer have changed.
 
     Raises:
-      UsageError: the statistics of the columns, or the settings of a decoder in its folder, have changed.
+      UsageError: the statistics of the columns, the settings of a decoder in its folder, or the names of classes have
+        changed. With `config.other_data`, classes may have other names.
     """
+    if not config.other_data:
+        _require_names(_names_in(fields), about.get(NAMES, {}))
     if ENCODING in about:
         from mpjax.commands.encoding_of_run import verify_encoding
 
@@ -51,3 +58,32 @@ def compare_files(config: Config, folder: pathlib.Path, about: Mapping[str, Any]
         from mpjax.commands.tokenizer_of_run import compare_tokenizer
 
         compare_tokenizer(config.data, about[TOKENIZER])
+
+
+def _names_in(fields: Fields) -> dict[str, list[str]]:
+    """The names of classes or labels, by field, in the order of their numbers."""
+    return {name: list(names) for name, field in fields.items() if (names := getattr(field, "names", ()))}
+
+
+_SHOWN = 5
+
+
+def _require_names(now: Mapping[str, list[str]], before: Mapping[str, list[str]]) -> None:
+    """Raises UsageError if the data gives other names to the numbers that a checkpoint predicts."""
+    for field, names in before.items():
+        if names == now.get(field, []):
+            continue
+        others = now.get(field, [])
+        first = next((at for at in range(len(names)) if names[at : at + 1] != others[at : at + 1]), len(names))
+        raise UsageError(
+            f"the checkpoint predicts the classes {_shown(names, first)} ({field}), and the data has "
+            f"{_shown(others, first) or 'none with names'} now: numbers would get the wrong names; put the classes "
+            "back as they were"
+        )
+
+
+def _shown(names: list[str], first: int) -> str:
+    """Lists names with their numbers: all of a few, otherwise a few from number `first` on."""
+    start = first if len(names) > _SHOWN else 0
+    listed = ", ".join(f"{number}: {name}" for number, name in enumerate(names) if 0 <= number - start < _SHOWN)
+    return f"{listed}, ..." if len(names) > start + _SHOWN else listed

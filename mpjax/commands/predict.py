@@ -79,7 +79,9 @@ def predict_run(settings: Prediction) -> int:
     masks = folder_of_masks(settings, inputs) if segments else None
     values = mask_values(source) if segments else np.empty(0)
     layout = Layout(make_mesh())
-    _, state, _ = trained_state(task, config, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
+    _, state, _ = trained_state(
+        task, config, source, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema
+    )
     params = state.averaged if settings.ema else state.params
 
     prepare, policy = task.objective.prepare, plan.module_policy

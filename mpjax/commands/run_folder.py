@@ -242,7 +242,13 @@ def _resumed(run: Run, folder: pathlib.Path, about: dict, company: Alone | Compa
 
     def read(shapes: TrainState) -> TrainState:
         position, saved, then = read_whole(
-            run.task, run.config, run.layout, folder, places=places_in(shapes), gather=company.gather
+            run.task,
+            run.config,
+            run.source.fields,
+            run.layout,
+            folder,
+            places=places_in(shapes),
+            gather=company.gather,
         )
         if not run.config.other_data and (lines := differences(then.get("data"), about["data"])):
             raise UsageError(

@@ -91,7 +91,9 @@ def _of_run(settings: Prediction, config: Config) -> Transcription:
     config = with_settings(config, {"training.remat": "none"})  # nothing is kept for a backward pass
     _, source, task = open_split(settings, config)
     layout = Layout(make_mesh(jax.local_devices()[:1]))
-    _, state, _ = trained_state(task, config, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
+    _, state, _ = trained_state(
+        task, config, source, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema
+    )
     model: Any = task.structure.assemble(state.averaged if settings.ema else state.params, state.stats)
     if not isinstance(model, Whisper):
         raise UsageError(f"{type(model).__name__} cannot write texts of sounds: wanted hf:FOLDER of a Whisper")

@@ -12,10 +12,17 @@ def class_texts(cells: Cells, name: str, config: Data) -> list[str]:
     """Reads the label of each row as text: 1, 1.0 and 1e0 are one class.
 
     Raises:
-      UsageError: a label is missing, which NA and the like mean beside whole numbers alone, or is a number with a
-        fraction.
+      UsageError: a label is missing, which the words of `config.missing` mean, and NA and the like beside whole numbers
+        alone; or it is a number with a fraction.
     """
     texts = texts_of(cells.columns[name])
+    stated = {word.lower() for word in config.missing}
+    if gaps := [at for at, text in enumerate(texts) if text.lower() in stated]:
+        raise UsageError(
+            f"label '{name}' is {texts[gaps[0]]!r} in {cells.place(gaps[0])}, which --data.missing says is a missing "
+            f"one, in {len(gaps)} of {len(texts)} rows: drop these rows from the file, or give the class another name "
+            "if it is one"
+        )
     words = missing_words(config) - {""}
     absent = [at for at, text in enumerate(texts) if text.lower() in words and not is_number(text)]
     others = {*texts} - {texts[at] for at in absent} - {""}

@@ -231,6 +231,9 @@ DECODER = "decoder"
 TOKENIZER = "tokenizer"
 """The entry of a description with the SHA-256, in hexadecimal, of each file of the tokenizer."""
 
+NAMES = "class_names"
+"""The entry of a description with the names of the classes or labels, in the order of their numbers, by field."""
+
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "policy": str,
     "loss_scale": str,
@@ -245,6 +248,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     ENCODING: str,
     DECODER: dict,
     TOKENIZER: dict,
+    NAMES: dict,
 }
 """The types of the values in a description. A valid digest does not show who wrote it."""
 

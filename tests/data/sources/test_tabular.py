@@ -264,6 +264,12 @@ def test_a_word_for_a_missing_number_is_no_class_beside_numbers(tmp_path):
     assert source.fields["label"].names == ("EU", "NA", "SA")
 
 
+def test_a_word_that_the_user_calls_missing_is_no_class(tmp_path):
+    text = "x,kind\n1,a\n2,b\n3,Unknown\n4,a\n"
+    says = "label 'kind' is 'Unknown' in row 3 of t.csv, which --data.missing says is a missing one", "in 1 of 3 rows"
+    refused(tmp_path, text, *says, task="classification", targets=("kind",), missing=("unknown",))
+
+
 def test_several_labels_are_zeros_and_ones(tmp_path):
     text = "x,a,b\n1,0,True\n2,1,False\n3,1,true\n4,0,1\n"
     source = opened(tmp_path, text, task="multilabel", targets=("a", "b"))
