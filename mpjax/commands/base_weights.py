@@ -21,6 +21,9 @@ from mpjax.training.setup import Task, initial_state, pretrained_arrays
 from mpjax.training.state import TrainState, take_apart
 
 
+_WHERE = " with --resume, or as model.pretrained in the run's config.toml"
+
+
 def described_base(task: Task, model: Model) -> dict[str, Any]:
     """The entry `BASE` of the checkpoints of a run; empty if no file has its weights: then checkpoints hold them.
 
@@ -95,7 +98,9 @@ def with_base(
     expected = about[BASE]
     undone = "the checkpoint holds only what was trained, over frozen weights of"
     if not model.weights:
-        raise UsageError(f"{undone} {expected['weights']}: name them by --model.pretrained {expected['weights']}")
+        raise UsageError(
+            f"{undone} {expected['weights']}: name them by --model.pretrained {expected['weights']}{_WHERE}"
+        )
     try:
         digests = digests_of(_single(task), model.weights, skip=model.pretrained_skip)
     except UsageError as error:
@@ -109,6 +114,7 @@ def with_base(
         raise UsageError(
             f"{undone} {expected['weights']}, and those of {model.weights} are others: {len(other)} of {len(wanted)} "
             f"arrays differ, such as {other[0]}; put the files of before back, or name them by --model.pretrained"
+            + _WHERE
         )
     arrays, _ = pretrained_arrays(task, model)
     bare = no_loss_scaling(optax.identity())

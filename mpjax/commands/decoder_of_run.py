@@ -43,8 +43,8 @@ def verify_decoder(model: Model, expected: Mapping[str, Any]) -> None:
         raise UsageError(
             f"{find_folder(model.folder) / CONFIG} has another network than the checkpoint: {first} is "
             f"{encode(now.get(first))}, before {encode(before.get(first))}"
-            f"{f', and {len(names) - 1} more' if names[1:] else ''}; put the file of before back, or name its folder "
-            "by --model.name"
+            f"{f', and {len(names) - 1} more' if names[1:] else ''}; put the file of before back, or name its folder, "
+            "by --model.name with --resume or as model.name in the run's config.toml"
         )
 
 

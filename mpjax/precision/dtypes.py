@@ -93,7 +93,10 @@ def is_narrow(dtype: np.dtype) -> bool:
 def require_x64(*dtypes: DTypeLike) -> None:
     """Raises UsageError if one of `dtypes` is float64 and `jax_enable_x64` is off, so that JAX would use float32."""
     if FLOAT64 in [np.dtype(dtype) for dtype in dtypes] and jax.dtypes.canonicalize_dtype(FLOAT64) != FLOAT64:
-        raise UsageError("float64 needs 64-bit JAX: call jax.config.update('jax_enable_x64', True) before any array")
+        raise UsageError(
+            "float64 needs 64-bit JAX: set JAX_ENABLE_X64=1 in the environment, or in Python call "
+            "jax.config.update('jax_enable_x64', True) before any array"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -164,7 +164,7 @@ def open_npz(name: str, task: TaskName, config: Data) -> Table:
     """
     path = expanded(name)
     if not path.is_file():
-        raise UsageError(f"data set '{name}': there is no file {path}; wanted a file that np.savez wrote")
+        raise UsageError(f"data set '{name}': there is no file {path.absolute()}; wanted a file that np.savez wrote")
     file = NumpyFile(path, config.in_memory_mb * 1e6)
     splits = _splits(file.headers, name)
     sizes = {split: file.headers[next(iter(arrays.values()))].shape[0] for split, arrays in splits.items()}

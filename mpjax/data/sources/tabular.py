@@ -79,7 +79,7 @@ def _files(where: str, name: str) -> dict[str, pathlib.Path]:
     path = expanded(where)
     if not path.is_dir():
         if not path.exists():
-            raise UsageError(f"data set '{name}': there is no file or folder {path}")
+            raise UsageError(f"data set '{name}': there is no file or folder {path.absolute()}")
         return {"train": path}
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
     if not files:

@@ -262,7 +262,8 @@ def nothing_quantised(recipe: Recipe, decided: Mapping[str, str | None], tags: M
     return (
         f"products={recipe}: no layer multiplies in float8: {', '.join(rules)} decided all {len(linear)} linear layers "
         f"({', '.join(linear[:3])}{', ...' if linear[3:] else ''}){'; '.join(['', *why])}. Write a rule for those that "
-        f"are to, as in rules={{'type:{LINEAR}': '{recipe}'}}, or mixed_bfloat16"
+        f"are to, as in --precision.rules type:{LINEAR} {recipe}, in Python rules={{'type:{LINEAR}': '{recipe}'}}, or "
+        "mixed_bfloat16"
     )
 
 
