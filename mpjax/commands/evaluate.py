@@ -194,7 +194,7 @@ def require_same_outputs(folder: pathlib.Path, position: int, about: Mapping[str
         settings = "; ".join(f"{name} {old}, and the run has {new} now" for name, old, new in others)
         no_other = "resume the run, whose next checkpoint is trained as it is now"
         raise UsageError(
-            f"checkpoint {position} of {folder} was trained with {settings}: it would be read as what it is not; "
+            f"checkpoint {position} of {folder} was trained with {settings}: its outputs would be others; "
             + (no_other if position == newest else advice)
         )
     lines = [line for line in read_history(folder / HISTORY_FILE) if line["step"] >= position]

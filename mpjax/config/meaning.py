@@ -20,11 +20,11 @@ _OF_OUTPUTS = (
     "training.lora_alpha",
     "training.lora_variant",
 )
-"""Prefixes of settings by which the arrays of a checkpoint compute what they were trained to compute, and no others."""
+"""Prefixes of settings that the outputs of a network depend on, beside its arrays."""
 
 _OF_MODEL = ("model.", "data.documents")
 _OF_ARRAYS_ALONE = ("model.dropout", "model.scan_blocks", "model.norm_kernel", "model.pretrained")
-"""Prefixes of settings of the model that leave alone what it computes in an evaluation."""
+"""Prefixes of settings of the model that do not change what it computes in an evaluation."""
 
 _OF_METRICS = ("training.objective", "data.ignore_index", "data.preprocess")
 _OF_LOSS = (
@@ -38,7 +38,7 @@ _OF_LOSS = (
 
 
 def changes_of_outputs(before: str, now: str) -> list[tuple[str, str, str]]:
-    """Lists name, old and new value of the settings without which a checkpoint is read as what it is not.
+    """Lists name, old and new value of the settings that the outputs of a checkpoint depend on.
 
     `before` are the settings of the checkpoint and `now` those to read it with, both texts of `to_toml`. Settings that
     decide which examples are read, and not how, are not among them.
@@ -80,5 +80,5 @@ def _score(settings: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def of_reading(name: str) -> bool:
-    """True if a setting of `changes_of_meaning` also decides what is computed of an example, not only how it counts."""
+    """True if a setting of `changes_of_meaning` also changes the outputs for an example, not only their metrics."""
     return not name.startswith(("loop.", "training.metrics", "data.eval_batch_size", *_OF_LOSS))

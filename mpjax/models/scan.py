@@ -268,8 +268,10 @@ def apart(arrays: Mapping[str, Any], stacks: Stacks) -> Arrays:
     singles: Arrays = {}
     for path, array in arrays.items():
         names = names_apart(path, stacks)
-        is_whole = names == [path] or array is None
-        singles |= {name: array if is_whole else array[row] for row, name in enumerate(names)}
+        if names == [path] or array is None:
+            singles |= dict.fromkeys(names, array)
+        else:
+            singles |= {name: array[row] for row, name in enumerate(names)}
     return singles
 
 
