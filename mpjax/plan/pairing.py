@@ -10,10 +10,19 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from mpjax.plan.compiled_products import CompiledProduct
-from mpjax.plan.hlo import Module
+from mpjax.plan.likeness import (
+    are_alike,
+    common_names,
+    extent_of,
+    have_same_dtypes,
+    libraries_of,
+    nearest,
+    shape_of,
+    share_operand,
+    size_without_padding,
+)
 from mpjax.plan.traced_products import TracedProduct
 from mpjax.plan.verdicts import NARROWER, UNCLEAR, bits_of, compared
-from mpjax.precision.casting.flops import TENSORFLOAT32
 
 
 T = TypeVar("T")
@@ -66,12 +75,14 @@ def paired(
     # The compiler may divide a product over some of the devices.
     for shards in [count for count in range(1, partitions + 1) if partitions % count == 0]:
         # Before the next rule, for which both gradients of a square layer are the same.
-        matching.joined(shards, _share_operand)
-        matching.by(lambda t: (t.module, t.kind, _extent(t)), lambda c, p=shards: (c.module, c.kind, p * _extent(c)))
-        matching.joined(shards, _alike)
+        matching.joined(shards, share_operand)
+        matching.by(
+            lambda t: (t.module, t.kind, extent_of(t)), lambda c, p=shards: (c.module, c.kind, p * extent_of(c))
+        )
+        matching.joined(shards, are_alike)
     matching.joined(1, lambda product, seed: product.module.backward == seed.module.backward)
     matching.by_module()
-    matching.by(lambda t: (t.kind, _extent(t)), lambda c: (c.kind, _extent(c)), alike=True)
+    matching.by(lambda t: (t.kind, extent_of(t)), lambda c: (c.kind, extent_of(c)), alike=True)
     # XLA writes convolutions with a window of one pixel as matrix products, which may have lost their name.
     matching.by(
         lambda t: (t.kind, t.elements), lambda c: ("convolution", c.elements) if not c.named else (), alike=True
@@ -112,7 +123,7 @@ class _Matching:
             libraries of all of them, because any may be the right one.
         """
         candidates = _grouped(self.compiled, of_compiled)
-        by = {key: _by(alternatives) for key, alternatives in candidates.items()}
+        by = {key: libraries_of(alternatives) for key, alternatives in candidates.items()}
         unclear = {
             key
             for key, alternatives in candidates.items()
@@ -124,7 +135,7 @@ class _Matching:
             if candidates.get(key) and key not in unclear:
                 # A program's products are not in the order of its trace.
                 near = [
-                    (not _same_dtypes(product, compiled), compiled.result != product.result)
+                    (not have_same_dtypes(product, compiled), compiled.result != product.result)
                     for compiled in candidates[key]
                 ]
                 matched.append(compiled := candidates[key].pop(near.index(min(near))))
@@ -142,14 +153,14 @@ class _Matching:
         products that run in a wider dtype is right whichever belong together; the note says that it is one of several.
         Wide results go to the products that ask for them.
         """
-        compiled = _grouped((each for each in self.compiled if not each.named), _shape)
-        for key, traced in _grouped(self.traced, _shape).items():
+        compiled = _grouped((each for each in self.compiled if not each.named), shape_of)
+        for key, traced in _grouped(self.traced, shape_of).items():
             candidates = compiled.get(key, [])
             if not self._as_many_as(traced, candidates):
                 continue
             note = AMONG.format(count=len(traced))
             for product in sorted(traced, key=lambda product: bits_of(product.result), reverse=True):
-                candidates.remove(taken := _nearest(product, candidates))
+                candidates.remove(taken := nearest(product, candidates))
                 self.pairs.append(PairedProduct(product, taken, note))
                 self.compiled = _without(self.compiled, [taken])
             self.traced = _without(self.traced, traced)
@@ -176,13 +187,13 @@ class _Matching:
             ):
                 continue
             for seed in [product for product in self.traced if product.module == compiled.module and product.size]:
-                whole = shards * _without_padding(compiled, seed)
+                whole = shards * size_without_padding(compiled, seed)
                 if whole <= seed.size:
                     continue
                 near = [
                     product for product in self.traced if product.size and product is not seed and alike(product, seed)
                 ]
-                near.sort(key=lambda product, seed=seed: -_common(product.module, seed.module))
+                near.sort(key=lambda product, seed=seed: -common_names(product.module, seed.module))
                 missing, merged = whole - seed.size, [seed]
                 for product in near:
                     if product.size <= missing:
@@ -222,7 +233,7 @@ class _Matching:
         Otherwise it pairs nothing.
         """
         if len(traced) == len(compiled) and len({counterpart.dtypes for counterpart in compiled}) == 1:
-            by = _by(compiled)
+            by = libraries_of(compiled)
             pairs = zip(traced, compiled, strict=True)
             self.pairs += [
                 PairedProduct(product, dataclasses.replace(counterpart, by=by)) for product, counterpart in pairs
@@ -237,13 +248,13 @@ class _Matching:
         """
         same = {pair.traced.same: pair.compiled for pair in self.pairs}
         forward = {
-            (pair.traced.module.path, pair.traced.kind, _extent(pair.traced), pair.traced.operands): pair.compiled
+            (pair.traced.module.path, pair.traced.kind, extent_of(pair.traced), pair.traced.operands): pair.compiled
             for pair in self.pairs
             if not pair.traced.module.backward
         }
         left = []
         for product in self.traced:
-            again = (product.module.path, product.kind, _extent(product), product.operands)
+            again = (product.module.path, product.kind, extent_of(product), product.operands)
             compiled = same.get(product.same) or (forward.get(again) if product.recomputed else None)
             if compiled:
                 self.pairs.append(PairedProduct(product, compiled, SHARED))
@@ -263,7 +274,7 @@ class _Matching:
             candidates = groups.get(key, [])
             sums = {each.accumulation for each in candidates} - {""}
             if candidates and len({each.operands for each in candidates}) == 1 and len(sums) < 2:
-                self.pairs += [PairedProduct(product, _nearest(product, candidates)) for product in traced]
+                self.pairs += [PairedProduct(product, nearest(product, candidates)) for product in traced]
             elif candidates and self._as_many_as(traced, candidates):
                 note = AMONG.format(count=len(traced))
                 self.pairs += [PairedProduct(*both, note) for both in zip(traced, candidates, strict=True)]
@@ -303,84 +314,17 @@ class _Matching:
             self.pairs.append(PairedProduct(product, None, note))
         ran = {(pair.traced.module, pair.compiled.dtypes) for pair in self.pairs if pair.traced and pair.compiled}
         sizes = {
-            (pair.compiled.kind, _extent(pair.compiled), pair.compiled.dtypes) for pair in self.pairs if pair.compiled
+            (pair.compiled.kind, extent_of(pair.compiled), pair.compiled.dtypes) for pair in self.pairs if pair.compiled
         }
         for compiled in self.compiled:
             # XLA computes some products twice instead of keeping them, and unrolls short loops.
             again = (
                 (compiled.module, compiled.dtypes) in ran
                 if compiled.named
-                else (compiled.kind, _extent(compiled), compiled.dtypes) in sizes
+                else (compiled.kind, extent_of(compiled), compiled.dtypes) in sizes
             )
             if not again or (not compiled.named and any(product.kind == compiled.kind for product in self.traced)):
                 self.pairs.append(PairedProduct(modules.get(compiled.module) if compiled.named else None, compiled))
-
-
-def _by(compiled: Iterable[CompiledProduct]) -> str:
-    """Names the libraries that compute several products, each once: "Triton or cuBLAS"."""
-    return " or ".join(sorted({product.by for product in compiled}))
-
-
-def _extent(product: TracedProduct | CompiledProduct) -> int:
-    """The multiplications of a matrix product; of any other kind, the elements of the result."""
-    return product.size if product.size else product.elements
-
-
-def _nearest(product: TracedProduct, candidates: Sequence[CompiledProduct]) -> CompiledProduct:
-    """The candidate with a result as wide as asked for, then in the dtypes of the operands, then the narrowest."""
-    asked = bits_of(product.result)
-
-    def rank(each: CompiledProduct) -> tuple[bool, bool, tuple[int, int]]:
-        return bits_of(each.result) < asked, not _same_dtypes(product, each), bits_of(each.result)
-
-    return min(candidates, key=rank)
-
-
-def _shape(product: TracedProduct | CompiledProduct) -> tuple[str, int, int]:
-    return product.kind, product.size, product.elements
-
-
-def _without_padding(compiled: CompiledProduct, product: TracedProduct) -> int:
-    """The multiplications of a compiled product before XLA split and padded its sums, as long as those of `product`.
-
-    A sum of 136 terms becomes 4 sums of 40, one of 400 terms 8 sums of 64, and their results are added.
-    """
-    terms, padded = product.size // product.elements, compiled.size // compiled.elements
-    if terms % padded and padded <= terms:
-        fewest = -(-terms // padded)
-        whole = (parts for parts in range(fewest, 2 * fewest) if compiled.elements % (parts * product.elements) == 0)
-        return compiled.elements // next(whole, fewest) * terms
-    return compiled.size
-
-
-def _same_dtypes(traced: TracedProduct, compiled: CompiledProduct) -> bool:
-    """True if the operands have the same dtypes as traced and as compiled; tensorfloat32 counts as float32."""
-    return tuple("float32" if dtype == TENSORFLOAT32 else dtype for dtype in compiled.operands) == traced.operands
-
-
-def _alike(first: TracedProduct, second: TracedProduct) -> bool:
-    """True if XLA may have merged two products: they have the same pass, sizes and operand dtypes."""
-    return (first.module.backward, first.size, first.elements, first.operands) == (
-        second.module.backward,
-        second.size,
-        second.elements,
-        second.operands,
-    )
-
-
-def _share_operand(first: TracedProduct, second: TracedProduct) -> bool:
-    """True if two products of one pass sum over the same axes of a common operand, as products that XLA merges do."""
-    return first.module.backward == second.module.backward and not set(first.values).isdisjoint(second.values)
-
-
-def _common(first: Module, second: Module) -> int:
-    """The number of names that the paths of two modules have in common from the start on."""
-    count = 0
-    for one, other in zip(first.path.split("/"), second.path.split("/"), strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from mpjax.errors import UsageError
 from mpjax.models.config_keys import ConfigKeys, read_config
+from mpjax.models.decoder.ropes import gemma3_ropes_in, rope_in
 from mpjax.models.decoder.settings import DecoderSettings, ExpertSettings
 from mpjax.models.layer_kinds import LayerKind
-from mpjax.models.rope_keys import kinds_of_layers, rope_of
+from mpjax.models.rope_keys import kinds_of_layers
 from mpjax.models.rotary import Rope
 from mpjax.strict_json import encode
 
@@ -111,7 +112,7 @@ def _llama(keys: ConfigKeys) -> DecoderSettings:
     bias = keys.take("attention_bias", bool, False)
     return DecoderSettings(
         **sizes,
-        layers=(LayerKind(rope=_rope(keys, sizes["length"])),) * keys.size("num_hidden_layers"),
+        layers=(LayerKind(rope=rope_in(keys, sizes["length"])),) * keys.size("num_hidden_layers"),
         qkv_bias=bias,
         out_bias=bias,
         mlp_bias=keys.take("mlp_bias", bool, False),
@@ -121,14 +122,14 @@ def _llama(keys: ConfigKeys) -> DecoderSettings:
 
 def _mistral(keys: ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys, key_heads=8)
-    kind = LayerKind(rope=_rope(keys, sizes["length"]), window=keys.size("sliding_window", 4096, null=True))
+    kind = LayerKind(rope=rope_in(keys, sizes["length"]), window=keys.size("sliding_window", 4096, null=True))
     layers = (kind,) * keys.size("num_hidden_layers")
     return DecoderSettings(**sizes, layers=layers, tied=keys.take("tie_word_embeddings", bool, False))
 
 
 def _qwen2(keys: ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys, key_heads=32)
-    rope = _rope(keys, sizes["length"])
+    rope = rope_in(keys, sizes["length"])
     return DecoderSettings(
         **sizes,
         layers=_behind(keys, rope),
@@ -139,7 +140,7 @@ def _qwen2(keys: ConfigKeys) -> DecoderSettings:
 
 def _qwen3(keys: ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys, key_heads=32, head_dim=128)
-    rope = _rope(keys, sizes["length"])
+    rope = rope_in(keys, sizes["length"])
     bias = keys.take("attention_bias", bool, False)
     return DecoderSettings(
         **sizes,
@@ -156,7 +157,7 @@ def _qwen3_moe(keys: ConfigKeys) -> DecoderSettings:
     window = keys.size("sliding_window", 4096, null=True)
     window = window if keys.take("use_sliding_window", bool, False) else None
     keys.unused("max_window_layers", "layer_types")  # transformers gives all layers of this network the window
-    kind = LayerKind(rope=_rope(keys, sizes["length"]), window=window)
+    kind = LayerKind(rope=rope_in(keys, sizes["length"]), window=window)
     layers = (kind,) * keys.size("num_hidden_layers")
     every, dense = keys.size("decoder_sparse_step", 1), keys.take("mlp_only_layers", list, None) or []
     if not all(type(number) is int and 0 <= number < len(layers) for number in dense):
@@ -177,7 +178,7 @@ def _qwen3_moe(keys: ConfigKeys) -> DecoderSettings:
 
 def _olmoe(keys: ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys, epsilon=1e-5)
-    kind = LayerKind(rope=_rope(keys, sizes["length"]))
+    kind = LayerKind(rope=rope_in(keys, sizes["length"]))
     count = keys.size("num_hidden_layers")
     keys.only("clip_qkv", None)
     bias = keys.take("attention_bias", bool, False)
@@ -197,7 +198,7 @@ def _olmoe(keys: ConfigKeys) -> DecoderSettings:
 def _mixtral(keys: ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys, key_heads=8, epsilon=1e-5)
     window = keys.size("sliding_window", None, null=True)
-    kind = LayerKind(rope=_rope(keys, sizes["length"], theta=1_000_000.0), window=window)
+    kind = LayerKind(rope=rope_in(keys, sizes["length"], theta=1_000_000.0), window=window)
     count = keys.size("num_hidden_layers")
     keys.only("router_jitter_noise", 0.0, 0)
     experts = _experts(
@@ -264,7 +265,7 @@ def _behind(keys: ConfigKeys, rope: Rope) -> tuple[LayerKind, ...]:
 
 def _smollm3(keys: ConfigKeys) -> DecoderSettings:
     sizes = _sizes(keys, key_heads=4)
-    rope = _rope(keys, sizes["length"], theta=2_000_000.0)
+    rope = rope_in(keys, sizes["length"], theta=2_000_000.0)
     count, interval = keys.size("num_hidden_layers"), keys.size("no_rope_layer_interval", 4)
     usual = [int((number + 1) % interval != 0) for number in range(count)]
     has_rope = keys.take("no_rope_layers", list, None) or usual  # 1 for layers with position embeddings
@@ -290,7 +291,7 @@ def _smollm3(keys: ConfigKeys) -> DecoderSettings:
 
 def _gemma2(keys: ConfigKeys) -> DecoderSettings:
     sizes = _gemma_sizes(keys)
-    rope = _rope(keys, sizes["length"])
+    rope = rope_in(keys, sizes["length"])
     count, window = keys.size("num_hidden_layers"), keys.size("sliding_window", 4096, null=True)
     keys.only("sliding_window_size", window)
     return DecoderSettings(
@@ -303,7 +304,7 @@ def _gemma2(keys: ConfigKeys) -> DecoderSettings:
 
 def _gemma3(keys: ConfigKeys) -> DecoderSettings:
     sizes = _gemma_sizes(keys)
-    rope, local = _gemma3_ropes(keys, sizes["length"])
+    rope, local = gemma3_ropes_in(keys, sizes["length"])
     count, window = keys.size("num_hidden_layers"), keys.size("sliding_window", 4096, null=True)
     pattern = keys.size("sliding_window_pattern", 6)
     keys.unused("_sliding_window_pattern")  # of files with `layer_types`; transformers reads it in no other
@@ -346,39 +347,3 @@ FAMILIES: Mapping[str, tuple[str, Callable[[ConfigKeys], DecoderSettings]]] = {
     "olmoe": ("OlmoeForCausalLM", _olmoe),
 }
 """For each `model_type`: the class of transformers, and the function that reads its keys."""
-
-
-def _rope(keys: ConfigKeys, length: int, *, theta: float = 10_000.0) -> Rope:
-    """Reads the position embeddings from `rope_parameters`, or from `rope_theta` and `rope_scaling` of older files.
-
-    Args:
-      keys: the keys of the file.
-      length: the number of positions that the model was trained on, if the file does not say it.
-      theta: the base of the frequencies, if the file does not say it.
-    """
-    outer = keys.take("rope_theta", float, None)
-    new, old = (keys.take(key, dict, None) for key in ("rope_parameters", "rope_scaling"))
-    if new and old:
-        raise keys.refusal("rope_scaling", old, "wanted it or rope_parameters, not both")
-    keys.only("partial_rotary_factor", 1.0, 1, None)
-    name = "rope_scaling" if old else "rope_parameters"
-    return rope_of(ConfigKeys(new or old or {}, f"{name}."), length, outer=outer, usual=theta)
-
-
-def _gemma3_ropes(keys: ConfigKeys, length: int) -> tuple[Rope, Rope]:
-    """Reads the position embeddings of layers without a window, and those of layers with one, in this order.
-
-    `rope_scaling` of older files is for layers without a window.
-    """
-    outer = keys.take("rope_theta", float, None), keys.take("rope_local_base_freq", float, None)
-    new, old = (keys.take(key, dict, None) for key in ("rope_parameters", "rope_scaling"))
-    if new and old:
-        raise keys.refusal("rope_scaling", old, "wanted it or rope_parameters, not both")
-    nested = ConfigKeys(new or {}, "rope_parameters.")
-    full, local = (nested.take(kind, dict, None) for kind in ("full_attention", "sliding_attention"))
-    nested.refuse_rest()
-    names = "rope_scaling." if old else "rope_parameters.full_attention.", "rope_parameters.sliding_attention."
-    return (
-        rope_of(ConfigKeys(full or old or {}, names[0]), length, outer=outer[0], usual=1_000_000.0),
-        rope_of(ConfigKeys(local or {}, names[1]), length, outer=outer[1], usual=10_000.0),
-    )
