@@ -159,7 +159,7 @@ class Source:
         the rest of the training examples, and all test examples.
       notes: messages to the user about how the examples are read.
       encoding: what a run stores to read other examples alike: statistics of the training split. None: nothing.
-      places: for each test example, its place in its file, if its number in the split does not tell it; else empty.
+      places: the file of each test example, or its place in a file, where its number does not tell it; else ().
 
     Raises:
       UsageError: `fields` is empty.

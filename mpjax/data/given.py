@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import glob
 import os
+import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -187,7 +188,7 @@ def _joined(rows: Sequence[tuple[int, Arrays]], batch_size: int) -> GivenBatch:
 def given_split(source: Source, config: Data) -> Inputs:
     """Builds `Inputs` of the examples of the test split, read as for evaluation.
 
-    They are named `SPLIT[0]` and so on, or by their places in a file (`Source.places`).
+    They are named `SPLIT[0]` and so on, or by their files or places in a file (`Source.places`).
 
     If the set has masks, only the images are read. If `config` also resizes images, each is cut into squares
     (`squares_of`), so that the whole image gets a mask.
@@ -195,8 +196,11 @@ def given_split(source: Source, config: Data) -> Inputs:
     Raises:
       UsageError: see `reader`.
     """
-    names = source.places or [f"{config.test_split}[{index}]" for index in range(len(source.test))]
+    numbered = [f"{config.test_split}[{index}]" for index in range(len(source.test))]
+    names = source.places or numbered
     if isinstance(source.fields.get("mask"), Mask):
+        if len({pathlib.PurePath(name).stem for name in names}) < len(names):  # their masks would be one file
+            names = numbered
 
         def images(positions: Sequence[int]) -> list[Any]:
             return [example["image"] for example in source.test.__getitems__(list(positions))]

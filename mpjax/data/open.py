@@ -265,7 +265,7 @@ def _as_named(config: Data, data_dir: pathlib.Path, task: TaskName, encoding: "E
     table = open_own(config) if names_code(config.name) else _table(config, data_dir, task)
     if not isinstance(table, Source):
         source = as_task(table, task, config, encoding)
-        return dataclasses.replace(source, notes=(*table.notes, *source.notes))
+        return dataclasses.replace(source, notes=(*table.notes, *source.notes), places=table.places)
     if config.text_template:
         raise UsageError(
             f"--data.text_template: --data.name {config.name} returns a Source, whose texts are tokens already; leave "

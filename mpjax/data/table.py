@@ -51,6 +51,7 @@ class Table:
       labelled: a function from the name of a column of integers, booleans or texts to the same set with class numbers
         in that column, numbered alike in both splits. None: the set cannot number classes.
       notes: messages to the user about what of the stored data is left out.
+      places: the file of each test example, if its number in the split does not tell it; else empty.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Table:
     preferred: Mapping[str, str] = dataclasses.field(default_factory=dict)
     labelled: Callable[[str], "Table"] | None = None
     notes: tuple[str, ...] = ()
+    places: Sequence[str] = ()
 
 
 def require_columns(table: Table, columns: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from mpjax.config.schema import Data
 from mpjax.data.images.headers import stored_image
 from mpjax.data.sources.files_by_class import IMAGES, spread
-from mpjax.data.sources.folder_examples import FolderExamples
+from mpjax.data.sources.folder_examples import FolderExamples, paths_of
 from mpjax.data.sources.metadata import FILE_NAME, NAMES, metadata_in, read_metadata, told_without_row
 from mpjax.data.sources.own import Joined
 from mpjax.data.table import Column, Table, Text, advice_on_splits, base_names, parts_of
@@ -50,7 +50,8 @@ def open_captions(root: pathlib.Path, set_name: str, config: Data) -> Table:
             raise UsageError(f"data set '{set_name}': split '{name}' has no column {sorted(lacking)[0]}")
     sizes = {name: len(examples) for name, examples in splits.items()}
     train, test = (parts_of(expression, sizes, set_name) for expression in (config.train_split, config.test_split))
-    paths = [path for part in (*train, *test) for path in splits[part.split].files["image"][part.start : part.stop]]
+    of_train, of_test = (paths_of(splits, parts, "image") for parts in (train, test))
+    paths = of_train + of_test
     columns: dict[str, Column] = {"image": stored_image(len(paths), paths.__getitem__, "image")}
     columns |= {name: Text() for name in names}
 
@@ -58,7 +59,7 @@ def open_captions(root: pathlib.Path, set_name: str, config: Data) -> Table:
         parts = {name: examples.only(chosen) for name, examples in splits.items()}
         return Joined(parts, train, chosen), Joined(parts, test, chosen)
 
-    return Table(set_name, columns, open_columns, notes=tuple(notes))
+    return Table(set_name, columns, open_columns, notes=tuple(notes), places=of_test)
 
 
 def _examples(folder: pathlib.Path, split: str, notes: list[str]) -> FolderExamples:

@@ -11,7 +11,7 @@ from mpjax.config.tasks import TASKS, TaskName
 from mpjax.data.fields import Image, Label
 from mpjax.data.images.headers import stored_image
 from mpjax.data.sources.files_by_class import IMAGES, class_folders, files_in, split_folders, spread
-from mpjax.data.sources.folder_examples import FolderExamples
+from mpjax.data.sources.folder_examples import FolderExamples, paths_of
 from mpjax.data.sources.own import Joined
 from mpjax.data.table import Column, Table, base_names, parts_of
 from mpjax.errors import UsageError
@@ -60,7 +60,8 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
         kinds = {"label": Label(len(classes), names=classes)}
     sizes = {name: len(examples) for name, examples in splits.items()}
     train, test = (parts_of(expression, sizes, set_name) for expression in (config.train_split, config.test_split))
-    paths = [path for part in (*train, *test) for path in splits[part.split].files["image"][part.start : part.stop]]
+    of_train, of_test = (paths_of(splits, parts, "image") for parts in (train, test))
+    paths = of_train + of_test
     image = stored_image(len(paths), paths.__getitem__, "image")
     columns: dict[str, Column] = {"image": image, **kinds}
     if task == "segmentation":
@@ -70,7 +71,7 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
         chosen = {name: examples.only(names) for name, examples in splits.items()}
         return Joined(chosen, train, names), Joined(chosen, test, names)
 
-    return Table(set_name, columns, open_columns)
+    return Table(set_name, columns, open_columns, places=of_test)
 
 
 def _pairs(folder: pathlib.Path) -> FolderExamples:

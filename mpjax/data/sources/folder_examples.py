@@ -7,6 +7,7 @@ import numpy as np
 
 from mpjax.data.examples import Example, Examples
 from mpjax.data.images.decoding import FileBytes
+from mpjax.data.table import SplitPart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,3 +33,8 @@ class FolderExamples(Examples):
             {name: self.files[name] for name in columns if name in self.files},
             {name: self.numbers[name] for name in columns if name in self.numbers},
         )
+
+
+def paths_of(splits: Mapping[str, FolderExamples], parts: Sequence[SplitPart], column: str) -> list[str]:
+    """The paths of the files of a column in parts of splits, in their order."""
+    return [path for part in parts for path in splits[part.split].files[column][part.start : part.stop]]

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from mpjax.config import Data
-from mpjax.data import eval_batches, open_source, train_batches
+from mpjax.data import eval_batches, given_split, open_source, train_batches
 from mpjax.data.sources import open_folder
 from mpjax.errors import UsageError
 
@@ -216,3 +216,17 @@ def test_only_what_is_wanted_is_read(pets):
     for path in pets.rglob("*.png"):
         path.unlink()
     assert set(train[0]) == {"label"}
+
+
+def test_examples_of_a_split_are_called_by_their_files(pets):
+    source = opened(pets, "classification", test_split="train")
+    assert sorted(source.places) == sorted(str(path) for path in pets.glob("train/*/*"))
+    read = given_split(source, Data(test_split="train"))
+    shades = {name: int(read.to_arrays(read.load([at])[0])["image"].max()) for at, name in enumerate(read.names)}
+    assert shades == {name: 20 if "dog" in name else 10 for name in source.places}
+
+
+def test_images_whose_masks_would_be_one_file_are_called_by_their_numbers(scans):
+    alone, both = (opened(scans, "segmentation", num_classes=3, test_split=split) for split in ("train", "train+test"))
+    assert given_split(alone, Data(test_split="train")).names[0].endswith(".bmp")
+    assert given_split(both, Data(test_split="train+test")).names[0] == "train+test[0]"  # two images are called 0
