@@ -16,7 +16,6 @@ from mpjax.commands.learner import open_task
 from mpjax.config.commands import Evaluation, Prediction
 from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.load import CONFIG_FILE, from_toml
-from mpjax.config.meaning import changes_of_outputs, of_reading
 from mpjax.config.save import changes, to_toml
 from mpjax.config.schema import Config, with_settings
 from mpjax.data.batches import eval_batches
@@ -188,6 +187,8 @@ def require_same_outputs(folder: pathlib.Path, position: int, about: Mapping[str
     Raises:
       UsageError: a setting that decides what its network computes from an example has another value now.
     """
+    from mpjax.config.meaning import changes_of_outputs, of_reading  # local, because training reads no checkpoint
+
     others = changes_of_outputs(about["config"], to_toml(from_toml(folder / CONFIG_FILE)))
     newest = max(complete_checkpoints(folder / CHECKPOINTS))
     if others:

@@ -12,7 +12,6 @@ from mpjax.commands.outside_files import described_files
 from mpjax.config.choices import RANDOM
 from mpjax.config.folders import resume_command, run_folder
 from mpjax.config.load import CONFIG_FILE
-from mpjax.config.meaning import changes_of_meaning
 from mpjax.config.save import changes, to_toml
 from mpjax.config.schema import Config
 from mpjax.data.fingerprint import differences, fingerprint_of
@@ -139,6 +138,8 @@ class Beginning:
         """What has changed so that earlier metrics of the test set are not comparable; empty if they are."""
         if not self.before:
             return []
+        from mpjax.config.meaning import changes_of_meaning  # local, because a new run has nothing to compare
+
         settings = changes_of_meaning(self.before["config"], self.about["config"])
         data = differences(self.before.get("data"), self.about["data"])
         return [f"{name} {new}, before {old}" for name, old, new in settings] + [
