@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from mpjax.config.tasks import inputs_of
 from mpjax.precision.policy import Policy
-from mpjax.training.objective import OUTPUTS, Batch, Mean, Values
+from mpjax.training.objective import OUTPUTS, Batch, Mean, Values, inputs_in
 from mpjax.training.softmax_cross_entropy import as_float32
 
 
@@ -52,7 +51,7 @@ def multilabel_objective(policy: Policy) -> Objective:
 
     def values_of(model, batch: Batch, key: jax.Array | None) -> Values:
         labels = batch["labels"]
-        logits = model(*(policy.cast_to_compute(batch[name]) for name in inputs_of("multilabel", batch)))
+        logits = model(*inputs_in(batch, "multilabel", policy))
         chosen, there = applies(logits, labels), labels == 1
         both = 2 * (chosen & there).astype(jnp.float32)
         either = chosen.astype(jnp.float32) + there.astype(jnp.float32)

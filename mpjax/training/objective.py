@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mpjax.config.tasks import TaskName, inputs_of
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
+from mpjax.precision.policy import Policy
 
 
 @jax.tree_util.register_dataclass
@@ -109,6 +111,18 @@ def means(sums: Sums) -> dict[str, float]:
         return total.of_set() if hasattr(total, "of_set") else Mean(total, sums["count"]).of_set()
 
     return {name: concluded(total) for name, total in sums.items() if name != "count"}
+
+
+def inputs_in(batch: Batch, task: TaskName, policy: Policy) -> list[jax.Array]:
+    """The inputs of a model that a batch has, in order: images and rows in the compute dtype, all others as they are.
+
+    A network that reads sounds casts them itself, where a rule may keep all bits.
+    """
+    return [
+        policy.cast_to_compute(batch[name]) if name in ("image", "row") else batch[name]
+        for name in inputs_of(task, batch)
+        if name in batch
+    ]
 
 
 def as_stored(batch: Batch, key: jax.Array | None) -> Batch:

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.config.tasks import inputs_of
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
 from mpjax.training.chunked_loss import in_chunks, sums_in_chunks, token_cotangent
@@ -26,7 +25,7 @@ from mpjax.training.losses import (
     intersection_and_union,
     soft_cross_entropy,
 )
-from mpjax.training.objective import OUTPUTS, Batch, Mean, Metrics, Values
+from mpjax.training.objective import OUTPUTS, Batch, Mean, Metrics, Values, inputs_in
 from mpjax.training.softmax_cross_entropy import with_labels
 
 
@@ -85,7 +84,7 @@ def classification(policy: Policy, compare: Comparison | None = None) -> "Object
     compare = compare or equally()
 
     def objective(model, batch: Batch, key: jax.Array | None) -> Values:
-        logits = model(*(policy.cast_to_compute(batch[name]) for name in inputs_of("classification", batch)))
+        logits = model(*inputs_in(batch, "classification", policy))
         return {**compare(logits, batch, key), OUTPUTS: logits}
 
     return objective

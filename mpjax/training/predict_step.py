@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mpjax.config.tasks import OF_TARGETS, TaskName, inputs_of
+from mpjax.config.tasks import OF_TARGETS, TaskName
 from mpjax.precision.policy import Policy
 from mpjax.training.eval_step import in_evaluation
 from mpjax.training.layout import Layout
 from mpjax.training.losses import cross_entropy
+from mpjax.training.objective import inputs_in
 from mpjax.training.softmax_cross_entropy import as_float32, predicted
 from mpjax.training.state import Arrays, Structure, uncast
 
@@ -50,7 +51,7 @@ def logits_for(task: TaskName, prepare: Callable, policy: Policy) -> Callable:
 
     def logits_of(model, batch: Mapping[str, jax.Array]) -> jax.Array:
         batch = prepare(batch, None)
-        inputs = [policy.cast_to_compute(batch[name]) for name in inputs_of(task, batch) if name in batch]
+        inputs = inputs_in(batch, task, policy)
         return model.of_images(*inputs) if task == "image_text" and len(inputs) == 1 else model(*inputs)
 
     return logits_of

@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.config.tasks import inputs_of
 from mpjax.precision.policy import Policy
-from mpjax.training.objective import OUTPUTS, Batch, Values
+from mpjax.training.objective import OUTPUTS, Batch, Values, inputs_in
 from mpjax.training.softmax_cross_entropy import as_float32
 
 
@@ -76,7 +75,7 @@ def regression_objective(
     """
 
     def values_of(model, batch: Batch, key: jax.Array | None) -> Values:
-        outputs = model(*(policy.cast_to_compute(batch[name]) for name in inputs_of("regression", batch)))
+        outputs = model(*inputs_in(batch, "regression", policy))
         values: dict = {"loss": loss(outputs, batch["target"]), OUTPUTS: outputs}
         if key is not None:
             return values

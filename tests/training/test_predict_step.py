@@ -33,6 +33,25 @@ def test_classes_are_the_most_probable_first_and_at_most_all():
     assert every["classes"].shape == (2, 3)
 
 
+@pytest.mark.parametrize(
+    ("task", "name", "dtype"),
+    [
+        ("classification", "image", "float16"),
+        ("regression", "row", "float16"),
+        ("audio_classification", "sound", "float32"),  # the network casts sounds itself
+    ],
+)
+def test_only_images_and_rows_enter_a_model_in_the_compute_dtype(task, name, dtype):
+    taken = []
+
+    def model(x):
+        taken.append(str(x.dtype))
+        return jnp.zeros((1, 2))
+
+    outputs_for(task, as_stored, get_policy("mixed_float16"), top=1)(model, {name: jnp.ones((1, 4))})
+    assert taken == [dtype]
+
+
 def test_an_output_that_is_not_finite_is_marked():
     logits = jnp.asarray([[0.0, jnp.nan], [0.0, 1.0], [jnp.inf, 0.0]])
     found = outputs("classification", lambda images: logits, {"image": np.zeros((3, 1, 1, 1), np.float32)})
