@@ -116,7 +116,7 @@ def test_run_can_be_called_also_after_its_module_was_imported():
     code = "import mpjax.commands.train, mpjax\n"
     code += "try: mpjax.run(mpjax.Config(seed=-1))\n"
     code += "except mpjax.UsageError as error: print(error)"
-    wanted = "--seed is -1: wanted 0 or more\n"
+    wanted = "--seed is -1: wanted 0 to 2**32 - 1\n"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == wanted
 
 
