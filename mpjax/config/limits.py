@@ -12,7 +12,8 @@ from mpjax.config.choices import AUTO, BEST, DIFFUSION_MODELS, MODELS, SETTINGS_
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config, Data, Distributed, Optimizer, Training
 from mpjax.config.setting_types import out_of_range, words, wrong_types
-from mpjax.config.tasks import OF_NUMBERS, OF_SOUNDS, TASKS, WITH_CLASSES
+from mpjax.config.tasks import OF_NUMBERS, WITH_CLASSES
+from mpjax.config.unread import as_words, unread_by_task
 from mpjax.errors import UsageError
 
 
@@ -64,10 +65,8 @@ def require_valid(settings: Any, prefix: str = "", rules: Iterable[str] = ()) ->
 
 def _of_config(config: Config) -> Iterator[str]:
     yield from _of_data(config.data.for_task(config.task))
-    reads_texts = "text" in TASKS[config.task].columns or (config.task in OF_NUMBERS and not _is_table(config.data))
-    if config.data.text_template and not reads_texts:
-        yield f"--data.text_template joins texts, which --task {config.task} does not read: leave it out"
-    yield from _of_rows(config)
+    yield from unread_by_task(config)
+    yield from _of_targets(config.data)
     yield from _of_numbers(config)
     yield from _of_preference(config)
     yield from _of_embedding(config)
@@ -76,34 +75,9 @@ def _of_config(config: Config) -> Iterator[str]:
     yield from _of_distributed(config.distributed)
 
 
-def _is_table(data: Data) -> bool:
-    return str(data.name).startswith(TABULAR)
-
-
-_OF_TABLES = ("drop", "categories", "missing", "decimal", "rows")
-_OF_OTHER_SETS = ("columns", "num_classes", "ignore_index", "preprocess", "range", "mix")
-
-
-def _of_rows(config: Config) -> Iterator[str]:
-    """Yields messages about settings of tables without a table, and about others that a table does not have."""
-    data, usual = config.data, Data()
-    tabular = _is_table(data)
-    for name in _OF_OTHER_SETS if tabular else _OF_TABLES:
-        if (value := getattr(data, name)) != getattr(usual, name):
-            flag = f"--data.{name} {_written(value)}"
-            if not tabular:
-                yield f"{flag} is for tables, as in --data.name {TABULAR}FILE.csv, not for {data.name}; leave it out"
-            elif name == "columns":
-                yield f"{flag}: the columns of a table are inputs but for --data.targets and --data.drop; write these"
-            else:
-                yield f"{flag}: --data.name {data.name} is a table, which has no such setting; leave it out"
+def _of_targets(data: Data) -> Iterator[str]:
     if twice := [name for name in dict.fromkeys(data.targets) if data.targets.count(name) > 1]:
-        yield f"--data.targets {_written(data.targets)} names {twice[0]!r} twice: it would count twice; write it once"
-    if data.targets and not config.is_encoded:
-        yield (
-            f"--data.targets {_written(data.targets)} is for tables, --task regression and --task multilabel; for the "
-            f"label of another set write --data.columns label {data.targets[0]}"
-        )
+        yield f"--data.targets {words(data.targets)} names {twice[0]!r} twice: it would count twice; write it once"
 
 
 def _of_numbers(config: Config) -> Iterator[str]:
@@ -123,7 +97,7 @@ def _of_numbers(config: Config) -> Iterator[str]:
         return
     for name in ("mixup", "cutmix", "mix"):
         if value := getattr(config.data, name):
-            yield f"--data.{name} {_written(value)}: is not for --task {config.task}; leave it out"
+            yield f"--data.{name} {as_words(value)}: is not for --task {config.task}; leave it out"
 
 
 def _of_preference(config: Config) -> Iterator[str]:
@@ -141,7 +115,7 @@ def _of_preference(config: Config) -> Iterator[str]:
         )
     if training.lora_trained:
         yield (
-            f"--training.lora_trained {_written(training.lora_trained)} with --task preference, which compares the "
+            f"--training.lora_trained {words(training.lora_trained)} with --task preference, which compares the "
             "model with its weights before training: leave it out"
         )
     if training.chunked_loss:
@@ -191,7 +165,7 @@ def _of_diffusion(config: Config) -> Iterator[str]:
         value = getattr(data, setting)
         if value != getattr(Data(), setting) and set(value) != {0.5}:
             yield (
-                f"--data.{setting} {_written(value)}: --task diffusion scales images to [-1, 1], from which those "
+                f"--data.{setting} {words(value)}: --task diffusion scales images to [-1, 1], from which those "
                 "that it draws are scaled back; leave it out"
             )
     for setting in ("mixup", "cutmix", "random_erasing", "randaugment_ops"):
@@ -199,12 +173,6 @@ def _of_diffusion(config: Config) -> Iterator[str]:
             yield (
                 f"--data.{setting} {value}: --task diffusion would learn to draw the images that it makes; leave it out"
             )
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, dict):
-        return words([word for pair in value.items() for word in pair])
-    return words(value) if isinstance(value, tuple) else str(value)
 
 
 def _auto(name: str, value: int) -> Iterator[str]:
@@ -226,6 +194,12 @@ def _of_data(data: Data) -> Iterator[str]:
         yield (
             f"--data.text_template and --data.columns text {data.columns['text']}: wanted one; a template may be one "
             f"column, {{{data.columns['text']}}}"
+        )
+    usual = Data().randaugment_magnitude
+    if data.randaugment_magnitude != usual and not data.randaugment_ops:
+        yield (
+            f"--data.randaugment_magnitude {data.randaugment_magnitude} without --data.randaugment_ops, which is 0: no "
+            f"operation is applied; wanted both, or {usual}"
         )
     if data.alternate_flips and not data.flip:
         yield "--data.alternate_flips without --data.flip: no image is flipped; wanted both or none"
@@ -254,15 +228,6 @@ def _mix(data: Data) -> Iterator[str]:
 def _others(config: Config) -> Iterator[str]:
     yield from _auto("training.accumulate", config.training.accumulate)
     yield from _own_parts(config)
-    if config.data.documents != "joined" and config.task != "language_modeling":
-        yield (
-            f"--data.documents {config.data.documents} is for language_modeling, whose rows hold several documents, "
-            f"not for --task {config.task}: leave it out"
-        )
-    if config.data.language and config.task != "transcription":
-        yield f"--data.language {config.data.language} is for --task transcription: leave it out"
-    if config.data.features != "auto" and config.task not in OF_SOUNDS:
-        yield f"--data.features {config.data.features} is for {' and '.join(OF_SOUNDS)}: leave it out"
     for pattern, factor in config.optimizer.rates.items():
         if not 0 < factor < math.inf:
             yield (

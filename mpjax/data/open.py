@@ -12,9 +12,10 @@ from mpjax.config.choices import NPZ, TABULAR
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
 from mpjax.config.tasks import OF_NUMBERS, OF_ROWS, OF_SOUNDS, TASKS, TaskName
+from mpjax.config.unread import require_read, written
 from mpjax.config.user_code import names_code
 from mpjax.data.examples import Example, MappedExamples, Portion, Source, renamed
-from mpjax.data.fields import IGNORED_LABEL, Field, Image, Label, Mask
+from mpjax.data.fields import IGNORED_LABEL, Field, Fields, Image, Label, Mask, Tokens
 from mpjax.data.image_range import in_range
 from mpjax.data.images.masks import mask_values, unknown_classes, with_decoded_masks
 from mpjax.data.mixture import mixed, named
@@ -193,6 +194,17 @@ def _own_numbers(name: str, column: Column, config: Data) -> str:
     )
 
 
+_NOT_OF_SOURCES = (
+    "train_split",
+    "columns",
+    "preprocess",
+    "text_template",
+    "range",
+    "mask_values",
+    "ignore_index",
+)
+
+
 def open_source(
     config: Data, data_dir: pathlib.Path, task: TaskName = "classification", encoding: "Encoding | None" = None
 ) -> Source:
@@ -231,11 +243,19 @@ def open_source(
 
 def _opened(config: Data, data_dir: pathlib.Path, task: TaskName, encoding: "Encoding | None" = None) -> Source:
     source = _as_named(config, data_dir, task, encoding)
+    require_read(config, _kinds(source.fields), str(config.name))
     if task != "diffusion":
         return source
     from mpjax.data.unit_images import with_unit_images  # late, as in _table
 
     return with_unit_images(source)
+
+
+def _kinds(fields: Fields) -> set[str]:
+    """The kinds of data, as `require_read` names them, that the fields of an example are made of."""
+    of_types = {Image: {"images"}, Mask: {"images", "masks", "classes"}, Label: {"classes"}, Tokens: {"texts"}}
+    kinds = {kind for field in fields.values() for kind in of_types.get(type(field), ())}
+    return kinds | {"a field image"} if "image" in fields else kinds
 
 
 def _as_named(config: Data, data_dir: pathlib.Path, task: TaskName, encoding: "Encoding | None") -> Source:
@@ -245,13 +265,8 @@ def _as_named(config: Data, data_dir: pathlib.Path, task: TaskName, encoding: "E
                 f"data set '{config.name}' has only images and labels: it supports classification and diffusion, not "
                 f"{task}"
             )
-        ignored = [
-            name for name in ("preprocess", "columns", "num_classes", "ignore_index", "range") if getattr(config, name)
-        ]
-        if ignored:
-            raise UsageError(
-                f"data set '{config.name}': its name sets shapes and classes; leave out --data.{ignored[0]}"
-            )
+        for flag in written(config, ("preprocess", "columns", "num_classes", "ignore_index", "range")):
+            raise UsageError(f"data set '{config.name}': its name sets shapes and classes; leave out {flag}")
         # Two distinct batches are enough to try a configuration.
         return synthetic.parse_synthetic(str(config.name), size=2 * config.batch_size)
     if str(config.name).startswith(TABULAR):
@@ -266,24 +281,21 @@ def _as_named(config: Data, data_dir: pathlib.Path, task: TaskName, encoding: "E
     if not isinstance(table, Source):
         source = as_task(table, task, config, encoding)
         return dataclasses.replace(source, notes=(*table.notes, *source.notes), places=table.places)
-    if config.text_template:
+    for flag in written(config, _NOT_OF_SOURCES):
         raise UsageError(
-            f"--data.text_template: --data.name {config.name} returns a Source, whose texts are tokens already; leave "
-            "it out"
+            f"{flag}: --data.name {config.name} returns a Source, whose examples are final; leave it out, and do there "
+            "what it says, or return arrays"
         )
-    if config.range:
-        raise UsageError(
-            f"--data.range: --data.name {config.name} returns a Source, which is read as it is; leave it out"
-        )
+    for name, field in table.fields.items():
+        if config.num_classes not in (0, known := getattr(field, "num_classes", config.num_classes)):
+            raise UsageError(
+                f"--data.num_classes {config.num_classes}: --data.name {config.name} returns a Source, whose {name} "
+                f"has {known} classes; write one number in both"
+            )
     if config.documents == "apart" and getattr(table.fields.get("tokens"), "document_end", None) is None:
         raise UsageError(
             f"--data.documents apart: --data.name {config.name} returns a Source, whose rows are final, and its field "
             "`tokens` does not say which token begins a document; write Tokens(..., document_end=NUMBER)"
-        )
-    if config.ignore_index:
-        raise UsageError(
-            f"--data.ignore_index: --data.name {config.name} returns a Source, whose labels and masks are final; drop "
-            "there what is to be ignored, or return arrays"
         )
     return table
 

@@ -43,7 +43,7 @@ def test_unsigned_labels_stay_integers():
 
 def test_a_source_is_final():
     source = Source("mine", labelled_images(3, (2, 2, 1)), [], [])
-    with pytest.raises(UsageError, match="--data.ignore_index: .* returns a Source, whose labels and masks are final"):
+    with pytest.raises(UsageError, match="--data.ignore_index 1: .* returns a Source, whose examples are final"):
         open_source(Data(name=PythonObject(lambda: source), ignore_index=(1,)), None)
 
 

@@ -249,10 +249,11 @@ def two():
 def own(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(OWN)
-    return Data(name=f"{file}:one", mix={f"{file}:two": 0.2}, batch_size=20, num_classes=2, length=15)
+    return Data(name=f"{file}:one", mix={f"{file}:two": 0.2}, batch_size=20)
 
 
 def test_segmentation_with_functions_of_the_users(own, tmp_path):
+    own = dataclasses.replace(own, num_classes=2)
     source = open_source(own, pathlib.Path(), "segmentation")
     batch = take(train_batches(source, own, 0), 0, 1)[0]
     assert (batch["image"].shape, batch["mask"].shape) == ((20, 4, 4, 1), (20, 4, 4))
@@ -260,9 +261,9 @@ def test_segmentation_with_functions_of_the_users(own, tmp_path):
 
 
 def test_language_models_get_blocks_of_each_set(own):
-    source = open_source(own, pathlib.Path(), "language_modeling")
+    config = dataclasses.replace(own, length=15)
+    source = open_source(config, pathlib.Path(), "language_modeling")
     assert source.fields == {"tokens": Tokens(16, 259)}
-    config = dataclasses.replace(own, batch_size=20)
     blocks = np.concatenate([batch["tokens"] for batch in take(train_batches(source, config, 0), 0, 50)])
     a, b = ((blocks == ord(letter) + 3).any(1) for letter in "ab")
     assert (np.count_nonzero(a), np.count_nonzero(b), np.count_nonzero(a & b)) == (800, 200, 0)

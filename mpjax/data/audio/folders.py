@@ -9,6 +9,7 @@ import numpy as np
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
 from mpjax.config.tasks import TaskName
+from mpjax.config.unread import written
 from mpjax.data.audio.feature_settings import FeatureSettings, read_features
 from mpjax.data.audio.sound_files import SOUND, SoundFiles, notes_on
 from mpjax.data.audio.sounds import Sound
@@ -52,9 +53,8 @@ def open_sounds(config: Data, task: TaskName) -> Source:
             f"--data.name {config.name} with --task {task}: wanted a folder of wav or flac files, --data.name "
             "folder:PATH"
         )
-    for name in _UNREAD:
-        if getattr(config, name):
-            raise UsageError(f"--data.{name} has no meaning for a folder of sounds: leave it out")
+    for flag in written(config, _UNREAD):
+        raise UsageError(f"{flag} has no meaning for a folder of sounds: leave it out")
     require_packages()
     root, settings = expanded(where), read_features(config.features)
     if not root.is_dir():

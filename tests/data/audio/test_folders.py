@@ -30,7 +30,8 @@ def sound(path, rate=16_000, channels=1, length=800):
 
 
 def opened(folder, task="transcription", **settings):
-    usual = {"tokenizer": "bytes", "length": 6, "train_split": "train", "test_split": "train"}
+    usual = {"tokenizer": "bytes", "train_split": "train", "test_split": "train"}
+    usual |= {"length": 6} if task == "transcription" else {}
     usual |= {"name": f"folder:{folder}", "features": str(folder.parent / "model")}
     return open_source(Data(**usual | settings), folder, task)
 
@@ -144,7 +145,7 @@ def test_other_data_and_settings_are_errors(folder):
         opened(folder)
     sound(folder / "a.wav")
     table(folder, "file_name,text", "a.wav,hi")
-    with pytest.raises(UsageError, match="--data.preprocess has no meaning for a folder of sounds"):
+    with pytest.raises(UsageError, match="--data.preprocess a.py:b has no meaning for a folder of sounds"):
         opened(folder, preprocess="a.py:b")
     with pytest.raises(UsageError, match="--data.length 1: wanted at least 2"):
         opened(folder, length=1)

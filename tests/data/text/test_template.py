@@ -20,7 +20,8 @@ ROWS = [
 
 def opened(template=PAIR, task="text_classification", rows=ROWS, **settings):
     name = PythonObject(lambda: (rows, rows))
-    return open_source(Data(name=name, text_template=template, num_classes=2, length=64, **settings), None, task)
+    settings |= {"num_classes": 2} if task == "text_classification" else {}
+    return open_source(Data(name=name, text_template=template, length=64, **settings), None, task)
 
 
 def text(tokens):
