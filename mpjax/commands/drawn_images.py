@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from mpjax import strict_json
-from mpjax.commands.evaluate import open_split, trained_state
+from mpjax.commands.evaluate import open_to_predict, trained_state
 from mpjax.config.commands import Prediction
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
@@ -36,7 +36,7 @@ def draw_images(settings: Prediction, config: Config, file: TextIO) -> int:
     """
     if config.task != "diffusion":
         raise UsageError(f"the run in {settings.run} is for {config.task}: --images wants one with --task diffusion")
-    plan, source, task = open_split(settings, config)
+    plan, source, task = open_to_predict(settings, config)
     image: Any = batch_fields(source, config.data)["image"]
     shape = image.shape
     if shape[2] > 4:

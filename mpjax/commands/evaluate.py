@@ -20,10 +20,11 @@ from mpjax.config.save import changes, to_toml
 from mpjax.config.schema import Config, with_settings
 from mpjax.data.batches import eval_batches
 from mpjax.data.examples import Source
+from mpjax.data.stored_fields import source_without_examples
 from mpjax.errors import CheckpointWarning, UsageError, printable
 from mpjax.loop.best import BEST_ANEW
 from mpjax.loop.resume import adopt
-from mpjax.loop.stored import CHECKPOINTS, complete_checkpoints
+from mpjax.loop.stored import CHECKPOINTS, FIELDS, complete_checkpoints, read_description
 from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.report.history import HISTORY_FILE, begins, history_in, policies_of, read_history
 from mpjax.training.eval_step import evaluate, make_eval_step
@@ -125,6 +126,22 @@ def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[Preci
         f"--split {settings.split}: {fact}; write --split {shlex.quote(split)}, which is the test split of the run, or "
         "another split that the data has"
     ) from cause
+
+
+def open_to_predict(settings: Prediction, config: Config) -> tuple[PrecisionPlan, Source, Task]:
+    """Calls `open_split` with `settings.split`; without it, no data set is opened if the checkpoint describes one."""
+    if settings.split:
+        return open_split(settings, config)
+    folder = pathlib.Path(settings.run)
+    return open_task(config, stored_encoding(config, folder), described_source(config, folder, settings.checkpoint))
+
+
+def described_source(config: Config, folder: pathlib.Path, checkpoint: str) -> Source | None:
+    """The data set that a checkpoint describes, without examples; None if it describes none that this mpjax knows."""
+    about = read_description(folder / CHECKPOINTS, checkpoint)
+    if not about or FIELDS not in about:
+        return None
+    return source_without_examples(str(config.data.name), about[FIELDS], stored_encoding(config, folder))
 
 
 def trained_state(

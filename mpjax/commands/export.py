@@ -10,7 +10,7 @@ from flax import nnx
 from jax import export
 
 from mpjax.commands.build import stored_encoding
-from mpjax.commands.evaluate import trained_state
+from mpjax.commands.evaluate import described_source, trained_state
 from mpjax.commands.learner import open_task
 from mpjax.config.commands import Export
 from mpjax.config.folders import config_of_run, with_policy
@@ -56,7 +56,9 @@ def export_run(settings: Export) -> PretrainedReport | None:
         raise UsageError(f"--ema: the run in {folder} kept no moving average (training.ema is 0)")
     if settings.policy:
         config = with_policy(config, settings.policy)
-    plan, source, task = open_task(config, stored_encoding(config, folder))
+    # A program is compared with the model on test examples; weights need no data.
+    described = described_source(config, folder, settings.checkpoint) if settings.what != "program" else None
+    plan, source, task = open_task(config, stored_encoding(config, folder), described)
 
     position, state, _ = trained_state(
         task, config, source, folder, settings.checkpoint, Layout(make_mesh()), ema=settings.ema

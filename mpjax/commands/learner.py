@@ -53,11 +53,13 @@ if TYPE_CHECKING:  # few runs have statistics of their columns
     from mpjax.data.encoding import Encoding
 
 
-def open_task(config: Config, stored: "Encoding | None" = None) -> tuple[PrecisionPlan, Source, Task]:
+def open_task(
+    config: Config, stored: "Encoding | None" = None, source: Source | None = None
+) -> tuple[PrecisionPlan, Source, Task]:
     """Opens the data set of a stored run, without the sets mixed into it for training, and builds its task.
 
     It also changes JAX's configuration (`set_up_jax`). `stored` are the statistics by which the run read its columns,
-    if it has any (`Config.is_encoded`).
+    if it has any (`Config.is_encoded`). With a `source`, such as one without examples, nothing is opened.
 
     Returns:
       The precision, the examples, and the task: the model under its policy, and its objective.
@@ -67,8 +69,8 @@ def open_task(config: Config, stored: "Encoding | None" = None) -> tuple[Precisi
     """
     plan = plan_precision(config.precision)
     set_up_jax(config, plan)
-    # Mixed-in data sets are for training only.
-    source = open_source(dataclasses.replace(config.data, mix={}), data_folder(config), config.task, stored)
+    if source is None:  # mixed-in data sets are for training only
+        source = open_source(dataclasses.replace(config.data, mix={}), data_folder(config), config.task, stored)
     return plan, source, make_task(config, plan, batch_fields(source, config.data))
 
 

@@ -1,4 +1,4 @@
-"""What a run reads beside its checkpoints: they describe its files and class names, and their readers compare."""
+"""What a run reads beside its checkpoints: they describe its files and its data, and their readers compare."""
 
 import pathlib
 from collections.abc import Mapping
@@ -7,8 +7,9 @@ from typing import Any
 from mpjax.config.schema import Config
 from mpjax.data.examples import Source
 from mpjax.data.fields import Fields
+from mpjax.data.stored_fields import described_fields
 from mpjax.errors import UsageError
-from mpjax.loop.stored import DECODER, ENCODING, NAMES, TOKENIZER
+from mpjax.loop.stored import DECODER, ENCODING, FIELDS, TOKENIZER
 
 
 # The imports inside are local, like all imports that few runs need.
@@ -16,9 +17,7 @@ from mpjax.loop.stored import DECODER, ENCODING, NAMES, TOKENIZER
 
 def described_files(config: Config, source: Source) -> dict[str, Any]:
     """Describes what decides, outside of the checkpoints, what a run computes, as entries of a description."""
-    entries: dict[str, Any] = {}
-    if names := _names_in(source.fields):
-        entries[NAMES] = names
+    entries: dict[str, Any] = {FIELDS: described_fields(source, config.data)}
     if config.is_encoded:
         from mpjax.commands.encoding_of_run import digest_of_encoding
 
@@ -45,7 +44,7 @@ def compare_files(config: Config, fields: Fields, folder: pathlib.Path, about: M
         changed. With `config.other_data`, classes may have other names.
     """
     if not config.other_data:
-        _require_names(_names_in(fields), about.get(NAMES, {}))
+        _require_names({name: list(getattr(field, "names", ())) for name, field in fields.items()}, about)
     if ENCODING in about:
         from mpjax.commands.encoding_of_run import verify_encoding
 
@@ -60,18 +59,14 @@ def compare_files(config: Config, fields: Fields, folder: pathlib.Path, about: M
         compare_tokenizer(config.data, about[TOKENIZER])
 
 
-def _names_in(fields: Fields) -> dict[str, list[str]]:
-    """The names of classes or labels, by field, in the order of their numbers."""
-    return {name: list(names) for name, field in fields.items() if (names := getattr(field, "names", ()))}
-
-
 _SHOWN = 5
 
 
-def _require_names(now: Mapping[str, list[str]], before: Mapping[str, list[str]]) -> None:
+def _require_names(now: Mapping[str, list[str]], about: Mapping[str, Any]) -> None:
     """Raises UsageError if the data gives other names to the numbers that a checkpoint predicts."""
-    for field, names in before.items():
-        if names == now.get(field, []):
+    for field, described in about.get(FIELDS, {}).items():
+        names = described.get("names", [])
+        if not names or names == now.get(field, []):
             continue
         others = now.get(field, [])
         first = next((at for at in range(len(names)) if names[at : at + 1] != others[at : at + 1]), len(names))

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from mpjax import strict_json
-from mpjax.commands.evaluate import open_split, stored_settings, tell_notes, trained_state
+from mpjax.commands.evaluate import open_to_predict, stored_settings, tell_notes, trained_state
 from mpjax.commands.prediction_records import Record, record_of
 from mpjax.config.commands import FROM_FILES, Prediction
 from mpjax.config.paths import expanded
@@ -68,7 +68,7 @@ def predict_run(settings: Prediction) -> int:
         raise UsageError(
             f"the run in {settings.run} has a task of its own (--task own): only its objective can read it"
         )
-    plan, source, task = open_split(settings, config)
+    plan, source, task = open_to_predict(settings, config)
     if config.training.objective:  # its model must have the outputs of the task
         fields = batch_fields(source, config.data)
         check_fit(task.abstract, config.task, fields, name=str(config.model.name), dtype=plan.policy.compute_dtype)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from mpjax import strict_json
-from mpjax.commands.evaluate import open_split, trained_state
+from mpjax.commands.evaluate import open_to_predict, trained_state
 from mpjax.commands.model_of_files import folder_of, plan_of_files
 from mpjax.config.commands import Prediction
 from mpjax.config.schema import Config, with_settings
@@ -89,7 +89,7 @@ def _refuse_others(settings: Prediction) -> None:
 
 def _of_run(settings: Prediction, config: Config) -> Transcription:
     config = with_settings(config, {"training.remat": "none"})  # nothing is kept for a backward pass
-    _, source, task = open_split(settings, config)
+    _, source, task = open_to_predict(settings, config)
     layout = Layout(make_mesh(jax.local_devices()[:1]))
     _, state, _ = trained_state(
         task, config, source, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema

@@ -55,6 +55,8 @@ from mpjax.data.read import read_batch as read_batch
 from mpjax.data.sources.synthetic import synthetic_source as synthetic_source
 from mpjax.data.stacking import Numbered as Numbered
 from mpjax.data.stacking import conform_all as conform_all
+from mpjax.data.stored_fields import described_fields as described_fields
+from mpjax.data.stored_fields import source_without_examples as source_without_examples
 from mpjax.data.stream import WHOLE as WHOLE
 from mpjax.data.stream import Batches as Batches
 from mpjax.data.stream import BatchesInMemory as BatchesInMemory
@@ -70,6 +72,7 @@ from mpjax.data.table import parts_of as parts_of
 from mpjax.data.target_columns import with_targets as with_targets
 from mpjax.data.targets import Labels as Labels
 from mpjax.data.targets import NumericTarget as NumericTarget
+from mpjax.data.targets import Row as Row
 from mpjax.data.user_function import PreprocessedExamples as PreprocessedExamples
 from mpjax.data.user_function import load_preprocess as load_preprocess
 from mpjax.data.user_function import shape_after as shape_after

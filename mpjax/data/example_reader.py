@@ -209,3 +209,21 @@ def batch_fields(source: Source, config: Data) -> Fields:
     stay as stored. Raises as `reader`.
     """
     return reader(source, config, training=True).fields
+
+
+def trained_dtypes(source: Source, config: Data) -> Mapping[str, np.dtype]:
+    """Finds the dtype of each image field that a model was trained on, by reading the first training example.
+
+    Images of floats from 0 to 1 are left out: uint8 images may take their place, because they are scaled to that range
+    too. The result is empty if the set has no images; without training examples, it is `source.trained_dtypes`.
+    """
+    images = [name for name, field in source.fields.items() if isinstance(field, Image)]
+    if not images or not len(source.train):
+        return source.trained_dtypes
+    read = reader(source, config, training=False)
+    first = {name: value for name, value in read(source.train[0]).items() if name in images}
+    return {name: value.dtype for name, value in first.items() if value.dtype.kind != "f" or not _is_scaled(value)}
+
+
+def _is_scaled(values: np.ndarray) -> bool:
+    return bool(values.min() >= 0 and values.max() <= 1)

@@ -160,6 +160,7 @@ class Source:
       notes: messages to the user about how the examples are read.
       encoding: what a run stores to read other examples alike: statistics of the training split. None: nothing.
       places: the file of each test example, or its place in a file, where its number does not tell it; else ().
+      trained_dtypes: the dtypes of the images of a set whose examples are not there (`data/example_reader.py`).
 
     Raises:
       UsageError: `fields` is empty.
@@ -173,6 +174,7 @@ class Source:
     notes: tuple[str, ...] = ()
     encoding: "Encoding | None" = None
     places: Sequence[str] = ()
+    trained_dtypes: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         if not self.fields:

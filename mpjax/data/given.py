@@ -14,7 +14,7 @@ from PIL import Image as PILImage
 
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
-from mpjax.data.example_reader import Reader, reader
+from mpjax.data.example_reader import Reader, reader, trained_dtypes
 from mpjax.data.examples import Source
 from mpjax.data.fields import Image, Mask
 from mpjax.data.images.decoding import FileBytes, named_errors, opened
@@ -212,7 +212,10 @@ def given_split(source: Source, config: Data) -> Inputs:
         return read.batch([example])
 
     return Inputs(
-        names, lambda positions: source.test.__getitems__(list(positions)), to_arrays, trained=_trained(source, read)
+        names,
+        lambda positions: source.test.__getitems__(list(positions)),
+        to_arrays,
+        trained=trained_dtypes(source, config),
     )
 
 
@@ -250,24 +253,9 @@ def given_images(inputs: Sequence[str], source: Source, config: Data) -> Inputs:
     if isinstance(source.fields.get("mask"), Mask):
         return _to_segment(paths, load, source, config, stored_in)
     read = _of_images(source, config)
-    return Inputs(paths, load, lambda path: read.batch([{"image": stored_in(path)}]), trained=_trained(source, read))
-
-
-def _trained(source: Source, read: Reader) -> dict[str, np.dtype]:
-    """Finds the dtype of each image field that a model was trained on, by reading the first training example.
-
-    Images of floats from 0 to 1 are left out: uint8 images may take their place, because they are scaled to that range
-    too. The result is empty if the set has no images or no training examples.
-    """
-    images = [name for name in read.fields if isinstance(read.fields[name], Image)]
-    if not images or not len(source.train):
-        return {}
-    first = {name: value for name, value in read(source.train[0]).items() if name in images}
-    return {name: value.dtype for name, value in first.items() if value.dtype.kind != "f" or not _is_scaled(value)}
-
-
-def _is_scaled(values: np.ndarray) -> bool:
-    return bool(values.min() >= 0 and values.max() <= 1)
+    return Inputs(
+        paths, load, lambda path: read.batch([{"image": stored_in(path)}]), trained=trained_dtypes(source, config)
+    )
 
 
 def _of_images(source: Source, config: Data) -> Reader:
@@ -307,7 +295,7 @@ def _to_segment(
     def mask(image: Any, masks: Sequence[np.ndarray]) -> np.ndarray:
         return joined(masks, *read.size("image", stored_in(image))) if read.frame else masks[0]
 
-    return Inputs(names, load, to_arrays, mask, _trained(source, read))
+    return Inputs(names, load, to_arrays, mask, trained_dtypes(source, config))
 
 
 def files_of(pattern: str) -> list[str]:

@@ -119,6 +119,22 @@ def read_checkpoint(
     raise faults[0]
 
 
+def read_description(directory: pathlib.Path, which: str = "latest") -> dict[str, Any] | None:
+    """Reads the description of a checkpoint without its arrays; None if it is damaged, or of a later version.
+
+    Raises UsageError if there is no such checkpoint.
+    """
+    steps = complete_checkpoints(directory)
+    if not steps:
+        raise UsageError(f"no complete checkpoint in {directory}")
+    position = steps[-1] if which == "latest" else _choose(directory, steps, which)
+    with contextlib.suppress(*UNREADABLE):
+        about = _description(directory / str(position))
+        if int(about["format"]) <= FORMAT and not (_edited(about) or _mistyped(about)):
+            return about
+    return None
+
+
 def set_aside(directory: pathlib.Path, after: int) -> None:
     """Renames the folders of complete checkpoints later than position `after` to `POSITION.damaged`.
 
@@ -231,8 +247,8 @@ DECODER = "decoder"
 TOKENIZER = "tokenizer"
 """The entry of a description with the SHA-256, in hexadecimal, of each file of the tokenizer."""
 
-NAMES = "class_names"
-"""The entry of a description with the names of the classes or labels, in the order of their numbers, by field."""
+FIELDS = "fields"
+"""The entry of a description with the fields of the data (`described_fields`)."""
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "policy": str,
@@ -248,7 +264,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     ENCODING: str,
     DECODER: dict,
     TOKENIZER: dict,
-    NAMES: dict,
+    FIELDS: dict,
 }
 """The types of the values in a description. A valid digest does not show who wrote it."""
 

@@ -1,5 +1,7 @@
 """The names of classes are those that a run was trained with, or every command that reads it refuses the data."""
 
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -29,19 +31,22 @@ def renamed(pets, old, new):
         (pets / "pets" / split / old).rename(pets / "pets" / split / new)
 
 
-def test_no_command_gives_a_class_another_name(pets):
+def test_no_command_gives_a_class_another_name(pets, capsys):
     folder, image = str(pets / "run"), str(pets / "pets/test/dog/0.png")
     evaluate_run(Evaluation(run=folder))
     renamed(pets, "cat", "zebra")
     says = r"predicts the classes 0: cat, 1: dog \(label\), and the data has 0: dog, 1: zebra now"
     for command in (
         lambda: evaluate_run(Evaluation(run=folder)),
-        lambda: predict_run(Prediction(run=folder, inputs=[image])),
-        lambda: export_run(Export(run=folder, output=str(pets / "a.safetensors"))),
+        lambda: predict_run(Prediction(run=folder, split="test")),
+        lambda: export_run(Export(run=folder, output=str(pets / "a.program"), what="program")),
         lambda: diagnose_run(Diagnose(run=folder, step=2, evaluation=True)),
     ):
         with pytest.raises(UsageError, match=says):
             command()
+    capsys.readouterr()
+    predict_run(Prediction(run=folder, inputs=[image]))  # with the names of the checkpoint
+    assert {name for name, _ in json.loads(capsys.readouterr().out)["top"]} == {"cat", "dog"}
 
 
 def test_another_number_of_classes_is_told_as_such(pets):

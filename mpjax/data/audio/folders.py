@@ -58,7 +58,9 @@ def open_sounds(config: Data, task: TaskName) -> Source:
     require_packages()
     root, settings = expanded(where), read_features(config.features)
     if not root.is_dir():
-        raise UsageError(f"data set 'folder:{where}': there is no folder {root}; wanted one of wav or flac files")
+        raise UsageError(
+            f"data set 'folder:{where}': there is no folder {root.absolute()}; wanted one of wav or flac files"
+        )
     return (_with_texts if task == "transcription" else _with_classes)(root, config, settings)
 
 

@@ -37,7 +37,9 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
     set_name = f"{NAME}:{path}"
     root = expanded(path)
     if not root.is_dir():
-        raise UsageError(f"data set '{set_name}': there is no folder {root}; wanted one with a folder for each class")
+        raise UsageError(
+            f"data set '{set_name}': there is no folder {root.absolute()}; wanted one with a folder for each class"
+        )
     if TASKS[task].columns and "image" not in TASKS[task].columns:
         raise UsageError(
             f"data set '{set_name}' holds images, but {task} needs text; write --data.name hf:PATH or another text set"
@@ -110,7 +112,9 @@ def _without_ending(masks: dict[str, str], images: Mapping[str, str]) -> dict[st
 
 def _by_stem(folder: pathlib.Path) -> dict[str, str]:
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}; segmentation needs PATH/SPLIT/images and PATH/SPLIT/masks")
+        raise UsageError(
+            f"there is no folder {folder.absolute()}; segmentation needs PATH/SPLIT/images and PATH/SPLIT/masks"
+        )
     files: dict[str, str] = {}
     for path in files_in(folder, IMAGES):
         stem = pathlib.PurePath(path).stem
