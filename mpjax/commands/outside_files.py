@@ -1,5 +1,6 @@
 """What a run reads beside its checkpoints: they describe its files and its data, and their readers compare."""
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,7 @@ from mpjax.data.examples import Source
 from mpjax.data.fields import Fields
 from mpjax.data.stored_fields import described_fields
 from mpjax.errors import UsageError
-from mpjax.loop.stored import DECODER, ENCODING, FIELDS, TOKENIZER
+from mpjax.loop.stored import DECODER, ENCODING, FEATURES, FIELDS, TOKENIZER
 
 
 # The imports inside are local, like all imports that few runs need.
@@ -30,6 +31,8 @@ def described_files(config: Config, source: Source) -> dict[str, Any]:
         from mpjax.commands.tokenizer_of_run import digests_of_tokenizer
 
         entries[TOKENIZER] = digests_of_tokenizer(config.data)
+    if "sound" in source.fields:
+        entries[FEATURES] = _features(config)
     return entries
 
 
@@ -40,8 +43,8 @@ def compare_files(config: Config, fields: Fields, folder: pathlib.Path, about: M
       CheckpointWarning: the files of the tokenizer have changed.
 
     Raises:
-      UsageError: the statistics of the columns, the settings of a decoder in its folder, or the names of classes have
-        changed. With `config.other_data`, classes may have other names.
+      UsageError: the statistics of the columns, the settings of a decoder in its folder, the features of sounds, or the
+        names of classes have changed. With `config.other_data`, classes may have other names.
     """
     if not config.other_data:
         _require_names({name: list(getattr(field, "names", ())) for name, field in fields.items()}, about)
@@ -57,6 +60,19 @@ def compare_files(config: Config, fields: Fields, folder: pathlib.Path, about: M
         from mpjax.commands.tokenizer_of_run import compare_tokenizer
 
         compare_tokenizer(config.data, about[TOKENIZER])
+    if FEATURES in about and (now := _features(config)) != (before := about[FEATURES]):
+        others = (f"{name} {now[name]}, before {before.get(name)}" for name in now if now[name] != before.get(name))
+        raise UsageError(
+            f"--data.features {config.data.features} makes other features of sounds than the checkpoint learned: "
+            f"{'; '.join(others)}; put the file of before back"
+        )
+
+
+def _features(config: Config) -> dict[str, int]:
+    """The settings by which the sounds of a run become features."""
+    from mpjax.data.audio.feature_settings import read_features
+
+    return dataclasses.asdict(read_features(config.data.features))
 
 
 _SHOWN = 5

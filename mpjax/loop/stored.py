@@ -247,6 +247,9 @@ DECODER = "decoder"
 TOKENIZER = "tokenizer"
 """The entry of a description with the SHA-256, in hexadecimal, of each file of the tokenizer."""
 
+FEATURES = "features"
+"""The entry of a description with the settings by which sounds became features."""
+
 FIELDS = "fields"
 """The entry of a description with the fields of the data (`described_fields`)."""
 
@@ -264,6 +267,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     ENCODING: str,
     DECODER: dict,
     TOKENIZER: dict,
+    FEATURES: dict,
     FIELDS: dict,
 }
 """The types of the values in a description. A valid digest does not show who wrote it."""

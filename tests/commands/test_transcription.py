@@ -19,6 +19,7 @@ from mpjax.models.whisper import Whisper, load_whisper, read_settings
 
 
 TINY = pathlib.Path(__file__).parents[1] / "models" / "whisper" / "tiny"
+OF_TEXTS = ["--task", "transcription", "--data.length", "6"]
 TONES = {"low": 200, "mid": 700, "top": 3000}
 
 
@@ -43,7 +44,7 @@ def flags(folder, tmp_path):
         soundfile.write(path, 0.5 * np.sin(2 * np.pi * tone * np.arange(12_000) / 16_000 + number), 16_000)
         rows.append(f"{word}/{path.name},{word}")
     (tmp_path / "set" / "metadata.csv").write_text("\n".join(rows))
-    data = f"--data.name folder:{tmp_path / 'set'} --data.tokenizer bytes --data.length 6 --data.test_split train"
+    data = f"--data.name folder:{tmp_path / 'set'} --data.tokenizer bytes --data.test_split train"
     others = "--data.batch_size 8 --data.eval_batch_size 8 --optimizer.name adamw --optimizer.learning_rate 0.005"
     more = "--optimizer.warmup 2 --optimizer.weight_decay 0 --loop.eval_every 0 --report.no_plot"
     ends = f"--report.no_tensorboard --model.name hf:{folder} --output_dir {tmp_path / 'run'}"
@@ -58,7 +59,7 @@ def lines(capsys, **settings):
 
 
 def test_a_short_run_is_evaluated_and_writes_texts(flags, tmp_path, capsys):
-    task = ["--task", "transcription", "--precision.policy", "float32", "--steps", "2"]
+    task = [*OF_TEXTS, "--precision.policy", "float32", "--steps", "2"]
     summary = train(load_config([*flags, *task]))
     run = str(tmp_path / "run")
     rows, _ = lines(capsys, run=run, split="train")
@@ -73,7 +74,7 @@ def test_a_short_run_is_evaluated_and_writes_texts(flags, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_every_command_reads_a_run_of_texts(flags, folder, tmp_path, capsys):
-    task = ["--task", "transcription", "--precision.policy", "mixed_float16", "--training.label_smoothing", "0"]
+    task = [*OF_TEXTS, "--precision.policy", "mixed_float16", "--training.label_smoothing", "0"]
     summary = train(load_config([*flags, *task, "--steps", "100"]))
     assert summary["skipped"] == 0
     run = str(tmp_path / "run")
@@ -109,7 +110,7 @@ def test_every_command_reads_a_run_of_texts(flags, folder, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_every_command_reads_a_run_of_classes(flags, tmp_path, capsys):
+def test_every_command_reads_a_run_of_classes(flags, folder, tmp_path, capsys):
     task = ["--task", "audio_classification", "--model.pretrained_skip", "head/*", "projector/*"]
     summary = train(load_config([*flags, *task, "--steps", "40", "--precision.policy", "mixed_bfloat16"]))
     assert summary["test/accuracy"] > 0.9  # at random 1/3
@@ -125,6 +126,15 @@ def test_every_command_reads_a_run_of_classes(flags, tmp_path, capsys):
     assert {"projector.weight", "classifier.bias", "encoder.conv1.weight"} <= load_file(
         tmp_path / "out" / "model.safetensors"
     ).keys()
+    changed = json.loads((folder / "preprocessor_config.json").read_text())
+    changed |= {"n_fft": 512}  # features of the same shape
+    (folder / "preprocessor_config.json").write_text(json.dumps(changed))
+    for command in (
+        lambda: predict_run(Prediction(run=run, inputs=tuple(sounds))),
+        lambda: evaluate_run(Evaluation(run=run)),
+    ):
+        with pytest.raises(UsageError, match="makes other features of sounds .*: window 512, before 400; put the file"):
+            command()
 
 
 def test_a_language_or_features_without_a_meaning_are_errors(flags):
@@ -133,4 +143,4 @@ def test_a_language_or_features_without_a_meaning_are_errors(flags):
     with pytest.raises(UsageError, match="--data.language en is for --task transcription"):
         check(load_config(["--data.language", "en"]))
     with pytest.raises(UsageError, match="hears 100 frames of 80 mel bins, and the data has 3000 of 80"):
-        train(load_config([*flags, "--task", "transcription", "--data.features", "whisper"]))
+        train(load_config([*flags, *OF_TEXTS, "--data.features", "whisper"]))
