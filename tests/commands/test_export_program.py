@@ -59,21 +59,23 @@ def test_the_program_is_computed_under_another_policy(trained, tmp_path):
     assert "f16" not in program.mlir_module()
 
 
+TEXTS = "--data.name docstrings --data.length 8"
 MODELS = [
     "--model.name resnet18 --model.width 8 --data.name digits",
     "--model.name resnet18 --model.width 8 --data.name digits --precision.policy O1",
     "--model.name vit_ti16 --model.depth 1 --model.patch 4 --data.name digits",
     "--task segmentation --model.name unet --model.width 4 --model.depth 1 --data.name digits_canvas",
-    "--task text_classification --model.name bert --model.depth 1 --model.width 16 --model.heads 2",
-    "--task language_modeling --model.name gpt2 --model.depth 1 --model.width 16 --model.heads 2",
-    "--task language_modeling --data.documents apart --model.name gpt2 --model.depth 1 --model.width 8 --model.heads 2",
+    f"--task text_classification {TEXTS} --model.name bert --model.depth 1 --model.width 16 --model.heads 2",
+    f"--task language_modeling {TEXTS} --model.name gpt2 --model.depth 1 --model.width 16 --model.heads 2",
+    f"--task language_modeling {TEXTS} --data.documents apart --model.name gpt2 --model.depth 1 --model.width 8 "
+    "--model.heads 2",
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", MODELS)
 def test_every_kind_of_model_can_be_a_program_of_any_batch_size(tmp_path, flags):
-    config = load_config(["--data.name", "docstrings", "--data.length", "8", *flags.split()])
+    config = load_config(flags.split())
     plan, source, task = open_task(config)
     state = initial_state(task, no_loss_scaling(optax.identity()), seed=0, ema=False, layout=Layout(make_mesh()))
     settings = Export(run="", output=str(tmp_path / "a.jaxexport"), what="program")
