@@ -121,6 +121,18 @@ class Examples(Protocol):
         return [self[index] for index in indices]
 
 
+class _NoExamples(Examples):
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, index: int) -> Example:
+        raise IndexError(index)
+
+
+NO_EXAMPLES = _NoExamples()
+"""An empty split: of a set whose fields are known without its data."""
+
+
 @dataclasses.dataclass(frozen=True)
 class MappedExamples:
     """Examples to which the function `change` is applied each time one is read; results are not cached."""

@@ -9,7 +9,7 @@ import numpy as np
 from mpjax.config.schema import Data
 from mpjax.data import fields as plain
 from mpjax.data.example_reader import trained_dtypes
-from mpjax.data.examples import Example, Examples, Source
+from mpjax.data.examples import NO_EXAMPLES, Source
 from mpjax.data.fields import Field
 from mpjax.data.images.depth import Depth
 
@@ -50,14 +50,6 @@ def _as_json(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-class _NoExamples(Examples):
-    def __len__(self) -> int:
-        return 0
-
-    def __getitem__(self, index: int) -> Example:
-        raise IndexError(index)
-
-
 def source_without_examples(name: str, described: Described, encoding: "Encoding | None") -> Source | None:
     """Makes a set of described fields, in which no split has examples; None if a field is of a class that is unknown.
 
@@ -70,7 +62,7 @@ def source_without_examples(name: str, described: Described, encoding: "Encoding
         }
     except (KeyError, TypeError, ValueError, AttributeError):  # of another version
         return None
-    return Source(name, fields, train=_NoExamples(), test=_NoExamples(), encoding=encoding, trained_dtypes=dtypes)
+    return Source(name, fields, train=NO_EXAMPLES, test=NO_EXAMPLES, encoding=encoding, trained_dtypes=dtypes)
 
 
 def _made(values: Mapping[str, Any]) -> Field:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from mpjax.config import schema
 from mpjax.config.tasks import OF_NUMBERS, TASKS, TaskName
 from mpjax.data.example_reader import batch_fields
-from mpjax.data.examples import Source
+from mpjax.data.examples import NO_EXAMPLES, Source
 from mpjax.data.fields import Fields, Image, Label, Length, Mask, Tokens
 from mpjax.data.open import open_source
 from mpjax.data.text.plain_tokenizers import BytesTokenizer, WordsTokenizer
@@ -110,23 +110,7 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
         fields = {"image": Image(known.image)}
     if task == "segmentation":
         fields = {"image": Image(known.image), "mask": Mask(known.image[:2], classes)}
-    return batch_fields(Source(str(config.name), fields, _NONE, _NONE), config)
-
-
-class _NoExamples:
-    """An empty split, which a plan never reads."""
-
-    def __len__(self) -> int:
-        return 0
-
-    def __getitem__(self, index: int):
-        raise IndexError(index)
-
-    def __getitems__(self, indices):
-        raise IndexError(indices)
-
-
-_NONE = _NoExamples()
+    return batch_fields(Source(str(config.name), fields, NO_EXAMPLES, NO_EXAMPLES), config)
 
 
 def _base(name: str) -> str:
