@@ -244,7 +244,7 @@ def _module(where: str, flag: str, spec: str) -> ModuleType:
             return importlib.import_module(where)
         path = settings_file(where)
         if not path.is_file():
-            raise UsageError(f"{flag} {spec}: no file {path.absolute()}")
+            raise UsageError(f"{flag} {spec}: no file {path}")
         return _executed(path)
     except UsageError:
         raise
