@@ -72,6 +72,7 @@ def test_a_model_of_ones_own_that_reads_its_context_is_divided():
     assert layout.shares == 1
 
 
+@pytest.mark.slow
 def test_a_model_whose_logits_depend_on_the_part_it_is_called_with_does_not_train(tmp_path):
     run = f"{TEXTS} --data.tokenizer bytes --mesh.data 1 --mesh.context 2 --report.no_plot --report.no_tensorboard"
     train_all(load_config(f"{run} --model.name {OWN}:Divided --output_dir {tmp_path}/divided".split()))

@@ -66,6 +66,7 @@ def test_a_program_that_only_the_compiler_gets_wrong_is_no_precision_problem(hea
     assert "try another version of jaxlib" in found.advice[0]
 
 
+@pytest.mark.slow
 def test_the_evaluation_of_a_checkpoint_is_diagnosed_by_a_flag(healthy, capsys):
     found: Any = diagnose_run(Diagnose(run=str(healthy), evaluation=True))
     assert (found.verdict, {row.direction for row in found.table}) == ("healthy", {"forward"})

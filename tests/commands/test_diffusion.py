@@ -30,6 +30,7 @@ def drawn(run, folder, **settings):
     return np.stack([np.asarray(Image.open(path)) for path in sorted(folder.iterdir())])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "O1"])
 def test_a_run_learns_as_in_float32(policy, tmp_path):
     summary = train(config_of(tmp_path / "run", f"--steps 60 --precision.policy {policy} --loop.eval_every 0"))
@@ -59,6 +60,7 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_loss_of_an_evaluation_does_not_depend_on_its_batches(run):
     """360 examples, in one batch, in batches with padding, and from two devices."""
     losses = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -131,6 +133,7 @@ def test_what_a_sampler_cannot_mean_is_refused(run, settings, says):
         predict_run(Prediction(run=str(run), **settings))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_bits(run, tmp_path):
     words = "--steps 8 --precision.policy mixed_float16 --training.ema 0.5 --training.accumulate 2"
     words += " --training.remat full --model.scan_blocks --loop.eval_every 8 --loop.save_every 4"
@@ -152,6 +155,7 @@ def test_a_program_cannot_be_exported_but_weights_can(run, tmp_path):
         export_run(Export(run=str(run), what="program", output=str(tmp_path / "program")))
 
 
+@pytest.mark.slow
 def test_images_without_labels_train_and_draw(tmp_path):
     words = "--data.name digits_canvas --data.batch_size 16 --steps 1 --loop.eval_every 0 --data.eval_batch_size 16"
     words += " --precision.policy float32 --data.test_split test[:16]"
@@ -162,6 +166,7 @@ def test_images_without_labels_train_and_draw(tmp_path):
             drawn(tmp_path / "run", tmp_path / "b", images=2, **{name: value})
 
 
+@pytest.mark.slow
 def test_a_network_that_never_dropped_a_label_has_no_guidance(tmp_path):
     train(config_of(tmp_path / "run", "--steps 1 --loop.eval_every 0 --training.drop_label 0"))
     with pytest.raises(UsageError, match=r"--guidance 2.0: .* never dropped a label"):

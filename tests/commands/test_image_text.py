@@ -49,6 +49,7 @@ def flags(pictures, kind, run):
     ).split()
 
 
+@pytest.mark.slow
 def test_every_command_reads_a_run_that_learned(pictures, tmp_path):
     run = str(tmp_path / "run")
     train(load_config([*flags(pictures, "clip", run), "--steps", "150", "--precision.policy", "bfloat16"]))

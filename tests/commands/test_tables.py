@@ -257,6 +257,7 @@ def run_on_reviews(tmp_path):
     return train
 
 
+@pytest.mark.slow
 def test_numbers_are_learnt_from_texts(run_on_reviews, tmp_path, capsys):
     folder = run_on_reviews("--task regression --data.targets score")
     metrics = evaluate_run(Evaluation(run=folder, trust_code=True))
@@ -272,6 +273,7 @@ def test_numbers_are_learnt_from_texts(run_on_reviews, tmp_path, capsys):
     assert "tokens int32[B, 8], length int32[B] to numbers (score) float32[B, 1]" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_labels_are_learnt_from_texts(run_on_reviews):
     folder = run_on_reviews("--task multilabel --data.targets poor rich")
     assert evaluate_run(Evaluation(run=folder, trust_code=True))["test/macro_f1"] > 0.9

@@ -58,6 +58,7 @@ def lines(capsys, **settings):
     return [json.loads(line) for line in printed.out.splitlines()], printed.err
 
 
+@pytest.mark.slow
 def test_a_short_run_is_evaluated_and_writes_texts(flags, tmp_path, capsys):
     task = [*OF_TEXTS, "--precision.policy", "float32", "--steps", "2"]
     summary = train(load_config([*flags, *task]))

@@ -70,7 +70,8 @@ def flags(folder, tmp_path):
     return f"{data} {others} --model.name hf:{folder} --report.no_tensorboard --output_dir {tmp_path / 'run'}".split()
 
 
-@pytest.mark.parametrize("folder", ["dinov2", pytest.param("convnextv2", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["dinov2", "convnextv2"], indirect=True)
 def test_every_command_reads_a_run_that_learned(flags, folder, tmp_path):
     more = "--steps 80 --precision.policy mixed_float16 --training.ema 0.5"
     train(load_config([*flags, *more.split()]))
@@ -104,6 +105,7 @@ def test_a_head_for_other_classes_is_made_anew_if_asked_for(flags, folder):
     train(load_config([*flags, "--steps", "1", "--model.pretrained_skip", "head/*"]))
 
 
+@pytest.mark.slow
 def test_an_export_counts_the_classes_of_its_head_and_tells_of_another_image_size(flags, folder, tmp_path, capsys):
     (folder / "config.json").write_text(json.dumps(CONFIGS["dinov2"] | {"num_labels": 7}))
     train(load_config([*flags, "--steps", "1", "--model.pretrained", "none", "--data.image_size", "12"]))

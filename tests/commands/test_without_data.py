@@ -89,6 +89,7 @@ def test_rows_of_a_table(trained, tmp_path, capsys):
     assert [99_900 < line["prediction"]["price"] < 100_100 for line in lines(capsys)] == [True, True]
 
 
+@pytest.mark.slow
 def test_texts_whose_code_is_gone_too(trained, tmp_path, capsys):
     sizes = "--model.name bert --model.width 8 --model.depth 1 --model.heads 1 --data.length 8 --data.num_classes 2"
     folder = trained({"own.py": TEXTS}, f"--task text_classification --data.name DATA/own.py:texts {sizes}")

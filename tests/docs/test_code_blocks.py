@@ -37,6 +37,7 @@ MARKS = {"docs/training.md": [pytest.mark.optimized], "docs/data.md": [pytest.ma
 MARKS |= {page: [pytest.mark.slow] for page in ("docs/diagnosis.md", "docs/your_own_loop.md", "docs/devices.md")}
 MARKS |= {page: [pytest.mark.slow] for page in ("docs/questions.md", "docs/float8.md", "docs/tutorial.md")}
 MARKS |= {page: [pytest.mark.slow] for page in ("docs/extending.md", "docs/coming_from.md", "docs/pretrained.md")}
+MARKS |= {"docs/networks_for_images.md": [pytest.mark.slow]}
 
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 

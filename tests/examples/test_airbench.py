@@ -177,6 +177,7 @@ def test_logits_in_half_precision_are_averaged_in_float32():
     assert (logits.dtype, logits.tolist()) == (jnp.float32, [[2049.0]])  # which float16 does not have
 
 
+@pytest.mark.slow
 def test_evaluation_averages_views_and_training_does_not():
     model = airbench.Airbench(labelled_images(3, (9, 9, 1)), rngs=nnx.Rngs(0), width=4)
     x = jax.random.normal(jax.random.key(0), (2, 9, 9, 1))

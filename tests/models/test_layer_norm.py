@@ -199,6 +199,7 @@ def test_a_norm_in_another_dtype_than_float32_keeps_flaxs_derivative(policy):
         assert "kernel_call" not in calls(function, arrays)
 
 
+@pytest.mark.slow
 def test_autocast_casts_the_operations_of_the_plain_form():
     results = []
     for kernel in ("pallas", "xla"):
@@ -222,6 +223,7 @@ def test_a_diagnosis_measures_what_it_measures_of_xlas_kernels():
     assert norms == others
 
 
+@pytest.mark.slow
 def test_under_vmap_and_in_second_derivatives_the_plain_form_runs():
     (function, arrays), (other, same) = (of_arrays(kernel, "float32") for kernel in ("pallas", "xla"))
 

@@ -171,6 +171,7 @@ def test_a_scale_overflows_in_chunks_where_it_overflows_for_all_logits(scale):
     assert finite == {float(scale == 2.0**15)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [0, 7])
 def test_a_diagnosis_differentiates_chunks_with_the_loss_scale(chunk):
     loss = RunObjective(language_modeling(chunk=chunk)).loss

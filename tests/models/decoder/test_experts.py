@@ -216,6 +216,7 @@ def test_generation_computes_the_logits_of_whole_texts():
     np.testing.assert_allclose(through_cache(model, TOKENS, prompt=5), model(TOKENS), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_balance_loss_of_shards_is_that_of_the_batch():
     """Not the mean of the shards' losses: the shares of experts are those of all tokens."""
     graph, params = nnx.split(Decoder(settings_of(CONFIG), rngs=nnx.Rngs(0)))

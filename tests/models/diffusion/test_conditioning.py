@@ -39,6 +39,7 @@ def randomised(name, policy, fields=FIELDS, **settings):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_outputs_are_zero_at_first(name):
     model = build_model(SMALL[name], fields=FIELDS, rngs=nnx.Rngs(0))

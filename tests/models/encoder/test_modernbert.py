@@ -234,13 +234,14 @@ def plain():
     return loss_and_gradients()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         {"scan": True},
         {"scan": True, "remat": "full"},
-        pytest.param({"remat": "full"}, marks=pytest.mark.slow),
-        pytest.param({"remat": "dots"}, marks=pytest.mark.slow),
+        {"remat": "full"},
+        {"remat": "dots"},
     ],
     ids=str,
 )

@@ -134,6 +134,7 @@ def test_generation_continues_the_state():
     np.testing.assert_allclose(through_cache(model, TOKENS, prompt=5), model(TOKENS), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_prompts_of_unequal_lengths_are_continued_as_alone():
     """The padding of the shorter prompt changes neither its state nor the inputs of its convolution."""
     model = Mamba2(SETTINGS, rngs=nnx.Rngs(0))

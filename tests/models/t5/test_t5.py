@@ -136,15 +136,8 @@ def plain():
     return loss_and_gradients()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"scan": True},
-        pytest.param({"remat": "full"}, marks=pytest.mark.slow),
-        pytest.param({"scan": True, "remat": "dots"}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"scan": True}, {"remat": "full"}, {"scan": True, "remat": "dots"}], ids=str)
 def test_a_loop_and_recomputed_activations_change_nothing(plain, options):
     value, grads = loss_and_gradients(**options)
     assert value == pytest.approx(plain[0], rel=1e-6)

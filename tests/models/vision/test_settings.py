@@ -128,6 +128,7 @@ def loss_and_gradients(options, remat: Any = "none", **changes: Any):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_a_loop_and_recomputed_activations_change_nothing_with_dropped_paths(remat):
     rates = {"drop_path_rate": 0.5, "hidden_dropout_prob": 0.1}

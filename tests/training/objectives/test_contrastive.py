@@ -231,8 +231,8 @@ def alone():
 @pytest.mark.parametrize(
     ("kind", "micro_batches"),
     [
-        ("data", 1),
         ("fsdp", 2),
+        pytest.param("data", 1, marks=pytest.mark.slow),
         pytest.param("fsdp", 1, marks=pytest.mark.slow),
         pytest.param("data", 2, marks=pytest.mark.slow),
     ],
