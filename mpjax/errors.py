@@ -26,6 +26,10 @@ class UsageError(ValueError):
         self.repair = dict(repair or {})
 
 
+class AbsentData(UsageError):
+    """A data set's file or folder does not exist. The message names its absolute path."""
+
+
 class DtypeError(UsageError, TypeError):
     """Arrays have unexpected dtypes. The message lists them by path."""
 

@@ -17,7 +17,7 @@ from mpjax.commands.diagnosis_files import NO_DTYPE_REPAIRS, command_for, first_
 from mpjax.commands.evaluate import require_same_outputs
 from mpjax.commands.run_folder import adopted
 from mpjax.config.commands import Diagnose
-from mpjax.config.folders import config_of_run, with_policy
+from mpjax.config.folders import config_of_run, data_of_run, with_policy
 from mpjax.config.schema import Config, Mesh
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.fastest import Fastest
@@ -61,7 +61,8 @@ def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
         get_policy(settings.policy)  # before any slow work
     folder = pathlib.Path(settings.run)
     config = on_devices_here(config_of_run(folder, trust_code=settings.trust_code))
-    run = build_run(config, stored_encoding(config, folder))
+    with data_of_run(folder):
+        run = build_run(config, stored_encoding(config, folder))
     if settings.step > run.when.steps + 1:
         raise UsageError(f"--step {settings.step}: the run has {run.when.steps} steps")
     if settings.evaluation:

@@ -14,14 +14,14 @@ from mpjax import strict_json
 from mpjax.commands.build import read_whole, stored_encoding
 from mpjax.commands.learner import open_task
 from mpjax.config.commands import Evaluation, Prediction
-from mpjax.config.folders import config_of_run, with_policy
+from mpjax.config.folders import config_of_run, data_of_run, with_policy
 from mpjax.config.load import CONFIG_FILE, from_toml
 from mpjax.config.save import changes, to_toml
 from mpjax.config.schema import Config, with_settings
 from mpjax.data.batches import eval_batches
 from mpjax.data.examples import Source
 from mpjax.data.stored_fields import source_without_examples
-from mpjax.errors import CheckpointWarning, UsageError, printable
+from mpjax.errors import AbsentData, CheckpointWarning, UsageError, printable
 from mpjax.loop.best import BEST_ANEW
 from mpjax.loop.resume import adopt
 from mpjax.loop.stored import CHECKPOINTS, FIELDS, complete_checkpoints, read_description
@@ -111,11 +111,15 @@ def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[Preci
       UsageError: as `open_task`. If only the split of the command is at fault, the message suggests the test split of
         the run.
     """
-    stored = stored_encoding(config, pathlib.Path(settings.run))
+    folder = pathlib.Path(settings.run)
+    stored = stored_encoding(config, folder)
     try:
-        return open_task(config, stored)
+        with data_of_run(folder):
+            return open_task(config, stored)
+    except AbsentData:
+        raise
     except UsageError as error:
-        split = from_toml(pathlib.Path(settings.run) / CONFIG_FILE).data.test_split
+        split = from_toml(folder / CONFIG_FILE).data.test_split
         if settings.split in ("", split):
             raise
         cause = error
@@ -133,7 +137,8 @@ def open_to_predict(settings: Prediction, config: Config) -> tuple[PrecisionPlan
     if settings.split:
         return open_split(settings, config)
     folder = pathlib.Path(settings.run)
-    return open_task(config, stored_encoding(config, folder), described_source(config, folder, settings.checkpoint))
+    with data_of_run(folder):
+        return open_task(config, stored_encoding(config, folder), described_source(config, folder, settings.checkpoint))
 
 
 def described_source(config: Config, folder: pathlib.Path, checkpoint: str) -> Source | None:

@@ -13,7 +13,7 @@ from mpjax.commands.build import stored_encoding
 from mpjax.commands.evaluate import described_source, trained_state
 from mpjax.commands.learner import open_task
 from mpjax.config.commands import Export
-from mpjax.config.folders import config_of_run, with_policy
+from mpjax.config.folders import config_of_run, data_of_run, with_policy
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
 from mpjax.config.tasks import COMPARED, NEXT_TOKEN, inputs_of
@@ -58,7 +58,8 @@ def export_run(settings: Export) -> PretrainedReport | None:
         config = with_policy(config, settings.policy)
     # A program is compared with the model on test examples; weights need no data.
     described = described_source(config, folder, settings.checkpoint) if settings.what != "program" else None
-    plan, source, task = open_task(config, stored_encoding(config, folder), described)
+    with data_of_run(folder):
+        plan, source, task = open_task(config, stored_encoding(config, folder), described)
 
     position, state, _ = trained_state(
         task, config, source, folder, settings.checkpoint, Layout(make_mesh()), ema=settings.ema

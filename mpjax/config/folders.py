@@ -1,5 +1,6 @@
 """Finds and creates the cache, data and run folders, and reads the settings that a run stored."""
 
+import contextlib
 import dataclasses
 import datetime
 import errno
@@ -7,6 +8,7 @@ import os
 import pathlib
 import secrets
 import sys
+from collections.abc import Iterator
 
 from mpjax.config.choices import GENERATED, HF
 from mpjax.config.load import CONFIG_FILE, settings_in
@@ -15,7 +17,7 @@ from mpjax.config.program import command_line, typed
 from mpjax.config.save import to_toml
 from mpjax.config.schema import Config, Distributed
 from mpjax.config.user_code import Stored, as_stored, code_of, is_of_a_run, is_passed_in_python, require_trust
-from mpjax.errors import UsageError, printable
+from mpjax.errors import AbsentData, UsageError, printable
 from mpjax.files import irregular_in, open_to_others
 
 
@@ -316,6 +318,17 @@ def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
     require_trust(config, folder, trusted=trust_code)
     tell_data(config, folder)
     return as_stored(config, trusted=trust_code)
+
+
+@contextlib.contextmanager
+def data_of_run(folder: pathlib.Path) -> Iterator[None]:
+    """Context for opening the data of a stored run: if they are absent, the message says where to write their path."""
+    try:
+        yield
+    except AbsentData as error:
+        raise AbsentData(
+            f"{error}\nIf the data of the run are elsewhere, change data.name in {folder / CONFIG_FILE}"
+        ) from error
 
 
 def with_policy(config: Config, policy: str, rules: dict[str, str] | None = None) -> Config:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpjax.commands import evaluate_run, export_run, predict_run, run
-from mpjax.config import Evaluation, Export, Prediction, load_config
+from mpjax.commands import diagnose_run, evaluate_run, export_run, predict_run, run
+from mpjax.config import Diagnose, Evaluation, Export, Prediction, load_config
 from mpjax.errors import UsageError
 
 
@@ -61,8 +61,25 @@ def test_images(trained, tmp_path, capsys):
     assert sum(probability for _, probability in line["top"]) == pytest.approx(1)
     export_run(Export(run=folder, output=str(tmp_path / "weights.safetensors")))
     assert (tmp_path / "weights.safetensors").exists()
-    with pytest.raises(UsageError, match=r"there is no file .*/data/set.npz"):
-        evaluate_run(Evaluation(run=folder))
+
+
+def test_data_that_have_moved_are_read_where_the_settings_of_the_run_say(trained, tmp_path, capsys):
+    folder = trained(*of_arrays("uint8", "--data.num_classes 3"))
+    says = (
+        rf"there is no file .*/data/set.npz.*\nIf the data of the run are elsewhere, change data.name in {folder}/config.toml"
+    )
+    for command in (
+        lambda: evaluate_run(Evaluation(run=folder)),
+        lambda: predict_run(Prediction(run=folder, split="test[:2]")),
+        lambda: export_run(Export(run=folder, what="program", output=str(tmp_path / "program"))),
+        lambda: diagnose_run(Diagnose(run=folder)),
+    ):
+        with pytest.raises(UsageError, match=says):
+            command()
+    np.savez(tmp_path / "moved.npz", **ARRAYS["uint8"])
+    file = tmp_path / "run" / "config.toml"
+    file.write_text(file.read_text().replace("data/set.npz", "moved.npz"))
+    assert evaluate_run(Evaluation(run=folder))["test/loss"] == pytest.approx(1.0986, abs=0.1)  # log(3)
 
 
 def test_floats_that_are_not_scaled_are_still_not_mixed_with_bytes(trained, tmp_path):

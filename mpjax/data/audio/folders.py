@@ -20,7 +20,7 @@ from mpjax.data.fields import Field, Label
 from mpjax.data.sources.files_by_class import FileKind, class_folders, split_folders, spread
 from mpjax.data.sources.metadata import FILE_NAME, NAMES, metadata_in, read_metadata, told_without_row
 from mpjax.data.table import base_names, parts_of
-from mpjax.errors import UsageError
+from mpjax.errors import AbsentData, UsageError
 
 
 SOUNDS = FileKind("sounds", "a wav or flac file", ENDINGS, NAMES)
@@ -58,7 +58,7 @@ def open_sounds(config: Data, task: TaskName) -> Source:
     require_packages()
     root, settings = expanded(where), read_features(config.features)
     if not root.is_dir():
-        raise UsageError(
+        raise AbsentData(
             f"data set 'folder:{where}': there is no folder {root.absolute()}; wanted one of wav or flac files"
         )
     return (_with_texts if task == "transcription" else _with_classes)(root, config, settings)

@@ -14,7 +14,7 @@ from mpjax.data.sources.files_by_class import IMAGES, class_folders, files_in, s
 from mpjax.data.sources.folder_examples import FolderExamples, paths_of
 from mpjax.data.sources.own import Joined
 from mpjax.data.table import Column, Table, base_names, parts_of
-from mpjax.errors import UsageError
+from mpjax.errors import AbsentData, UsageError
 
 
 NAME = "folder"
@@ -37,7 +37,7 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
     set_name = f"{NAME}:{path}"
     root = expanded(path)
     if not root.is_dir():
-        raise UsageError(
+        raise AbsentData(
             f"data set '{set_name}': there is no folder {root.absolute()}; wanted one with a folder for each class"
         )
     if TASKS[task].columns and "image" not in TASKS[task].columns:

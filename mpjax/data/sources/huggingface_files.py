@@ -13,7 +13,7 @@ from mpjax.config.paths import expanded
 from mpjax.data.sources import arrow
 from mpjax.data.sources.column_names import require_names
 from mpjax.data.sources.formats import FORMATS, KINDS, kind_of, way_to_read
-from mpjax.errors import DataWarning, UsageError
+from mpjax.errors import AbsentData, DataWarning, UsageError
 
 
 NAME = "hf"
@@ -192,7 +192,7 @@ def _explained(what: str, error: Exception) -> UsageError:
         message += f"; wanted {NAME}:PATH, {NAME}:OWNER/NAME or {NAME}:OWNER/NAME/CONFIG"
     elif "onfig name is missing" in str(error):
         message += f"\nwrite --data.name {NAME}:{what}/CONFIG"
-    return UsageError(message)
+    return (AbsentData if isinstance(error, ConnectionError | FileNotFoundError) else UsageError)(message)
 
 
 def _arguments(what: str) -> str:

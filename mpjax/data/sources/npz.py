@@ -21,7 +21,7 @@ from mpjax.data.fields import Image, Label
 from mpjax.data.sources.class_numbers import Numbered, classes_of
 from mpjax.data.sources.own import ArrayRows, Joined
 from mpjax.data.table import SPLIT_WORDS, Column, Other, Table, Text, parts_of
-from mpjax.errors import UsageError, first_line, is_exhausted
+from mpjax.errors import AbsentData, UsageError, first_line, is_exhausted
 
 
 _WHOLE = "train"  # the only split of a file whose names of arrays name none
@@ -164,7 +164,7 @@ def open_npz(name: str, task: TaskName, config: Data) -> Table:
     """
     path = expanded(name)
     if not path.is_file():
-        raise UsageError(f"data set '{name}': there is no file {path.absolute()}; wanted a file that np.savez wrote")
+        raise AbsentData(f"data set '{name}': there is no file {path.absolute()}; wanted a file that np.savez wrote")
     file = NumpyFile(path, config.in_memory_mb * 1e6)
     splits = _splits(file.headers, name)
     sizes = {split: file.headers[next(iter(arrays.values()))].shape[0] for split, arrays in splits.items()}

@@ -20,7 +20,7 @@ from mpjax.data.fitted_encoding import fitted
 from mpjax.data.sources.own import ArrayRows
 from mpjax.data.table import SplitPart, parts_of
 from mpjax.data.targets import Labels, NumericTarget, Row
-from mpjax.errors import UsageError
+from mpjax.errors import AbsentData, UsageError
 
 
 def open_tabular(where: str, task: TaskName, config: Data, stored: Encoding | None = None) -> Source:
@@ -79,7 +79,7 @@ def _files(where: str, name: str) -> dict[str, pathlib.Path]:
     path = expanded(where)
     if not path.is_dir():
         if not path.exists():
-            raise UsageError(f"data set '{name}': there is no file or folder {path.absolute()}")
+            raise AbsentData(f"data set '{name}': there is no file or folder {path.absolute()}")
         return {"train": path}
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
     if not files:

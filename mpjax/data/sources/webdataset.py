@@ -20,7 +20,7 @@ from mpjax.data.sources.own import Joined
 from mpjax.data.sources.tar_columns import IMAGES, ColumnReader, columns_of
 from mpjax.data.sources.tar_index import Shards
 from mpjax.data.table import SPLIT_WORDS, Column, Table, Text, advice_on_splits, base_names, parts_of
-from mpjax.errors import UsageError
+from mpjax.errors import AbsentData, UsageError
 
 
 NAME = "webdataset"
@@ -150,7 +150,7 @@ def _paths_by_split(where: str, set_name: str) -> dict[str, list[str]]:
         written = _expanded_range(str(path))
         paths = sorted(glob.glob(str(path))) if glob.has_magic(str(path)) and len(written) == 1 else written
     if missing := [path for path in paths if not os.path.isfile(path)]:
-        raise UsageError(f"data set '{set_name}': there is no file {os.path.abspath(missing[0])}; wanted a tar file")
+        raise AbsentData(f"data set '{set_name}': there is no file {os.path.abspath(missing[0])}; wanted a tar file")
     if not paths:
         raise UsageError(f"data set '{set_name}': no tar files; wanted FILE.tar, a folder of such files, or a glob")
     splits: dict[str, list[str]] = {}
