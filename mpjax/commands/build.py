@@ -19,7 +19,6 @@ from mpjax.config.schema import Config, with_settings
 from mpjax.data.batches import eval_batches, train_batches
 from mpjax.data.example_reader import batch_fields
 from mpjax.data.examples import Source
-from mpjax.data.fields import Fields
 from mpjax.data.labels import check_labels
 from mpjax.data.open import open_source
 from mpjax.data.stream import Batches, EvalBatches
@@ -266,7 +265,7 @@ def stored_encoding(config: Config, folder: pathlib.Path) -> "Encoding | None":
 def read_whole(
     task: Task,
     config: Config,
-    fields: Fields,
+    source: Source,
     layout: Layout,
     folder: pathlib.Path,
     which: str = "latest",
@@ -274,7 +273,7 @@ def read_whole(
 ) -> tuple[int, dict[str, Any], dict]:
     """Reads a checkpoint in a run's folder by `read_checkpoint`, and adds frozen weights that it leaves to their file.
 
-    `fields` are those of the run's data now.
+    `source` is the run's data now.
 
     Raises:
       UsageError: as `read_checkpoint` or `compare_files`, or the file of the frozen weights is not there or has others.
@@ -283,7 +282,7 @@ def read_whole(
       CheckpointWarning: as `read_checkpoint` or `compare_files`.
     """
     position, saved, about = read_checkpoint(folder / CHECKPOINTS, which, **reading)
-    compare_files(config, fields, folder, about)
+    compare_files(config, source, folder, about)
     if BASE in about:
         from mpjax.commands.base_weights import with_base  # local, like all imports that few runs need
 

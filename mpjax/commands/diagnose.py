@@ -113,7 +113,7 @@ def _of_step(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, s
 def _of_evaluation(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, str, Diagnosis]:
     """Diagnoses the evaluation of checkpoint `settings.step` (0: the latest); returns the same values as `_of_step`."""
     which = str(settings.step) if settings.step else "latest"
-    position, saved, about = read_whole(run.task, run.config, run.source.fields, run.layout, folder, which)
+    position, saved, about = read_whole(run.task, run.config, run.source, run.layout, folder, which)
     require_same_outputs(folder, position, about, advice="leave out --step for the last one")
     state = resumed_state(run, lambda shapes: adopt(shapes, saved, same_scaling=False))
     policy = get_policy(settings.policy) if settings.policy else run.plan.policy
@@ -211,7 +211,7 @@ def replay(run: Run, train_call: Callable, folder: pathlib.Path, number: int):
     """
     earlier = [position for position in complete_checkpoints(folder / CHECKPOINTS) if position < number]
     if earlier:
-        start, saved, about = read_whole(run.task, run.config, run.source.fields, run.layout, folder, str(earlier[-1]))
+        start, saved, about = read_whole(run.task, run.config, run.source, run.layout, folder, str(earlier[-1]))
         state = resumed_state(run, lambda shapes: adopted(shapes, saved, about, run))
     else:
         start, state = 0, fresh_state(run, pretrained_arrays(run.task, run.config.model)[0])

@@ -21,7 +21,7 @@ from mpjax.config.schema import Config, with_settings
 from mpjax.data.batches import eval_batches
 from mpjax.data.examples import Source
 from mpjax.data.stored_fields import source_without_examples
-from mpjax.errors import AbsentData, CheckpointWarning, UsageError, printable
+from mpjax.errors import CheckpointWarning, UsageError, printable
 from mpjax.loop.best import BEST_ANEW
 from mpjax.loop.resume import adopt
 from mpjax.loop.stored import CHECKPOINTS, FIELDS, complete_checkpoints, read_description
@@ -92,7 +92,7 @@ def stored_settings(settings: Evaluation | Prediction) -> Config:
       UsageError: there is no run, its code is not trusted, or `settings.ema` is set and it kept no moving average.
     """
     folder = pathlib.Path(settings.run)
-    config = config_of_run(folder, trust_code=settings.trust_code)
+    config = with_settings(config_of_run(folder, trust_code=settings.trust_code), {"data.augment": ""})
     if settings.policy:
         config = with_policy(config, settings.policy)
     if settings.split:
@@ -113,18 +113,16 @@ def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[Preci
     """
     folder = pathlib.Path(settings.run)
     stored = stored_encoding(config, folder)
-    try:
-        with data_of_run(folder):
+    with data_of_run(folder):
+        try:
             return open_task(config, stored)
-    except AbsentData:
-        raise
-    except UsageError as error:
-        split = from_toml(folder / CONFIG_FILE).data.test_split
-        if settings.split in ("", split):
-            raise
-        cause = error
-    # This raises if the data itself is bad.
-    open_task(with_settings(config, {"data.test_split": split}), stored)
+        except UsageError as error:
+            split = from_toml(folder / CONFIG_FILE).data.test_split
+            if settings.split in ("", split):
+                raise
+            cause = error
+        # This raises if the data itself is bad.
+        open_task(with_settings(config, {"data.test_split": split}), stored)
     fact = str(cause).partition("; write --data.")[0]  # without the flags of `train`
     raise UsageError(
         f"--split {settings.split}: {fact}; write --split {shlex.quote(split)}, which is the test split of the run, or "
@@ -175,7 +173,7 @@ def trained_state(
       UsageError: there is no such checkpoint, it is damaged, or it is of another model; or `read_whole` or
         `require_same_outputs` raises.
     """
-    position, saved, about = read_whole(task, config, source.fields, layout, folder, checkpoint)
+    position, saved, about = read_whole(task, config, source, layout, folder, checkpoint)
     require_same_outputs(folder, position, about, advice="write --checkpoint latest for the last one")
     differences = changes(about["config"], to_toml(from_toml(folder / CONFIG_FILE)))
     others = [change for change in differences if change[0].startswith(_OF_ONE_RUN) and change[0] not in _OF_FORM]

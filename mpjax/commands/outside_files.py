@@ -2,14 +2,14 @@
 
 import dataclasses
 import pathlib
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from mpjax.config.schema import Config
 from mpjax.data.examples import Source
-from mpjax.data.fields import Fields
 from mpjax.data.stored_fields import described_fields
-from mpjax.errors import UsageError
+from mpjax.errors import CheckpointWarning, UsageError
 from mpjax.loop.stored import DECODER, ENCODING, FEATURES, FIELDS, TOKENIZER
 
 
@@ -36,18 +36,22 @@ def described_files(config: Config, source: Source) -> dict[str, Any]:
     return entries
 
 
-def compare_files(config: Config, fields: Fields, folder: pathlib.Path, about: Mapping[str, Any]) -> None:
-    """Compares what a run reads now, its data with `fields`, with the description of a checkpoint in its folder.
+def compare_files(config: Config, source: Source, folder: pathlib.Path, about: Mapping[str, Any]) -> None:
+    """Compares what a run reads now, its data from `source`, with the description of a checkpoint in its folder.
 
     Warns:
-      CheckpointWarning: the files of the tokenizer have changed.
+      CheckpointWarning: the files of the tokenizer have changed, or a field comes from another column.
 
     Raises:
-      UsageError: the statistics of the columns, the settings of a decoder in its folder, the features of sounds, or the
-        names of classes have changed. With `config.other_data`, classes may have other names.
+      UsageError: the statistics of the columns, the settings of a decoder in its folder, the features of sounds, the
+        names of classes, or the dtype or range of images have changed. With `config.other_data`, the last two may.
     """
-    if not config.other_data:
-        _require_names({name: list(getattr(field, "names", ())) for name, field in fields.items()}, about)
+    if FIELDS in about and not config.other_data:
+        now = described_fields(source, config.data)
+        for name in now.keys() & about[FIELDS].keys():
+            _require_names(name, about[FIELDS][name], now[name])
+            if not config.resume:  # which compares the data themselves
+                _require_same_values(name, about[FIELDS][name], now[name])
     if ENCODING in about:
         from mpjax.commands.encoding_of_run import verify_encoding
 
@@ -78,18 +82,44 @@ def _features(config: Config) -> dict[str, int]:
 _SHOWN = 5
 
 
-def _require_names(now: Mapping[str, list[str]], about: Mapping[str, Any]) -> None:
+def _require_names(field: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises UsageError if the data gives other names to the numbers that a checkpoint predicts."""
-    for field, described in about.get(FIELDS, {}).items():
-        names = described.get("names", [])
-        if not names or names == now.get(field, []):
-            continue
-        others = now.get(field, [])
-        first = next((at for at in range(len(names)) if names[at : at + 1] != others[at : at + 1]), len(names))
-        raise UsageError(
-            f"the checkpoint predicts the classes {_shown(names, first)} ({field}), and the data has "
-            f"{_shown(others, first) or 'none with names'} now: numbers would get the wrong names; put the classes "
-            "back as they were"
+    names, others = before.get("names", []), now.get("names", [])
+    if names == others:
+        return
+    first = next((at for at in range(len(names)) if names[at : at + 1] != others[at : at + 1]), len(names))
+    raise UsageError(
+        f"the checkpoint predicts the classes {_shown(names, first) or 'by number, without names'} ({field}), and the "
+        f"data has {_shown(others, first) or 'none with names'} now: numbers would get the wrong names; put the "
+        "classes back as they were"
+    )
+
+
+def _require_same_values(field: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Compares the dtype and range of images, and the values of masks.
+
+    Warns:
+      CheckpointWarning: the field comes from another column.
+
+    Raises:
+      UsageError: one of them is another now.
+    """
+    values = [{"depth": about.get("depth"), "values": about.get("values")} for about in (before, now)]
+    for about, described in zip(values, (before, now), strict=True):
+        # Bytes are scaled to the range from 0 to 1, in which floats have no entry.
+        about["dtype"] = described.get("trained_dtype", "uint8")
+    for name, old in values[0].items():
+        if old != (new := values[1][name]):
+            raise UsageError(
+                f"the checkpoint was trained on {field} with {name} {old}, and the data has {new} now: the model would "
+                "read other numbers; put the data back as it was"
+            )
+    if (old := before.get("origin", "")) != (new := now.get("origin", "")):
+        warnings.warn(
+            f"{field} is {new or f'column {field!r}'} now, and was {old or f'column {field!r}'} when the checkpoint "
+            "was trained; if it means something else, write data.columns in the run's config.toml",
+            CheckpointWarning,
+            stacklevel=2,
         )
 
 

@@ -245,7 +245,7 @@ def _resumed(run: Run, folder: pathlib.Path, about: dict, company: Alone | Compa
         position, saved, then = read_whole(
             run.task,
             run.config,
-            run.source.fields,
+            run.source,
             run.layout,
             folder,
             places=places_in(shapes),

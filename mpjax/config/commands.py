@@ -89,7 +89,7 @@ class Prediction(CommandSettings):
 
     Images are files, folders or quoted globs. Texts are the lines of files, or of stdin for `-`, or a column of .csv,
     .tsv and .jsonl files. Rows are those of .csv, .tsv and .parquet files. Sounds are .wav and .flac files. They are
-    read as the run's evaluation reads its data set, which has to be there too. A language model continues the texts of
+    read as the run's evaluation reads its data set, which need not be there. A language model continues the texts of
     --prompt, and with --generate those of the inputs; a model of transcription writes the texts of sounds. A
     diffusion draws --images."""
 

@@ -6,6 +6,7 @@ import datetime
 import errno
 import os
 import pathlib
+import re
 import secrets
 import sys
 from collections.abc import Iterator
@@ -322,13 +323,19 @@ def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
 
 @contextlib.contextmanager
 def data_of_run(folder: pathlib.Path) -> Iterator[None]:
-    """Context for opening the data of a stored run: if they are absent, the message says where to write their path."""
+    """Context for opening the data of a stored run, which adds to an error where the run has the settings of its data.
+
+    The flags that a message names, such as `--data.image_size`, are for a new run: other commands do not have them.
+    """
+    file = folder / CONFIG_FILE
     try:
         yield
     except AbsentData as error:
-        raise AbsentData(
-            f"{error}\nIf the data of the run are elsewhere, change data.name in {folder / CONFIG_FILE}"
-        ) from error
+        raise AbsentData(f"{error}\nIf the data of the run are elsewhere, change data.name in {file}") from error
+    except UsageError as error:
+        if not (names := dict.fromkeys(re.findall(r"--(data\.\w+)", str(error)))):
+            raise
+        raise UsageError(f"{error}\nFor the run, change {', '.join(names)} in {file}", repair=error.repair) from error
 
 
 def with_policy(config: Config, policy: str, rules: dict[str, str] | None = None) -> Config:

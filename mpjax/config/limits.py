@@ -183,7 +183,9 @@ def _auto(name: str, value: int) -> Iterator[str]:
 def _of_data(data: Data) -> Iterator[str]:
     yield from _auto("data.batch_size", data.batch_size)
     if data.crop_edges != "black" and not data.padding:
-        yield f"--data.crop_edges {data.crop_edges}: images are not shifted; write --data.crop_padding 2"
+        yield (
+            f"--data.crop_edges {data.crop_edges}: images are not shifted; write --data.crop_padding 2, or leave it out"
+        )
     if data.header and not (name := str(data.name)).startswith(("hf:", TABULAR)):
         is_file = name.endswith((".csv", ".tsv")) or any(expanded(name).glob("*.[ct]sv"))
         yield (

@@ -14,7 +14,7 @@ from mpjax.errors import UsageError
 
 
 READ_BY: Mapping[str, tuple[str, ...]] = {
-    "images": ("image_size",),
+    "images": ("image_size", "range"),
     "a field image": (
         "mean",
         "std",
@@ -36,7 +36,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
 }
 """The settings that only one kind of data reads."""
 
-_NOT_OF_TABLES = ("columns", "ignore_index", "preprocess", "range", "mix")
+_NOT_OF_TABLES = ("columns", "ignore_index", "preprocess", "mix")
 
 
 def unread_by_task(config: Config) -> Iterator[str]:
@@ -62,8 +62,8 @@ def unread_by_task(config: Config) -> Iterator[str]:
             yield f"{flag}: --data.name {data.name} is a table, which has no such setting; leave it out"
     if data.text_template and "text" not in TASKS[task].columns and (tabular or task not in OF_NUMBERS):
         yield f"--data.text_template joins texts, which --task {task} does not read: leave it out"
-    if data.tokenizer != "bytes" and task in WITHOUT_TEXTS:
-        yield f"--data.tokenizer {data.tokenizer} is for texts, which --task {task} does not have: leave it out"
+    if data.tokenizer != "bytes" and (task in WITHOUT_TEXTS or (tabular and data.tokenizer != config.model.folder)):
+        yield f"--data.tokenizer {data.tokenizer} is for texts, which {without} does not have: leave it out"
     if data.documents != "joined" and task != "language_modeling":
         yield (
             f"--data.documents {data.documents} is for language_modeling, whose rows hold several documents, not for "
@@ -105,7 +105,10 @@ def require_read(data: Data, kinds: Collection[str], name: str) -> None:
       kinds: the kinds of data, of `READ_BY`, that the examples have.
       name: the data set, for the message.
     """
-    for kind, flag in _unread(data, {*kinds, "tables"}):
+    unread = [*_unread(data, {*kinds, "tables"})]
+    if "texts" not in kinds and data.tokenizer == "words":  # a folder may be that of the model, which no one wrote
+        unread.append(("texts", "--data.tokenizer words"))
+    for kind, flag in unread:
         raise UsageError(f"{flag} is for {kind}, which the examples of '{name}' do not have: leave it out")
 
 

@@ -82,6 +82,8 @@ def _require_mixed(config: Data, fields: Fields) -> None:
         return
     flags, without = " and ".join(mixing), " ".join(f"--data.{flag} 0" for flag in ("mixup", "cutmix"))
     partner = "mask" if "mask" in fields and _is_moved("mask", fields["mask"], fields) else "label"
+    if partner == "label" and "label" not in fields:
+        raise UsageError(f"{flags}: images are mixed with their labels, and these have none; write {without}")
     if partner == "label" and not getattr(fields.get("label"), "num_classes", 0):
         raise UsageError(
             f"{flags}: images are mixed with their labels, which have no number of classes here; write "

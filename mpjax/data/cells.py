@@ -101,6 +101,10 @@ def read_cells(path: pathlib.Path, config: Data, wanted: Collection[str] = ()) -
         return name not in config.drop and (not wanted or name in wanted)
 
     if kind == ".parquet":
+        if config.header and not wanted:
+            raise UsageError(f"--data.header: {path} has the names of its columns; leave it out")
+        if config.decimal:
+            raise UsageError(f"--data.decimal {config.decimal}: {path} holds numbers, not their texts; leave it out")
         names, columns, notes = *_parquet(path, is_read), ()
     else:
         columns, notes = _delimited(path, kind, config.header, wanted)

@@ -212,7 +212,7 @@ def batch_fields(source: Source, config: Data) -> Fields:
 
 
 def trained_dtypes(source: Source, config: Data) -> Mapping[str, np.dtype]:
-    """Finds the dtype of each image field that a model was trained on, by reading the first training example.
+    """Finds the dtype of each image field that a model was trained on, by reading the first training examples.
 
     Images of floats from 0 to 1 are left out: uint8 images may take their place, because they are scaled to that range
     too. The result is empty if the set has no images; without training examples, it is `source.trained_dtypes`.
@@ -221,8 +221,15 @@ def trained_dtypes(source: Source, config: Data) -> Mapping[str, np.dtype]:
     if not images or not len(source.train):
         return source.trained_dtypes
     read = reader(source, config, training=False)
-    first = {name: value for name, value in read(source.train[0]).items() if name in images}
-    return {name: value.dtype for name, value in first.items() if value.dtype.kind != "f" or not _is_scaled(value)}
+    first = [read(source.train[number]) for number in range(min(len(source.train), _LOOKED_AT))]
+    return {
+        name: first[0][name].dtype
+        for name in images
+        if first[0][name].dtype.kind != "f" or not all(_is_scaled(example[name]) for example in first)
+    }
+
+
+_LOOKED_AT = 16  # one alone may be black, whatever its range
 
 
 def _is_scaled(values: np.ndarray) -> bool:

@@ -155,7 +155,7 @@ def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data,
     """Builds the field `name` (`image`, `label` or `mask`) of its column `chosen[name]`.
 
     The number of classes in `config` overrides the number that the column has. A label keeps the class names of its
-    column only if the two numbers agree and there is no preprocess function.
+    column, and further classes are called by their numbers, unless there are fewer classes or a preprocess function.
 
     Raises:
       UsageError: the image column holds no images, or the number of classes is not known.
@@ -180,7 +180,9 @@ def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data,
         height, width, _ = image.shape if isinstance(image := chosen["image"], Image) else (None, None, 1)
         return Mask((height, width), num_classes, bool(config.ignore_index), origin=origin)
     # With --data.preprocess a number may mean another class than the stored one.
-    names = getattr(column, "names", ()) if num_classes == known and not config.preprocess else ()
+    names = () if config.preprocess or num_classes < known else getattr(column, "names", ())
+    if names and num_classes > known:  # of the sets of a mixture, another may name the others
+        names = () if config.mix else (*names, *map(str, range(known, num_classes)))
     return Label(num_classes, origin=origin, names=names, ignores=bool(config.ignore_index))
 
 
@@ -195,7 +197,6 @@ def _own_numbers(name: str, column: Column, config: Data) -> str:
 
 
 _NOT_OF_SOURCES = (
-    "train_split",
     "columns",
     "preprocess",
     "text_template",
@@ -268,7 +269,7 @@ def _as_named(config: Data, data_dir: pathlib.Path, task: TaskName, encoding: "E
         for flag in written(config, ("preprocess", "columns", "num_classes", "ignore_index", "range")):
             raise UsageError(f"data set '{config.name}': its name sets shapes and classes; leave out {flag}")
         # Two distinct batches are enough to try a configuration.
-        return synthetic.parse_synthetic(str(config.name), size=2 * config.batch_size)
+        return _of_two_splits(synthetic.parse_synthetic(str(config.name), size=2 * config.batch_size), config)
     if str(config.name).startswith(TABULAR):
         from mpjax.data.sources.tabular import open_tabular  # late, as in _table
 
@@ -292,12 +293,34 @@ def _as_named(config: Data, data_dir: pathlib.Path, task: TaskName, encoding: "E
                 f"--data.num_classes {config.num_classes}: --data.name {config.name} returns a Source, whose {name} "
                 f"has {known} classes; write one number in both"
             )
+    if isinstance(tokens := table.fields.get("tokens"), Tokens):
+        length = tokens.length - ("length" not in table.fields)  # a row of a language model has one token more
+        if config.length not in (Data().length, length):
+            raise UsageError(
+                f"--data.length {config.length}: --data.name {config.name} returns a Source, whose rows have {length} "
+                "tokens; write one number in both"
+            )
     if config.documents == "apart" and getattr(table.fields.get("tokens"), "document_end", None) is None:
         raise UsageError(
             f"--data.documents apart: --data.name {config.name} returns a Source, whose rows are final, and its field "
             "`tokens` does not say which token begins a document; write Tokens(..., document_end=NUMBER)"
         )
-    return table
+    return _of_two_splits(table, config)
+
+
+def _of_two_splits(source: Source, config: Data) -> Source:
+    """Chooses the test examples of a set whose splits are `train` and `test` alone.
+
+    Raises:
+      UsageError: the settings have another split.
+    """
+    if config.train_split != "train" or config.test_split not in ("train", "test"):
+        (flag, *_) = written(config, ("train_split", "test_split"))
+        raise UsageError(
+            f"{flag}: data set '{config.name}' has the splits train and test alone; write --data.train_split train "
+            "--data.test_split test"
+        )
+    return source if config.test_split == "test" else dataclasses.replace(source, test=source.train, places=())
 
 
 def _table(config: Data, data_dir: pathlib.Path, task: TaskName) -> Table:

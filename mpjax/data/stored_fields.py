@@ -26,7 +26,7 @@ A field of a class that is not mpjax's own has no `kind`.
 
 
 def described_fields(source: Source, config: Data) -> Described:
-    """Describes the fields of a set by values of JSON. The first training example is read for the dtype of images."""
+    """Describes the fields of a set by values of JSON. Training examples are read for the dtype of images."""
     dtypes = trained_dtypes(source, config)
     described: dict[str, dict[str, Any]] = {}
     field: Any
@@ -78,6 +78,10 @@ def _made(values: Mapping[str, Any]) -> Field:
             from mpjax.data.audio.sounds import Sound
 
             return Sound(**attributes)
+        case "UnitImage":
+            from mpjax.data.unit_images import UnitImage
+
+            return UnitImage(**attributes)
         case "Image" | "Label" | "Mask" | "Tokens" | "Length" | "Numbers" as kind:
             return getattr(plain, kind)(**attributes)
         case kind:

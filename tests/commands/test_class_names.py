@@ -64,3 +64,37 @@ def test_other_data_may_have_other_names(pets):
     assert evaluate_run(Evaluation(run=str(pets / "run"), checkpoint="3"))["test/loss"] > 0
     with pytest.raises(UsageError, match=r"the classes 0: cat, 1: dog \(label\), and the data has 0: cat, 1: emu now"):
         evaluate_run(Evaluation(run=str(pets / "run"), checkpoint="2"))
+
+
+def arrays(folder, labels, dtype=np.uint8):
+    split = {"image": np.full((8, 4, 4, 1), 9 * np.arange(8).reshape(8, 1, 1, 1), dtype), "label": np.array(labels)}
+    np.savez(folder / "set.npz", **{f"{name}_{part}": x for part in ("train", "test") for name, x in split.items()})
+
+
+@pytest.fixture
+def numbers(tmp_path):
+    """The folder of a run on an .npz whose classes are numbers."""
+    arrays(tmp_path, [0, 1] * 4)
+    quiet = "--report.no_plot --report.no_tensorboard --data.batch_size 4 --data.eval_batch_size 4 --steps 2"
+    data = f"--data.name {tmp_path / 'set.npz'} --data.num_classes 2 --model.name mlp --model.width 4"
+    run(load_config(f"--output_dir {tmp_path / 'run'} {data} {quiet}".split()))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("labels", "dtype", "says"),
+    [
+        (["bright", "dark"] * 4, np.uint8, "by number, without names .*, and the data has 0: bright, 1: dark now"),
+        ([0, 1] * 4, np.float32, "trained on image with dtype uint8, and the data has float32 now: the model would read"),
+    ],
+)
+def test_classes_and_images_that_mean_something_else_are_refused(numbers, labels, dtype, says):
+    evaluate_run(Evaluation(run=str(numbers / "run")))
+    arrays(numbers, labels, dtype)
+    for command in (
+        lambda: evaluate_run(Evaluation(run=str(numbers / "run"))),
+        lambda: predict_run(Prediction(run=str(numbers / "run"), split="test")),
+        lambda: diagnose_run(Diagnose(run=str(numbers / "run"), step=2, evaluation=True)),
+    ):
+        with pytest.raises(UsageError, match=says):
+            command()

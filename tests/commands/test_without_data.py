@@ -65,9 +65,7 @@ def test_images(trained, tmp_path, capsys):
 
 def test_data_that_have_moved_are_read_where_the_settings_of_the_run_say(trained, tmp_path, capsys):
     folder = trained(*of_arrays("uint8", "--data.num_classes 3"))
-    says = (
-        rf"there is no file .*/data/set.npz.*\nIf the data of the run are elsewhere, change data.name in {folder}/config.toml"
-    )
+    says = rf"there is no file .*/data/set.npz.*\nIf the data .* elsewhere, change data.name in {folder}/config.toml"
     for command in (
         lambda: evaluate_run(Evaluation(run=folder)),
         lambda: predict_run(Prediction(run=folder, split="test[:2]")),

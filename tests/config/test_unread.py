@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from mpjax.config import Data, PythonObject, check, load_config
-from mpjax.data import Image, Label, Source, open_source
+from mpjax.data import Image, Label, Length, Source, Tokens, open_source, synthetic_source
 from mpjax.errors import UsageError
 
 
 VALUES = {
     "image_size": "8",
+    "range": "0 4095",
     "mean": "0.5",
     "std": "0.5",
     "crop_padding": "4",
@@ -32,7 +33,7 @@ VALUES = {
     "rows": "stored",
 }
 KINDS = {
-    "images": (["image_size"], ["language_modeling", "audio_classification", "embedding"]),
+    "images": (["image_size", "range"], ["language_modeling", "audio_classification", "embedding"]),
     "a field image": (
         [
             *("mean", "std", "crop_padding", "crop_edges", "flip", "alternate_flips", "random_resized_crop"),
@@ -50,7 +51,7 @@ OF_ALL_DATA = {
     *("name", "mix", "data_dir", "train_split", "test_split", "columns", "preprocess", "augment", "batch_size"),
     *("eval_batch_size", "in_memory_mb", "on_device_mb", "workers"),
 }
-CHECKED_BESIDE_OTHERS = {"antialias", "range", "header", "text_template", "targets", "ignore_index"} | {
+CHECKED_BESIDE_OTHERS = {"antialias", "header", "text_template", "targets", "ignore_index"} | {
     *("tokenizer", "features", "language", "documents"),
 }
 
@@ -92,6 +93,7 @@ def test_and_one_with_its_data_is_taken(flags):
     [
         ("--data.tokenizer words", "--data.tokenizer words is for texts, which --task classification does not have"),
         ("--data.name tabular:a.csv --data.flip", "--data.flip is for a field image, which --data.name tabular:a.csv"),
+        ("--data.name tabular:a.csv --data.tokenizer words", "--data.tokenizer words is for texts, which --data.name"),
         ("--data.name tabular:a.csv --data.length 9", "--data.length 9 is for texts, which --data.name tabular:a.csv"),
         ("--data.randaugment_magnitude 4", "without --data.randaugment_ops, which is 0: no operation is applied"),
     ],
@@ -111,6 +113,8 @@ IMAGES = {"photo": np.zeros((2, 4, 4, 1), np.uint8), "label": np.zeros(2, int)}
         (ROWS, "regression", {"flip": True}, "--data.flip is for a field image, which the examples of .* do not have"),
         (ROWS, "regression", {"num_classes": 3}, "--data.num_classes 3 is for classes"),
         (ROWS, "regression", {"mean": (0.5, 0.4)}, "--data.mean 0.5 0.4 is for a field image"),
+        (ROWS, "regression", {"mixup": 0.5}, "--data.mixup 0.5 is for a field image"),
+        (IMAGES, "own", {"tokenizer": "words"}, "--data.tokenizer words is for texts"),
         (IMAGES, "own", {"mixup": 0.5}, "--data.mixup 0.5 is for a field image"),
         (IMAGES, "own", {"length": 9}, "--data.length 9 is for texts"),
         (IMAGES, "own", {"mask_values": (0, 255)}, "--data.mask_values 0 255 is for masks"),
@@ -129,10 +133,8 @@ SOURCE = Source("mine", {"image": Image((2, 2, 1)), "label": Label(3)}, [], [])
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (
-            {"train_split": "train[:9]"},
-            r"--data.train_split train\[:9\]: .*a Source, whose examples are final",
-        ),
+        ({"train_split": "train[:9]"}, r"--data.train_split train\[:9\]: .* has the splits train and test alone"),
+        ({"test_split": "rest"}, "--data.test_split rest: .* has the splits train and test alone"),
         ({"preprocess": "a.py:f"}, "--data.preprocess a.py:f: .* returns a Source"),
         ({"columns": {"image": "photo"}}, "--data.columns image photo: .* returns a Source"),
         ({"num_classes": 4}, "--data.num_classes 4: .* returns a Source, whose label has 3 classes; write one number"),
@@ -142,3 +144,24 @@ def test_a_source_is_read_as_it_is(settings, said):
     with pytest.raises(UsageError, match=said):
         open_source(Data(name=PythonObject(lambda: SOURCE), **settings), None)
     assert open_source(Data(name=PythonObject(lambda: SOURCE), num_classes=3, flip=True), None) is SOURCE
+
+
+TOKENS = {"tokens": Tokens(16, 259), "length": Length(16)}
+
+
+def test_a_source_of_tokens_has_its_length():
+    texts = Source("mine", {**TOKENS, "label": Label(2)}, [], [])
+    blocks = Source("mine", {"tokens": Tokens(17, 259)}, [], [])
+    for source, task in ((texts, "text_classification"), (blocks, "language_modeling")):
+        open_source(Data(name=PythonObject(lambda source=source: source), length=16), None, task)
+        with pytest.raises(UsageError, match="--data.length 17: .* whose rows have 16 tokens; write one number in both"):
+            open_source(Data(name=PythonObject(lambda source=source: source), length=17), None, task)
+
+
+@pytest.mark.parametrize("name", ["synthetic:4x4x1:3", PythonObject(lambda: synthetic_source(3, (4, 4, 1), 4))])
+def test_the_test_split_of_a_set_of_two_splits_is_the_one_that_is_asked_for(name):
+    kinds = {split: open_source(Data(name=name, test_split=split), None) for split in ("train", "test")}
+    assert np.array_equal(kinds["train"].test[0]["image"], kinds["test"].train[0]["image"])
+    assert not np.array_equal(kinds["test"].test[0]["image"], kinds["test"].train[0]["image"])
+    with pytest.raises(UsageError, match="--data.test_split rubbish: .* has the splits train and test alone"):
+        open_source(Data(name=name, test_split="rubbish"), None)

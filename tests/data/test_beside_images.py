@@ -82,7 +82,7 @@ def test_the_default_of_the_task_own_moves_nothing_and_that_of_others_one_pixel(
     ("fields", "said"),
     [
         ({"label": Numbers((), INTEGERS)}, "labels, which have no number of classes here; write --data.num_classes N"),
-        ({}, "which have no number of classes here"),
+        ({}, "images are mixed with their labels, and these have none; write --data.mixup 0 --data.cutmix 0"),
         ({"label": Label(3), "age": Numbers((), FLOATS)}, r"image and label are mixed, and age \[\] would not be"),
         ({"label": Label(3), "mask": Mask((4, 4), 3)}, r"image and mask are mixed, and label \[\] would not be"),
     ],

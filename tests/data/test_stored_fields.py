@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from mpjax.data import (
     Source,
     Tokens,
     described_fields,
+    open_source,
     source_without_examples,
 )
 from mpjax.data.audio import Sound
@@ -36,7 +38,17 @@ FIELDS = {
     "target": NumericTarget(("price",), (0.1,), (1 / 3,)),
     "labels": Labels(("red", "big")),
     "sound": Sound(3000, 80),
+    "unit": open_source(Data(name="synthetic:4x4x1:3"), pathlib.Path(), "diffusion").fields["image"],
 }
+
+
+def test_every_field_of_mpjax_is_among_them():
+    fields, (column,) = [], Image.__bases__
+    classes = [column]
+    while classes:
+        found = [kind for kind in classes.pop().__subclasses__() if kind.__module__.startswith("mpjax.")]
+        fields, classes = [*fields, *found], [*classes, *found]
+    assert {*fields} == {type(field) for field in FIELDS.values()}
 
 
 def stored(source):

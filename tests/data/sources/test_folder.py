@@ -44,7 +44,7 @@ def test_classes_are_the_sorted_names_of_their_folders(pets):
     source = opened(pets)
     assert source.fields["label"].num_classes == 2
     assert source.fields["label"].names == ("cat", "dog")
-    assert opened(pets, num_classes=3).fields["label"].names == ()
+    assert opened(pets, num_classes=3).fields["label"].names == ("cat", "dog", "2")
     assert (len(source.train), len(source.test)) == (8, 1)
     config = Data(batch_size=8, eval_batch_size=1, workers=0)
     batch = next(train_batches(source, config, 0).from_position(0))
