@@ -49,7 +49,7 @@ def compare_files(config: Config, source: Source, folder: pathlib.Path, about: M
     if FIELDS in about and not config.other_data:
         now = described_fields(source, config.data)
         for name in now.keys() & about[FIELDS].keys():
-            _require_names(name, about[FIELDS][name], now[name])
+            _require_names(name, about[FIELDS][name], now[name], other=", or write --other_data" * config.resume)
             if not config.resume:  # which compares the data themselves
                 _require_same_values(name, about[FIELDS][name], now[name])
     if ENCODING in about:
@@ -82,8 +82,8 @@ def _features(config: Config) -> dict[str, int]:
 _SHOWN = 5
 
 
-def _require_names(field: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises UsageError if the data gives other names to the numbers that a checkpoint predicts."""
+def _require_names(field: str, before: Mapping[str, Any], now: Mapping[str, Any], *, other: str) -> None:
+    """Raises UsageError if the data gives other names to the numbers that a checkpoint predicts; `other` is advice."""
     names, others = before.get("names", []), now.get("names", [])
     if names == others:
         return
@@ -91,7 +91,7 @@ def _require_names(field: str, before: Mapping[str, Any], now: Mapping[str, Any]
     raise UsageError(
         f"the checkpoint predicts the classes {_shown(names, first) or 'by number, without names'} ({field}), and the "
         f"data has {_shown(others, first) or 'none with names'} now: numbers would get the wrong names; put the "
-        "classes back as they were"
+        f"classes back as they were{other}"
     )
 
 

@@ -335,7 +335,9 @@ def data_of_run(folder: pathlib.Path) -> Iterator[None]:
     except UsageError as error:
         if not (names := dict.fromkeys(re.findall(r"--(data\.\w+)", str(error)))):
             raise
-        raise UsageError(f"{error}\nFor the run, change {', '.join(names)} in {file}", repair=error.repair) from error
+        raise UsageError(
+            f"{error}\nFor the run, change or remove {', '.join(names)} in {file}", repair=error.repair
+        ) from error
 
 
 def with_policy(config: Config, policy: str, rules: dict[str, str] | None = None) -> Config:

@@ -121,6 +121,19 @@ class Examples(Protocol):
         return [self[index] for index in indices]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _OneByOne(Examples):
+    """The examples of a list, or of another sequence that reads no several at once."""
+
+    examples: Sequence[Example]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]
+
+
 class _NoExamples(Examples):
     def __len__(self) -> int:
         return 0
@@ -165,8 +178,8 @@ class Source:
     Args:
       name: the name in error messages.
       fields: the fields of each stored example.
-      train: the examples to train on.
-      test: the examples to evaluate on.
+      train: the examples to train on; a list is wrapped.
+      test: the examples to evaluate on, also.
       mix: other sets to train on, with the same fields, each with its share of the training examples. This set supplies
         the rest of the training examples, and all test examples.
       notes: messages to the user about how the examples are read.
@@ -194,6 +207,9 @@ class Source:
                 f"data set '{self.name}' has no fields; wanted at least one; a function for --data.preprocess must "
                 "return a dict with an entry for each"
             )
+        for split in ("train", "test"):
+            if not hasattr(examples := getattr(self, split), "__getitems__"):
+                object.__setattr__(self, split, _OneByOne(examples))
 
     @property
     def trained_on(self) -> "tuple[Source, ...]":

@@ -255,7 +255,7 @@ def _opened(config: Data, data_dir: pathlib.Path, task: TaskName, encoding: "Enc
 def _kinds(fields: Fields) -> set[str]:
     """The kinds of data, as `require_read` names them, that the fields of an example are made of."""
     of_types = {Image: {"images"}, Mask: {"images", "masks", "classes"}, Label: {"classes"}, Tokens: {"texts"}}
-    kinds = {kind for field in fields.values() for kind in of_types.get(type(field), ())}
+    kinds = {kind for x in fields.values() for of, names in of_types.items() if isinstance(x, of) for kind in names}
     return kinds | {"a field image"} if "image" in fields else kinds
 
 

@@ -85,7 +85,7 @@ def numbers(tmp_path):
     ("labels", "dtype", "says"),
     [
         (["bright", "dark"] * 4, np.uint8, "by number, without names .*, and the data has 0: bright, 1: dark now"),
-        ([0, 1] * 4, np.float32, "trained on image with dtype uint8, and the data has float32 now: the model would read"),
+        ([0, 1] * 4, np.float32, "trained on image with dtype uint8, and the data has float32 now"),
     ],
 )
 def test_classes_and_images_that_mean_something_else_are_refused(numbers, labels, dtype, says):

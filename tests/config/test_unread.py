@@ -154,7 +154,7 @@ def test_a_source_of_tokens_has_its_length():
     blocks = Source("mine", {"tokens": Tokens(17, 259)}, [], [])
     for source, task in ((texts, "text_classification"), (blocks, "language_modeling")):
         open_source(Data(name=PythonObject(lambda source=source: source), length=16), None, task)
-        with pytest.raises(UsageError, match="--data.length 17: .* whose rows have 16 tokens; write one number in both"):
+        with pytest.raises(UsageError, match="--data.length 17: .* whose rows have 16 tokens; write one"):
             open_source(Data(name=PythonObject(lambda source=source: source), length=17), None, task)
 
 

@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpjax.data import Image, Label, MappedExamples, conform, labelled_images, require_examples
+from mpjax.data import Image, Label, MappedExamples, Source, conform, labelled_images, require_examples
 from mpjax.errors import UsageError
 
 
@@ -107,3 +107,10 @@ def test_mapped_examples_are_as_many_and_each_is_changed_however_it_is_read():
     assert len(examples) == 3
     assert examples[1] == {"half": 2.5}
     assert examples.__getitems__([2, 0]) == [{"half": 3.5}, {"half": 1.5}]
+
+
+def test_a_source_reads_several_examples_of_a_list():
+    source = Source("mine", labelled_images(3, (2, 3, 1)), [{"image": IMAGE, "label": n} for n in range(3)], [])
+    assert [example["label"] for example in source.train.__getitems__([2, 0])] == [2, 0]
+    assert len(source.train) == 3
+    assert source.train[1]["label"] == 1
