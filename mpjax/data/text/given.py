@@ -6,7 +6,7 @@ import json
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,9 +45,9 @@ def given_texts(inputs: Sequence[str], source: Source, config: Data, *, columns:
       inputs: paths of tables (.csv, .tsv, or .jsonl with an object on each line), of other files, in which each line is
         a text, also an empty one, or `-` for the lines of stdin.
       source: the set that the model was trained on. If it has a field `length`, the model is a classifier or an
-        encoder: a text is one row of a batch, cut to `config.length` tokens. Otherwise it is a language model: a text
+        encoder: a text is one row of a batch, cut to the length of `tokens`. Otherwise it is a language model: a text
         is cut into as many rows of that length as it needs, and `count` says how many tokens of a row are predicted.
-      config: the tokenizer, the length, and the column names of tables without a line of names.
+      config: the tokenizer, and the column names of tables without a line of names.
       columns: the columns of tables that make a text. Of several, or with text between them, the inputs have to be
         tables.
 
@@ -58,10 +58,11 @@ def given_texts(inputs: Sequence[str], source: Source, config: Data, *, columns:
     lines = stored_texts(inputs, columns, header=config.header)
     tokenizer = load_tokenizer(config.tokenizer)
     rows_of = _classified if "length" in source.fields else _modelled
-    fields = {name: field for name, field in source.fields.items() if name in ("tokens", "length")}
+    fields: dict[str, Any] = {name: field for name, field in source.fields.items() if name in ("tokens", "length")}
+    length = fields["tokens"].length - ("length" not in fields)  # a user's own source has its own
 
     def to_arrays(line: StoredText) -> Arrays:
-        arrays = rows_of(decoded(line), tokenizer, config.length)
+        arrays = rows_of(decoded(line), tokenizer, length)
         counted = {"count": arrays.pop("count")} if "count" in arrays else {}
         return conform(arrays, fields) | counted
 

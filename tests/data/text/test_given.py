@@ -14,7 +14,7 @@ from mpjax.errors import DataWarning, UsageError
 
 CLASSES = Source("set", {"tokens": Tokens(4, 259), "length": Length(4), "label": Label(2)}, train=[], test=[])
 NEXT = Source("set", {"tokens": Tokens(5, 259)}, train=[], test=[])
-CONFIG = Data(tokenizer="bytes", length=4)
+CONFIG = Data(tokenizer="bytes")
 
 
 def read(inputs, source=CLASSES, column="text", config=CONFIG):
@@ -44,16 +44,15 @@ def test_stdin(monkeypatch):
 
 def test_a_column_of_a_table_with_lines_inside_values(tmp_path):
     (tmp_path / "a.csv").write_text('id,said\n1,"a\nb"\n2,c\n')
-    longer = dataclasses.replace(CONFIG, length=5)
     source = dataclasses.replace(CLASSES, fields={**CLASSES.fields, "tokens": Tokens(5, 259), "length": Length(5)})
-    found = read([f"{tmp_path}/a.csv"], source, column="said", config=longer)
+    found = read([f"{tmp_path}/a.csv"], source, column="said")
     assert [name.rpartition(":")[2] for name in found] == ["2", "4"]
     assert ord("\n") + 3 in next(iter(found.values()))["tokens"]
 
 
 def test_a_table_without_names_is_read_by_those_of_the_run(tmp_path):
     (tmp_path / "a.tsv").write_text("0\tab\n1\tcd\n")
-    found = read([f"{tmp_path}/a.tsv"], config=Data(tokenizer="bytes", length=4, header=("label", "text")))
+    found = read([f"{tmp_path}/a.tsv"], config=Data(tokenizer="bytes", header=("label", "text")))
     assert [name.rpartition(":")[2] for name in found] == ["1", "2"]
     assert ord("a") + 3 in next(iter(found.values()))["tokens"]
 
