@@ -15,6 +15,7 @@ from mpjax.commands.build import Run, build_run, fresh_state, read_whole, resume
 from mpjax.commands.diagnose_evaluation import diagnosed_evaluation
 from mpjax.commands.diagnosis_files import NO_DTYPE_REPAIRS, command_for, first_bad_layer, of_the_step_alone, write
 from mpjax.commands.evaluate import require_same_outputs
+from mpjax.commands.outside_files import compare_files
 from mpjax.commands.run_folder import adopted
 from mpjax.config.commands import Diagnose
 from mpjax.config.folders import config_of_run, data_of_run, with_policy
@@ -27,7 +28,7 @@ from mpjax.errors import PrecisionWarning, UsageError, printable
 from mpjax.loop.checkpoint import to_arrays
 from mpjax.loop.resume import adopt
 from mpjax.loop.signals import as_usual
-from mpjax.loop.stored import CHECKPOINTS, complete_checkpoints
+from mpjax.loop.stored import CHECKPOINTS, complete_checkpoints, read_description
 from mpjax.loop.train import Explain
 from mpjax.models.devices import why_not_on
 from mpjax.precision.presets import get_policy
@@ -209,12 +210,14 @@ def replay(run: Run, train_call: Callable, folder: pathlib.Path, number: int):
     calls that the run made, with `train_call`. If step `number` is inside a call of several steps, the earlier steps of
     that call run one at a time.
     """
-    earlier = [position for position in complete_checkpoints(folder / CHECKPOINTS) if position < number]
-    if earlier:
+    positions = list(complete_checkpoints(folder / CHECKPOINTS))
+    if earlier := [position for position in positions if position < number]:
         start, saved, about = read_whole(run.task, run.config, run.source, run.layout, folder, str(earlier[-1]))
         state = resumed_state(run, lambda shapes: adopted(shapes, saved, about, run))
     else:
         start, state = 0, fresh_state(run, pretrained_arrays(run.task, run.config.model)[0])
+        if positions and (about := read_description(folder / CHECKPOINTS, str(positions[0]))):
+            compare_files(run.config, run.source, folder, about)
     counts, position = [], start
     for count in run.when.call_counts(start):
         if position + count >= number:

@@ -95,6 +95,7 @@ def test_classes_and_images_that_mean_something_else_are_refused(numbers, labels
         lambda: evaluate_run(Evaluation(run=str(numbers / "run"))),
         lambda: predict_run(Prediction(run=str(numbers / "run"), split="test")),
         lambda: diagnose_run(Diagnose(run=str(numbers / "run"), step=2, evaluation=True)),
+        lambda: diagnose_run(Diagnose(run=str(numbers / "run"), step=1)),  # of before the first checkpoint
     ):
         with pytest.raises(UsageError, match=says):
             command()
