@@ -104,15 +104,12 @@ def _require_same_values(field: str, before: Mapping[str, Any], now: Mapping[str
     Raises:
       UsageError: one of them is another now.
     """
-    values = [{"depth": about.get("depth"), "values": about.get("values")} for about in (before, now)]
-    for about, described in zip(values, (before, now), strict=True):
-        # Bytes are scaled to the range from 0 to 1, in which floats have no entry.
-        about["dtype"] = described.get("trained_dtype", "uint8")
-    for name, old in values[0].items():
-        if old != (new := values[1][name]):
+    # Floats from 0 to 1 have no dtype there, because bytes are scaled to them.
+    for name, usual in {"trained_dtype": "uint8", "depth": None, "values": None}.items():
+        if (old := before.get(name, usual)) != (new := now.get(name, usual)):
             raise UsageError(
-                f"the checkpoint was trained on {field} with {name} {old}, and the data has {new} now: the model would "
-                "read other numbers; put the data back as it was"
+                f"the checkpoint was trained on {field} with {name.removeprefix('trained_')} {old}, and the data has "
+                f"{new} now: the model would read other numbers; put the data back as it was"
             )
     if (old := before.get("origin", "")) != (new := now.get("origin", "")):
         warnings.warn(
