@@ -92,7 +92,7 @@ def stored_settings(settings: Evaluation | Prediction) -> Config:
       UsageError: there is no run, its code is not trusted, or `settings.ema` is set and it kept no moving average.
     """
     folder = pathlib.Path(settings.run)
-    config = with_settings(config_of_run(folder, trust_code=settings.trust_code), {"data.augment": ""})
+    config = config_of_run(folder, trust_code=settings.trust_code)
     if settings.policy:
         config = with_policy(config, settings.policy)
     if settings.split:

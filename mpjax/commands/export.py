@@ -15,7 +15,7 @@ from mpjax.commands.learner import open_task
 from mpjax.config.commands import Export
 from mpjax.config.folders import config_of_run, data_of_run, with_policy
 from mpjax.config.paths import expanded
-from mpjax.config.schema import Config, with_settings
+from mpjax.config.schema import Config
 from mpjax.config.tasks import COMPARED, NEXT_TOKEN, inputs_of
 from mpjax.data.example_reader import batch_fields, reader
 from mpjax.data.examples import Source
@@ -51,7 +51,7 @@ def export_run(settings: Export) -> PretrainedReport | None:
     """
     settings.check()
     folder = pathlib.Path(settings.run)
-    config = with_settings(config_of_run(folder, trust_code=settings.trust_code), {"data.augment": ""})
+    config = config_of_run(folder, trust_code=settings.trust_code)
     if settings.ema and not config.training.ema:
         raise UsageError(f"--ema: the run in {folder} kept no moving average (training.ema is 0)")
     if settings.policy:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:  # few runs have statistics of their columns
 def open_task(
     config: Config, stored: "Encoding | None" = None, source: Source | None = None
 ) -> tuple[PrecisionPlan, Source, Task]:
-    """Opens the data set of a stored run, without the sets mixed into it for training, and builds its task.
+    """Opens the data set of a stored run and builds its task, without mixed-in sets and the user's own augmentation.
 
     It also changes JAX's configuration (`set_up_jax`). `stored` are the statistics by which the run read its columns,
     if it has any (`Config.is_encoded`). With a `source`, such as one without examples, nothing is opened.
@@ -69,9 +69,10 @@ def open_task(
     """
     plan = plan_precision(config.precision)
     set_up_jax(config, plan)
-    if source is None:  # mixed-in data sets are for training only
-        source = open_source(dataclasses.replace(config.data, mix={}), data_folder(config), config.task, stored)
-    return plan, source, make_task(config, plan, batch_fields(source, config.data))
+    data = dataclasses.replace(config.data, mix={}, augment="")  # both are for training only
+    if source is None:
+        source = open_source(data, data_folder(config), config.task, stored)
+    return plan, source, make_task(dataclasses.replace(config, data=data), plan, batch_fields(source, data))
 
 
 def make_task(config: Config, plan: PrecisionPlan, fields: Fields) -> Task:

@@ -80,6 +80,13 @@ def test_data_that_have_moved_are_read_where_the_settings_of_the_run_say(trained
     assert evaluate_run(Evaluation(run=folder))["test/loss"] == pytest.approx(1.0986, abs=0.1)  # log(3)
 
 
+def test_images_whose_augmentation_is_gone_too(trained, tmp_path):
+    files, flags = of_arrays("uint8", "--data.num_classes 3 --data.augment DATA/own.py:same")
+    folder = trained({**files, "own.py": "def same(batch, key):\n    return batch\n"}, flags)
+    export_run(Export(run=folder, output=str(tmp_path / "weights.safetensors"), trust_code=True))
+    assert (tmp_path / "weights.safetensors").exists()
+
+
 def test_floats_that_are_not_scaled_are_still_not_mixed_with_bytes(trained, tmp_path):
     folder = trained(*of_arrays("floats", "--data.num_classes 3"))
     Image.fromarray(np.full((4, 4), 48, np.uint8)).save(tmp_path / "new.png")

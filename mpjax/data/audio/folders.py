@@ -25,7 +25,7 @@ from mpjax.errors import AbsentData, UsageError
 
 SOUNDS = FileKind("sounds", "a wav or flac file", ENDINGS, NAMES)
 _TEXTS = ("text", "transcription", "transcript", "sentence")
-_UNREAD = ("preprocess", "text_template", "range", "ignore_index", "num_classes", "header", "mix", "augment")
+_UNREAD = ("preprocess", "text_template", "ignore_index", "num_classes", "header", "mix", "augment")
 
 
 class Files(NamedTuple):
